@@ -76,7 +76,7 @@ def account(
     neighboring: RelationOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What does a run cost? Epsilon for any delta, delta for any epsilon.
+    """Compute what a run costs: epsilon for any delta, delta for any epsilon.
 
     Example: [bold]dpoptim account --n 60000 --batch-size 500 --noise-multiplier 1.1 --steps
     6000[/]

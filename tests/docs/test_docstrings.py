@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import dpoptim
+
 MODULES = (
     "dpoptim",
     "dpoptim.accounting",
@@ -92,3 +94,16 @@ def test_its_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert runner.run(test, out=told.append).failed == 0, "".join(told)
     made_by_users = name in FUNCTIONS and not name.startswith("dpoptim.audit.audit_")
     assert test.examples or not made_by_users
+
+
+def test_no_docstring_begins_with_what_or_of() -> None:
+    """It begins with a verb or a noun, as a summary in a list does."""
+    source = Path(dpoptim.__file__).parent
+    found = [
+        f"{path.relative_to(source)}: {doc.splitlines()[0]}"
+        for path in source.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and (doc := ast.get_docstring(node) or "").startswith(("What ", "Of "))
+    ]
+    assert found == []

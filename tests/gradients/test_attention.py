@@ -83,7 +83,7 @@ class Attention(nn.Module):
         )
 
 
-def booked(model: nn.Module, *inputs: Tensor) -> Tensor:
+def hooked(model: nn.Module, *inputs: Tensor) -> Tensor:
     engine = Engine(model, Clipping(1.0), capacity=len(inputs[0]))
     engine.attach()
     try:
@@ -104,7 +104,7 @@ def test_self_attention(option: str, call: str, batch_first: bool) -> None:
     torch.manual_seed(0)
     model = Attention(call, cross=False, batch_first=batch_first, **OPTIONS[option])
     x, pad = inputs(torch.float32)
-    torch.testing.assert_close(booked(model, x, pad), model(x, pad), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(hooked(model, x, pad), model(x, pad), rtol=1e-5, atol=1e-6)
     assert mismatch(model, (x, pad, torch.randn(ROWS))) < 3e-5
 
 
@@ -115,7 +115,7 @@ def test_cross_attention(option: str, call: str, batch_first: bool) -> None:
     torch.manual_seed(0)
     model = Attention(call, cross=True, batch_first=batch_first, **OPTIONS[option]).double()
     x, pad = inputs(torch.float64)
-    torch.testing.assert_close(booked(model, x, pad), model(x, pad))
+    torch.testing.assert_close(hooked(model, x, pad), model(x, pad))
     assert mismatch(model, (x, pad, torch.randn(ROWS, dtype=torch.float64))) < 1e-7
 
 
@@ -158,7 +158,7 @@ def test_transformer_layers(build: Callable[[], nn.Module], training: bool) -> N
     model = build().train(training)
     x, pad = inputs(torch.float32)
     pad = pad.float().masked_fill(pad, -torch.inf).isinf()
-    torch.testing.assert_close(booked(model, x, pad), model(x, pad), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(hooked(model, x, pad), model(x, pad), rtol=1e-4, atol=1e-5)
     assert mismatch(model, (x, pad, torch.randn(ROWS))) < 3e-5
 
 
@@ -178,7 +178,7 @@ def test_evaluation_without_gradients_may_use_the_fused_path() -> None:
     model = Encoder().eval()
     x, pad = inputs(torch.float32)
     with torch.no_grad():
-        torch.testing.assert_close(booked(model, x, pad), model(x, pad), rtol=0, atol=0)
+        torch.testing.assert_close(hooked(model, x, pad), model(x, pad), rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -198,7 +198,7 @@ def test_nested_tensors_are_refused() -> None:
 def test_inputs_without_a_record_axis_are_refused() -> None:
     model = nn.MultiheadAttention(E, HEADS)
     with pytest.raises(PrivacyError, match="keep the batch axis"):
-        booked(model, *[torch.randn(L, E)] * 3)
+        hooked(model, *[torch.randn(L, E)] * 3)
 
 
 def test_frozen_parts_stay_out() -> None:

@@ -53,7 +53,7 @@ def test_a_linear_module_and_the_closed_form_agree() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(30, 6, dtype=torch.float64), torch.randint(0, 4, (30,))
     module = nn.Linear(6, 4).double()
-    booked = ModuleProblem(
+    hooked = ModuleProblem(
         module, lambda s, t: F.cross_entropy(s, t, reduction="none"), capacity=30
     )
     closed = LinearProblem(LinearModel("softmax", features=6, outputs=4), capacity=30)
@@ -64,11 +64,11 @@ def test_a_linear_module_and_the_closed_form_agree() -> None:
 
     terms = [(1.0, w), (-0.5, v)]
     ours = closed.clipped_sum(closed.prepare((x, y)), terms, 0.3)
-    theirs = booked.clipped_sum((x, y), [(c, in_module_order(p)) for c, p in terms], 0.3)
+    theirs = hooked.clipped_sum((x, y), [(c, in_module_order(p)) for c, p in terms], 0.3)
     # their margins differ
     torch.testing.assert_close(in_module_order(ours), theirs, rtol=1e-4, atol=1e-8)
     assert closed.total_loss((x, y), w) == pytest.approx(
-        booked.total_loss((x, y), in_module_order(w))
+        hooked.total_loss((x, y), in_module_order(w))
     )
 
 

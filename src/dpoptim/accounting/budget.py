@@ -1,4 +1,4 @@
-"""What a privacy budget still admits, when each run may be planned after seeing the earlier ones.
+"""Budgets that admit runs, each of which may be planned after seeing the earlier ones.
 
 Adding up runs by PLD is a theorem only if all their parameters were fixed beforehand. A ledger
 cannot know that, so a budget is kept by a *privacy filter*: a rule, fixed when the ledger is made,

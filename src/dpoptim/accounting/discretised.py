@@ -88,7 +88,7 @@ def discretised_losses(
 def _dots(
     lows: Floats, outcomes: Floats, rate: float, noise: float, interval: float, removed: bool
 ) -> tuple[Floats, Floats]:
-    """What each cell (its lower ends in `lows`) gives to its upper and to its lower end."""
+    """Shares that each cell (lower ends in `lows`) gives to its upper and to its lower end."""
     left, right = (outcomes[:-1], outcomes[1:]) if removed else (outcomes[1:], outcomes[:-1])
     # sampling rates of the data set drawn from, and the other
     ours, theirs = (rate, 0.0) if removed else (0.0, rate)

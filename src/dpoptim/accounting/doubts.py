@@ -1,4 +1,4 @@
-"""What a person should know before relying on a budget, by public numbers alone."""
+"""Doubts that a person should know before relying on a budget, by public numbers alone."""
 
 from dpoptim.accounting.guarantee import rounded_up
 

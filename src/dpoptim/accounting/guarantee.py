@@ -1,4 +1,4 @@
-"""What a run promised: a privacy guarantee with everything that its meaning depends on."""
+"""Guarantees: what a run promised, with everything that its meaning depends on."""
 
 from __future__ import annotations
 

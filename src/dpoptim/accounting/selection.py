@@ -1,4 +1,4 @@
-"""What the best of a random number of Gaussian trials costs, from the order of their scores.
+"""Cost of the best of a random number of Gaussian trials, from the order of their scores.
 
 K >= 1 trials, K of generating function phi, draw (output, score) each; the best score's output is
 released. With scores made distinct by a coin of each trial, let F be a trial's distribution

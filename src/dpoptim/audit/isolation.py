@@ -166,7 +166,7 @@ def sum_of_a_step(
     n: int | None = None,
     fixed_shape: bool = False,
 ) -> Tensor:
-    """What one step of all records, without noise, adds up: float64."""
+    """The sum of one step of all records, without noise: float64."""
     n = n or len(x)
     plan = DPSGD(clip_norm=CLIP_NORM).plan(
         n=n, batch_size=n, steps=1, noise_multiplier=0, delta=1e-5

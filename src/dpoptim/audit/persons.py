@@ -22,7 +22,7 @@ PERSONS, MOST, FEATURES, CLIP_NORM = 6, 3, 4, 0.5
 def sum_of_a_step(
     x: Tensor, y: Tensor, owners: Tensor, how: Literal["mean", "sum"], physical: int | None
 ) -> Tensor:
-    """What one step of a linear model, of every person and without noise, adds up: float64."""
+    """The sum of one step of a linear model, of every person and without noise: float64."""
     plan = DPSGD(clip_norm=CLIP_NORM).plan(
         n=PERSONS, batch_size=PERSONS, steps=1, noise_multiplier=0, delta=1e-5
     )

@@ -58,7 +58,7 @@ def searches() -> str:
 
 
 def search_shown(trials: int, seed: int) -> Finding:
-    """What the worst scores found show, of Gaussian trials each as sharp as it may be; computed.
+    """Attack the worst scores found, of Gaussian trials each as sharp as it may be; computed.
 
     A score rises with nothing: its best outputs are those below a cut, which the record's presence
     makes rarer, then come the largest, then ever smaller ones. So where the record is present a

@@ -48,7 +48,7 @@ def real_mu(name: str, x: Any, y: Any) -> float:
 
 
 def persons_shown(trials: int, seed: int) -> Finding:
-    """What a person of agreeing rows shows of the least sensitive of the fits."""
+    """Attack a person of agreeing rows in the least sensitive of the fits."""
     least = min(real_mu(name, *table(np.ones(5))) for name in FITS)
     claimed = gdp_epsilon(MU, DELTA)
     return finding(claimed, gdp_epsilon(least, DELTA), claimed, 0)

@@ -64,7 +64,7 @@ class CanaryProblem:
 
 @contextmanager
 def releases_kept(runs: int) -> Iterator[list[Tensor]]:
-    """What the gates release meanwhile, of ``runs`` entries each."""
+    """Keep what the gates release meanwhile, of ``runs`` entries each."""
     kept: list[Tensor] = []
     planned, filtered = Gate.release_sum, FilteredGate.release_sum
 

@@ -135,7 +135,7 @@ def _constant(gate: Any, total: Tensor, **_: Any) -> Tensor:
 
 @contextmanager
 def shifts_seen() -> Iterator[list[tuple[Tensor, float]]]:
-    """What the gate would add noise to, and the noise's standard deviation."""
+    """The sums that the gate would add noise to, and the noise's standard deviation."""
     seen: list[tuple[Tensor, float]] = []
 
     def keep(stream: Any, total: Tensor, deviation: float) -> None:

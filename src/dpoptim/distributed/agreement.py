@@ -1,4 +1,4 @@
-"""What all ranks of a run must have in common, as short public texts that can be compared."""
+"""Agreement of all ranks of a run, by short public texts that can be compared."""
 
 import hashlib
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def facts_of(
     sharded: bool,
     **options: object,
 ) -> dict[str, str]:
-    """What this rank is about to do; equal texts mean the same run.
+    """Describe what this rank is about to do; equal texts mean the same run.
 
     Args:
         sharded: whether each rank has records of its own, which are then not compared.

@@ -115,7 +115,7 @@ def let_send_gradients(before: list[tuple[Any, bool]]) -> None:
 
 
 def unsupported(model: nn.Module) -> str:
-    """What about the sharding cannot be trained privately; empty if all can."""
+    """Name what about the sharding cannot be trained privately; empty if all can."""
     checks = (placed_otherwise, not_managed, offloaded, over_other_processes)
     return next((found for check in checks if (found := check(model))), "")
 

@@ -81,14 +81,14 @@ class FullySharded:
 
     @property
     def trial_totals(self) -> MakeTotals:
-        return partial(ShardedTotals, Alike(*fsdp.place_of_shards(self.module)))
+        return partial(ShardedTotals, SameSums(*fsdp.place_of_shards(self.module)))
 
     def part_shape(self, p: nn.Parameter) -> tuple[int, ...]:
         rank, size = fsdp.place_of_shards(self.module)
         return Cut.of(p, size).part_shape(rank)
 
     def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Of each gradient, this process's part is kept as soon as it is there, and no more."""
+        """Keep this process's part of each gradient as soon as it is there, and no more."""
         rank, size = fsdp.place_of_shards(self.module)
         wholes = {held: whole for whole, held in self.used.items()}
         leaves = [wholes.get(p, p) for p in parameters]
@@ -169,7 +169,7 @@ class FullySharded:
 
 
 @dataclass
-class Alike(OneProcess):
+class SameSums(OneProcess):
     """Ranks that all have the same sums: nothing is added up, each keeps its part."""
 
     rank: int

@@ -106,11 +106,11 @@ class Ranks(Protocol):
         ...
 
     def known(self, released: Tensor, like: Tensor) -> Tensor:
-        """What rank 0 released, on every rank; shaped like ``like``."""
+        """Give every rank what rank 0 released; shaped like ``like``."""
         ...
 
     def gathered(self, mine: Any) -> list[Any]:
-        """What each rank hands over, in order."""
+        """Gather what each rank hands over, in order."""
         ...
 
     def added(self, number: int) -> int:

@@ -1,4 +1,4 @@
-"""What ranks tell each other before each step, and the words for it."""
+"""Signs that ranks give each other before each step, and the words for them."""
 
 import pickle
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def told(kind: int, at: int) -> str:
-    """What a rank's sign says, in words without counts that are private."""
+    """Words for a rank's sign, without counts that are private."""
     if kind in (MICROBATCH, COUNT):
         return "is about to run a part of " + (
             f"step {at // MOST_MICROBATCHES}" if kind == MICROBATCH else "a step"

@@ -45,7 +45,7 @@ class Stored:
 
 
 def note(number: int, shape: tuple[int, ...], axis: int, sizes: list[int]) -> dict[str, Any]:
-    """What stands for the tensor in the file that tells of the others."""
+    """The note that stands for the tensor in the file that tells of the others."""
     return {PLACE: number, "shape": list(shape), "axis": axis, "sizes": sizes}
 
 

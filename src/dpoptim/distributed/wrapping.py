@@ -66,7 +66,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 class Wrapping(Placement, Protocol):
-    """What a wrapper does by itself, and where it keeps parameters.
+    """A wrapper: what it does by itself, and where it keeps parameters.
 
     Attributes:
         module: the bare model.
@@ -89,7 +89,7 @@ class Wrapping(Placement, Protocol):
         ...
 
     def totals(self, ranks: Ranks) -> MakeTotals:
-        """What makes the sums of this rank's records those of all ranks'."""
+        """Totals that make the sums of this rank's records those of all ranks'."""
         ...
 
     def switch_off(self) -> Self:

@@ -16,7 +16,7 @@ TRUSTED = (
 
 @dataclass(frozen=True)
 class Chunks:
-    """What the chunks so far have given.
+    """Results of the chunks so far.
 
     Attributes:
         weights: mean over the rows so far of the weights that their chunk gave.

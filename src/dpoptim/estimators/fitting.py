@@ -14,7 +14,7 @@ from dpoptim.estimators.table import refuse_weights, table
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a fit was told.
+    """Arguments of a fit.
 
     Attributes:
         X: shape (n, features). y: shape (n,).

@@ -1,4 +1,4 @@
-"""What the linear estimators share: bounded rows in, weights and a guarantee out."""
+"""Base of the linear estimators: bounded rows in, weights and a guarantee out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

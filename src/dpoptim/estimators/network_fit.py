@@ -228,7 +228,7 @@ class NetworkFit(PrivateSettings):
 
     @torch.no_grad()
     def _outputs(self, x: Any) -> NDArray[np.float64]:
-        """What the network says of each row, shape (n, outputs)."""
+        """Outputs of the network for each row, shape (n, outputs)."""
         check_is_fitted(self)
         rows = clip_rows(
             table(x, reset=False, estimator=self), public_norm(self.data_norm, self.n_features_in_)

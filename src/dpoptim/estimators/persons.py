@@ -52,7 +52,7 @@ def of_persons(
     sharded: bool,
     coins: KeyStream,
 ) -> tuple[Any, NDArray[Any], NDArray[np.float64]]:
-    """What the persons of this rank bring.
+    """The part of this rank's persons.
 
     Args:
         data: x of shape (rows, features); y and weights in [0, 1] of shape (rows,), or None.

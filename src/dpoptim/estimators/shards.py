@@ -84,7 +84,7 @@ def classes_of_all(y: NDArray[Any], ranks: Ranks) -> NDArray[Any]:
 
 
 def notes_of_ranks(ranks: Ranks, owners: Persons | None, *, sharded: bool) -> tuple[str, ...]:
-    """What must be said of a fit in several processes."""
+    """Notes on a fit in several processes."""
     if ranks.size == 1:
         return ()
     if sharded and owners is not None:

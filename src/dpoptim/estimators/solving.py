@@ -214,7 +214,7 @@ def iterative(
 
 
 def option_names(solver: str) -> tuple[str, ...]:
-    """What may be said of a solver by numbers and words: public settings."""
+    """Public settings of a solver, as numbers and words."""
     if solver == "sufficient-statistics":
         return ("l2",)
     if solver in SINGLE_PASS:

@@ -131,7 +131,7 @@ class FilteredGate:
         **Guarantee.** The budget's still holds ("Giving back" in `accounting.budget`): every
         release here is a mechanism of its own, with fresh noise, whose divergence is at most that
         of a Gaussian of its price, so all of them have at most that of one Gaussian of what the
-        filter has booked. The run's own guarantee stays that of its whole budget.
+        filter has charged. The run's own guarantee stays that of its whole budget.
         """
         spent = self.filter.spent
         if not 0 < spent < WORTH_RETURNING * self.filter.mu or (

@@ -187,7 +187,7 @@ class HookManager:
             yield from chain.named_buffers(prefix=name)
 
     def _watch_frozen(self, module: nn.Module, name: str) -> None:
-        """What has no hooks may still round gradients on their way to what does."""
+        """Watch layers without hooks, which may round gradients on their way to those with some."""
         if self.recorder.may_round:
             return
         for key, part in module.named_modules(prefix=name):

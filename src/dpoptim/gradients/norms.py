@@ -108,7 +108,7 @@ def in_blocks(rows: Tensor, block: int) -> Tensor:
 
 
 def raised(squared: Tensor, entries: int, block: int) -> Tensor:
-    """What `in_blocks` read, raised in place by the most that it may have lost."""
+    """Raise what `in_blocks` read, in place, by the most that it may have lost."""
     # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs
     # by at most 2^-24.
     loss = (min(entries, block) + 4) * UNIT_ROUNDOFF[torch.float32]

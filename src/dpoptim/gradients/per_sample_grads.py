@@ -1,4 +1,4 @@
-"""What one parameter's gradient is made of, record by record: norms first, then weighted sums.
+"""Per-sample gradients of one parameter: norms first, then weighted sums.
 
 Each class describes the per-record gradients of one parameter for the B records of a backward pass
 and answers two questions: the squared norm of each record's gradient, and ``sum_i weights[j, i] *
@@ -75,7 +75,7 @@ class PerSampleGrad(ABC):
         return self
 
     def in_turn(self) -> "OneByOne | None":
-        """What forms them for one record after the other, if they are `chosen` for that.
+        """The gradients formed for one record after the other, if they are `chosen` for that.
 
         They are then measured and summed in that way (see `record_by_record`).
         """

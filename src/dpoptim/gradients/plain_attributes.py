@@ -138,7 +138,7 @@ def parts_of(value: Any) -> Iterator[Any]:
 
 
 def version(holder: Holder) -> tuple[int, int]:
-    """What changes with most writes into a tensor, but not through ``.data`` nor in arrays."""
+    """The version, which most writes into a tensor change, but not ``.data`` nor arrays."""
     if is_transformed(holder):
         return 0, 0
     if isinstance(holder, Tensor):

@@ -98,7 +98,7 @@ class Share:
 
     @property
     def blocks(self) -> list[int]:
-        """Of each chunk."""
+        """The number of blocks of each chunk."""
         return [blocks_in(chunk.entries, self.block) for _, _, chunk in self.chunks]
 
     def turn(

@@ -65,7 +65,7 @@ class Values:
 
     @torch.no_grad()
     def note(self) -> None:
-        """What the tensors hold now is what they shall hold."""
+        """Take what the tensors hold now as what they shall hold."""
         addresses = [address(tensor) for _, tensor in self.tensors]
         if addresses != self._addresses:
             self._addresses = addresses

@@ -35,7 +35,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of ``trl.DPOConfig``: ``beta``, ``label_smoothing`` and ``discopop_tau``."""
+    """Settings of ``trl.DPOConfig``: ``beta``, ``label_smoothing`` and ``discopop_tau``."""
 
     beta: float
     label_smoothing: float

@@ -18,7 +18,7 @@ Rows = dict[str, Tensor]
 
 
 class PrivateTRLMixin(PrivateTrainerMixin):
-    """What TRL's trainers have in common: refusals, and nothing of training batches in ``log``."""
+    """Base of TRL's trainers: refusals, and nothing of training batches in ``log``."""
 
     def _fit_to_plan(self, args: Any) -> None:
         super()._fit_to_plan(args)

@@ -21,7 +21,7 @@ class Peers(Protocol):
         ...
 
     def known(self, released: Tensor, like: Tensor) -> Tensor:
-        """What that one released, in every process; shaped like ``like``."""
+        """Give every process what that one released; shaped like ``like``."""
         ...
 
 

@@ -98,7 +98,7 @@ def cheapest_of_the_best(settings: Sequence[Setting]) -> Setting:
 
 
 def warnings_about(guarantee: Guarantee, n: int, parameters: int, remaining: float) -> list[str]:
-    """What a person should know before relying on a plan; public.
+    """Warnings that a person should read before relying on a plan; public.
 
     Args:
         remaining: noise-to-signal ratio of the whole run: of a step, over the root of their number.

@@ -25,19 +25,19 @@ RELATIONS = ("add-or-remove-one", "zero-out", "replace-one")  # n is public: the
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step takes: a fixed time, and some for each record. Both > 0, in seconds."""
+    """The time of a step: a fixed one, and some for each record. Both > 0, in seconds."""
 
     per_step: float
     per_record: float
 
     def seconds(self, steps: int, records: float) -> float:
-        """Of a run of so many steps over so many records, counted as often as they take part."""
+        """The time of so many steps over so many records, counted as often as they take part."""
         return steps * self.per_step + records * self.per_record
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a plan is for; public numbers.
+    """The question that a plan answers; public numbers.
 
     Attributes:
         n: records. parameters: trained numbers.

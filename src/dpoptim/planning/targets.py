@@ -39,7 +39,7 @@ class EpsilonAtMost:
 
     @property
     def mu(self) -> float:
-        """Of the Gaussian that costs exactly this."""
+        """The mu of the Gaussian that costs exactly this."""
         return gdp_mu(self.epsilon, self.delta)
 
 

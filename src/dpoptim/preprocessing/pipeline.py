@@ -190,7 +190,7 @@ def _budgets(
 
 
 def own_notes(estimator: Any) -> tuple[str, ...]:
-    """What the guarantee of a step says, but for its scope and budget: the pipeline's count."""
+    """Notes of a step's guarantee, but for its scope and budget: the pipeline's count."""
     return tuple(
         note
         for note in estimator.privacy_.notes

@@ -31,7 +31,7 @@ Bound = float | Sequence[float]
 
 
 class Price(NamedTuple):
-    """What a fit may cost.
+    """Price of a fit.
 
     Attributes:
         n: number of records, public.
@@ -52,7 +52,7 @@ class ChargedFit(PrivateSettings):
     n: int | None = None
 
     def _price(self, rows: int) -> Price:
-        """What the fit may cost."""
+        """The price of this fit."""
         if self.epsilon is None:
             raise ValueError(
                 f"epsilon is missing: {type(self).__name__} learns from private records. Fix: "

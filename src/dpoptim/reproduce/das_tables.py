@@ -70,7 +70,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all cells of a table share.
+    """Settings that all cells of a table share.
 
     Attributes:
         steps: learning rates times clip norm to choose from.

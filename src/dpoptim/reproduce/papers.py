@@ -1,4 +1,4 @@
-"""What each of the five papers has, and where it is here: the rows of the documentation's page."""
+"""Parts of the five papers, and where each is here: the rows of the documentation's page."""
 
 import inspect
 from dataclasses import dataclass

@@ -94,7 +94,7 @@ def suggested_rate(plans: Plans) -> float:
 
 
 def command(plans: Plans) -> str:
-    """What to run next."""
+    """The command to run next."""
     chosen, target = plans.chosen, plans.question.target
     budget = (
         ["--epsilon", f"{target.epsilon:g}"]

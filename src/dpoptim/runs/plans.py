@@ -147,7 +147,7 @@ def epochs_of(chosen: Entry, options: TrainRequest, sampler: Sampler, defaults: 
 
 
 def defaults_of(options: TrainRequest, data: Data, *, bundled: bool) -> Recipe:
-    """What is not given: by the plan for classifiers that are linear, by the recipe for others.
+    """Defaults: by the plan for classifiers that are linear, by the recipe for others.
 
     Large image sets keep the recipe, which was found on one of 60,000 images.
     """

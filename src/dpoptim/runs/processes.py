@@ -27,7 +27,7 @@ def launched() -> Iterator[Ranks]:
 
 @contextmanager
 def refused_together(ranks: Ranks, what: str) -> Iterator[None]:
-    """What one rank refuses in here, no rank goes beyond.
+    """Let no rank go beyond what one of them refuses in here.
 
     Raises:
         RankError: another rank refused.

@@ -113,7 +113,7 @@ def basis_of_loss(
 
 
 def in_order(items: Iterable[Assumption]) -> tuple[Assumption, ...]:
-    """What is enforced, then what is taken on trust, then what is unproven; otherwise as given."""
+    """Order assumptions: enforced, then taken on trust, then unproven; otherwise as given."""
     kinds = ("enforced", "trusted", "unproven")
     return tuple(sorted(items, key=lambda item: kinds.index(item.kind)))
 

@@ -1,4 +1,4 @@
-"""What goes out: a run's batches, one microbatch after the other, and whose turn it is."""
+"""A run's batches, one microbatch after the other, and whose turn it is."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -79,7 +79,7 @@ class BatchLoader:
         return self._varies or not self._loop
 
     def collate(self, collate_fn: Collate | None) -> Collate | None:
-        """What collates: what is given now, or what `attach` was given."""
+        """The collate function: the one given now, or the one that `attach` was given."""
         if collate_fn is not None:
             self.collates_unchecked |= not self._loss_checked or collate_fn is not self._checked
             self._collate_fn = collate_fn
@@ -172,7 +172,7 @@ class BatchLoader:
     def _microbatches(
         self, physical_records: int | None, fixed_shape: bool
     ) -> tuple[MicrobatchSampler | SlotSampler, int | None]:
-        """What cuts batches, and how many items each microbatch has, where that is public."""
+        """The sampler that cuts batches, and each microbatch's number of items, if public."""
         engine = self._engine
         engine.fixed_shape, self._varies = fixed_shape, self._varies or not fixed_shape
         if fixed_shape:

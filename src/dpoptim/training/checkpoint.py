@@ -117,7 +117,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def read_checkpoint(path: Path, *, key: bytes | None = None) -> tuple[dict[str, Any], str]:
-    """What `write_checkpoint` was given, and its SHA-256. Reading runs no code from the file.
+    """Read what `write_checkpoint` was given, and its SHA-256. Reading runs no code from the file.
 
     Args:
         key: what sealed it; with a key, a file that is not sealed is refused.

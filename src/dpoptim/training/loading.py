@@ -107,7 +107,7 @@ class WholeBatches(Dataset[Any]):
         return rows_of_tensors(self._tensors, indices, self._stacked)
 
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
-        """What DataLoader's workers call."""
+        """Read for DataLoader's workers."""
         return self.batch(torch.tensor(indices))
 
 

@@ -1,4 +1,4 @@
-"""What ``optimizer.step()`` does first: after the last microbatch the gate releases."""
+"""Hooks before ``optimizer.step()``: after the last microbatch the gate releases."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

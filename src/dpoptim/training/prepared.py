@@ -133,7 +133,7 @@ class Prepared:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What must stay the same of the run, in all ranks, which ask together."""
+        """The parts of the run that must stay the same, in all ranks, which ask together."""
         request = self._request
         count = agree_on_run(
             self._ranks,

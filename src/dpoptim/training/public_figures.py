@@ -1,4 +1,4 @@
-"""What may be said of a run while it trains: public figures, guarantee and its basis."""
+"""Public figures of a run while it trains, its guarantee and the guarantee's basis."""
 
 import dataclasses
 import math

@@ -140,7 +140,7 @@ def refuse_other_size(plan: Plan, count: int, name: str) -> None:
 
 
 def refuse_engine(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """What only shows when it is known how the model's gradients are taken."""
+    """Refuse what only shows when it is known how the model's gradients are taken."""
     refuse_partial_passes(engine)
     refuse_blind_hooks(engine)
     refuse_foreign_parameters(engine, optimizers)

@@ -91,7 +91,7 @@ class ReleasedGradients:
         )
 
     def unfinished(self) -> dict[str, Any] | None:
-        """What a failed update would need again, for a checkpoint: noisy gradients, public."""
+        """The noisy gradients that a failed update would need again, for a checkpoint; public."""
         if self._moving is None:
             return None
         left = {self._moving.optimizer, *self._waiting}

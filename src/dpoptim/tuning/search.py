@@ -238,7 +238,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
     def _values(
         self, model: Any, x: NDArray[Any], y: NDArray[Any], units: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """What each record or person (``units`` says whose the rows are) adds to the score.
+        """The part each record or person (``units`` says whose the rows are) adds to the score.
 
         **Guarantee.** Of absolute value at most 1/2: a row is worth 1/2 or -1/2, or 1/2 less its
         squared error, and a person the mean over the person's rows. Private.

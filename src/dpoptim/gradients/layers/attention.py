@@ -206,7 +206,7 @@ class AttentionLayer:
     def _whole_mask(
         self, q: Tensor, k: Tensor, given: Mapping[str, Any]
     ) -> tuple[Tensor | None, bool]:
-        """What is added to scores (B, heads, L, S), and whether the kernel masks later keys."""
+        """The mask that is added to scores (B, heads, L, S), and whether later keys are masked."""
         padding = given.get("key_padding_mask")
         mask = self._mask(given.get("attn_mask"), q)
         if given.get("is_causal", False):

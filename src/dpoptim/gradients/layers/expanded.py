@@ -75,7 +75,7 @@ class Owner:
         self.constants = {id(t) for t in (*self.module.buffers(), *frozen)}
 
     def holder(self, parameters: Sequence[nn.Parameter]) -> nn.Module:
-        """What entries in the recorder about just these parameters are about."""
+        """The module that the recorder's entries about just these parameters are about."""
         key = tuple(map(id, parameters))
         if key not in self._holders:
             self._holders[key] = holder({str(i): p for i, p in enumerate(parameters)})

@@ -165,7 +165,7 @@ class Steps:
         return shifted(self.outputs, self.start, self.reverse)
 
     def inner(self) -> Tensor:
-        """What each step projected to its output (LSTM with proj_size), shape (B, T, hidden)."""
+        """Each state before its projection (LSTM with proj_size), shape (B, T, hidden)."""
         return torch.stack(self.cells[::-1] if self.reverse else self.cells, 1)
 
 

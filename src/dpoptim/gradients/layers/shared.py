@@ -184,7 +184,7 @@ class Operation:
 
     @cached_property
     def data(self) -> list[Tensor]:
-        """What may hold records."""
+        """Tensors that may hold records."""
         owner = self.shared[0].owner
         others = (leaf for leaf in self.leaves if not isinstance(leaf, SharedParameter))
         found = [t for t in others if not constant(t, owner)]
