@@ -64,10 +64,11 @@ def compute_epsilon(
       event: what was, or will be, released; see the module for the scale of its noise.
       delta: in (1e-14, 1).
       neighboring: "add-or-remove-one", "replace-one" or "zero-out".
-      accountant: "auto" takes the exact profile if the event amounts to one Gaussian, order
-        statistics if it is one selection of the best of Gaussian trials, else PLD (where delta is
-        below its numerical floor, or there are more than a million steps, on a tilted scale), else,
-        where PLD does not cover the event, RDP. "PLD" or "RDP" insists.
+      accountant: "auto" takes the exact profile if the event amounts to one Gaussian, else PLD
+        (where delta is below its numerical floor, or there are more than a million steps, on a
+        tilted scale), else, where PLD does not cover the event, RDP. "PLD" or "RDP" insists.
+        "order statistics" is for one selection of the best of Gaussian trials: tighter than what
+        dp_accounting says of it, by a theorem of our own.
 
     Returns:
         the guarantee at this delta, and the accountant that computed it.

@@ -1,4 +1,4 @@
-"""Choice of an event's accountant: exact, of a selection, PLD (plain, tilted), Renyi, sampled."""
+"""Choice of an event's accountant: exact, PLD (plain, tilted), Renyi, sampled, of a selection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpoptim.accounting.profiles import (
 from dpoptim.accounting.selection import SelectionProfile, trials_of
 from dpoptim.accounting.tilted import TiltedDistribution
 
-Accountant = Literal["auto", "PLD", "RDP"]
+Accountant = Literal["auto", "PLD", "RDP", "order statistics"]
 
 
 MANY_STEPS = 1_000_000
@@ -47,8 +47,10 @@ def profile_of(
         leaves = canonical(bins_told(leaves))
     if accountant == "RDP":
         return RenyiProfile(leaves, relation)
-    if accountant == "auto" and (own := profile_of_one(leaves, relation)) is not None:
-        return own
+    if accountant == "order statistics":
+        return selection_profile(leaves, relation)
+    if accountant == "auto" and (mu := gaussian_mu(leaves, relation)) is not None:
+        return GaussianProfile(mu)
     attempts: list[Callable[[], Profile]] = [
         lambda: LossDistribution(leaves, relation, deltas, accuracy=accuracy),
         lambda: TiltedDistribution(leaves, relation, deltas),
@@ -76,12 +78,18 @@ def allocation_profile(event: BallsInBinsDpEvent, delta: float) -> AllocationPro
     return AllocationProfile(event, delta)
 
 
-def profile_of_one(leaves: Leaves, relation: dp.NeighboringRelation) -> Profile | None:
-    """The profile that is known without composition: of one Gaussian, or one selection; or None."""
-    if (mu := gaussian_mu(leaves, relation)) is not None:
-        return GaussianProfile(mu)
-    if number_of_steps(leaves) > 1 or (trials := trials_of(leaves[0][0], relation)) is None:
-        return None
+def selection_profile(leaves: Leaves, relation: dp.NeighboringRelation) -> SelectionProfile:
+    """The profile of one selection among Gaussian trials.
+
+    Raises:
+        ValueError: of anything else.
+    """
+    trials = trials_of(leaves[0][0], relation) if number_of_steps(leaves) == 1 else None
+    if trials is None:
+        raise ValueError(
+            'accountant="order statistics" is for one selection of the best of a random number '
+            "of Gaussian trials (RepeatAndSelectDpEvent)."
+        )
     return SelectionProfile(*trials, RenyiProfile(leaves, relation))
 
 

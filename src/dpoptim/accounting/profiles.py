@@ -23,7 +23,6 @@ from scipy.special import ndtri
 from dpoptim.accounting.canonical import Leaves, relative_to_sensitivity
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from dpoptim.accounting.guarantee import neighboring_name
-from dpoptim.accounting.selection import selection_divergence, trials_of
 
 __all__ = ["GaussianProfile", "LossDistribution", "Profile", "RenyiProfile", "renyi_divergences"]
 
@@ -107,21 +106,17 @@ def renyi_at(
     orders: Sequence[float], leaves: Leaves, relation: dp.NeighboringRelation
 ) -> NDArray[np.float64]:
     """The divergences at these orders, each of which may make the others tighter."""
-    total = np.zeros(len(orders))
+    accountant = dp.rdp.RdpAccountant(orders, relation)
+    reserve = np.zeros(len(orders))
     for leaf, count in leaves:
-        accountant = dp.rdp.RdpAccountant(orders, relation)
         try:
             accountant.compose(relative_to_sensitivity(leaf, relation), count)
         except dp.UnsupportedEventError as error:
             raise ValueError(f"event: RDP cannot evaluate it: {error}") from None
-        divergences = np.maximum(np.nan_to_num(accountant._rdp, nan=math.inf), 0)
-        if (trials := trials_of(leaf, relation)) is not None:
-            ordered = [count * selection_divergence(*trials, order) for order in orders]
-            divergences = np.minimum(divergences, ordered)
         # A sampled Gaussian's divergence is the logarithm of a number near 1: it may round to 0,
         # and is then read as perfect privacy.
-        total += divergences + count * 4 * sys.float_info.epsilon / (np.asarray(orders) - 1)
-    return total
+        reserve += count * 4 * sys.float_info.epsilon / (np.asarray(orders) - 1)
+    return np.maximum(np.nan_to_num(accountant._rdp, nan=math.inf), 0) + reserve
 
 
 class LossDistribution:

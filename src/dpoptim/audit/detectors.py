@@ -262,7 +262,7 @@ DETECTORS: dict[str, Detector] = {
     "norms": partial(named_audits, "adaptive-gd, norms"),
     "selection": partial(named_audits, "quantile"),
     "searches": searches,
-    "best of trials": partial(named_audits, "search"),
+    "best of trials": partial(named_audits, "search, order statistics"),
     "statistics": statistics,
     "value clipping": value_clipping,
     "clip norm search": clip_norm_search,

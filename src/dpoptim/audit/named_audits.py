@@ -67,7 +67,8 @@ AUDITS: dict[str, Audit] = {
     "accelerated-srgd": srgd,
     "sufficient-statistics": sums,
     "quantile": low_quantile,
-    "search": search_shown,
+    "search": partial(search_shown, "auto"),
+    "search, order statistics": partial(search_shown, "order statistics"),
     "persons": persons_shown,
     **{
         name: partial(statistic, name)

@@ -10,6 +10,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpoptim.accounting import compute_epsilon, gdp_mu
+from dpoptim.accounting.choose_profile import Accountant
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.audit.finding import Finding, finding
 from dpoptim.estimators import DPLogisticRegression
@@ -57,7 +58,7 @@ def searches() -> str:
     )
 
 
-def search_shown(trials: int, seed: int) -> Finding:
+def search_shown(accountant: Accountant, trials: int, seed: int) -> Finding:
     """Attack the worst scores found, of Gaussian trials each as sharp as it may be; computed.
 
     A score rises with nothing: its best outputs are those below a cut, which the record's presence
@@ -65,9 +66,12 @@ def search_shown(trials: int, seed: int) -> Finding:
     large output meets fewer better ones, beside being likelier itself. The chance that the best of
     K lies in a cell of outputs is a difference of K's generating function, and the attack's
     hockey-stick divergence a sum over cells: a lower bound whatever they are.
+
+    Args:
+        accountant: whose claim is audited, for the noise of a search as it is charged.
     """
     event = search_event(EPSILON, DELTA, RELATION, TRIALS)
-    claimed = compute_epsilon(event, DELTA, RELATION).epsilon
+    claimed = compute_epsilon(event, DELTA, RELATION, accountant=accountant).epsilon
     mu = 1 / event.event.noise_multiplier
     shown = max(worst_order(mu, TRIALS, cut) for cut in CUTS)
     return finding(claimed, shown, claimed, 0)

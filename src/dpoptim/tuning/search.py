@@ -62,13 +62,13 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
             bound); as the best of several it is more likely too high than too low.
         privacy_: `Guarantee` of all of these.
 
-    **Guarantee.** ``privacy_``, for every table, per record or, with ``persons``, per person: the
-    best of a random number of mu-GDP trials, by the theorem in ``accounting/selection.py``,
-    reserved before the first trial. A trial is mu-GDP: which part a record is in depends on its
-    place alone (of a person with all rows, on the place among the names). One in the training part
-    is seen by the fit, mu-GDP, of which the score is a post-processing for it; one in the hold-out
-    is seen by the score alone, a Gaussian of mu, in which a person counts by the mean over the
-    person's rows. So the trial costs mu once, not twice.
+    **Guarantee.** ``privacy_``, for every table, per record or, with ``persons``, per person
+    (Papernot and Steinke 2022, Theorem 2, by dp_accounting's ``RepeatAndSelectDpEvent``, reserved
+    before the first trial). A trial is mu-GDP: which part a record is in depends on its place alone
+    (of a person with all rows, on the place among the names). One in the training part is seen by
+    the fit, mu-GDP, of which the score is a post-processing for it; one in the hold-out is seen by
+    the score alone, a Gaussian of mu, in which a person counts by the mean over the person's rows.
+    So the trial costs mu once, not twice.
 
     Examples:
         >>> import numpy as np
