@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from dpoptim.accounting.guarantee import rounded_up
@@ -27,10 +27,16 @@ def basis_of(plan: Plan) -> tuple[Assumption, ...]:
         "zero-out": f"n={plan.n} is public; a neighbour has one {unit} that contributes nothing",
         "replace-one": f"n={plan.n} is public; a neighbour has one {unit} of another value",
     }[plan.neighboring]
-    return (
+    enforced = (
         *plan.method.assumptions(plan.shape),
         Assumption("enforced", plan.sampler.promise()),
         Assumption("enforced", plan.sampler.releases(plan.steps)),
+    )
+    return (
+        *(
+            replace(each, text=each.text.replace("each record", f"each {unit}"))
+            for each in enforced
+        ),
         Assumption("trusted", relation),
         plan.unit_assumption,
         Assumption(

@@ -149,10 +149,16 @@ def test_a_first_line_that_may_be_a_record_is_not_quoted(
         assert "71.5" not in str(caught.value)
 
 
-def test_a_wrong_separator_is_named(tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "t.csv", "age;y\n1;2\n")
-    with pytest.raises(ValueError, match="Fix: its first line has ';' in it"):
-        list(read_columns(path, ["age", "y"]))
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_other_separators_are_told_by_the_first_line_alone(tmp_path: Path, separator: str) -> None:
+    path = write_csv(tmp_path / "t.csv", f"age{separator}note\n1{separator}a,b\n")
+    (chunk,) = read_columns(path, ["note", "age"])
+    assert chunk.columns == {"note": ("a,b",), "age": ("1",)}
+    comma = write_csv(tmp_path / "c.csv", f'age,note\n1,"a{separator}b{separator}c"\n')
+    (chunk,) = read_columns(comma, ["note"])
+    assert chunk.columns["note"] == (f"a{separator}b{separator}c",)
+    with pytest.raises(ValueError, match="record 2: 3 columns where the header has 2"):
+        list(read_columns(write_csv(path, path.read_text() + separator * 2 + "\n"), ["age"]))
 
 
 def test_encodings(tmp_path: Path) -> None:

@@ -173,3 +173,19 @@ def test_schema_files_are_refused_by_name(tmp_path: Path) -> None:
     table = write_table(tmp_path / "t.csv", records(5, 0), COLUMNS[:-2])
     with pytest.raises(ValueError, match=r"t\.csv has no column 'smoker', 'outcome'"):
         load_table(table, parse_schema(SCHEMA))
+
+
+def test_booleans_of_a_file_that_has_them_need_no_filling_in(tmp_path: Path) -> None:
+    """Their two values are known by their type, without a look at one."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    columns = {"new": [True, None, False], "old": [True, True, True], "x": [0.0, 1.0, 2.0]}
+    parquet.write_table(pa.table(columns), path)
+    text = draft(path, target="old")
+    assert text.count("FILL-IN") == 2  # the bounds of x
+    schema = parse_schema(text.replace('["FILL-IN", "FILL-IN"]', "[0, 2]"))
+    data = load_table(path, schema)
+    assert data.class_names == ("False", "True")
+    assert data.y.tolist() == [1, 1, 1]
+    assert data.x[:, :2].tolist() == [[0, 1], [0, 0], [1, 0]]

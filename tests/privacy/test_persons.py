@@ -28,6 +28,10 @@ def test_the_plan_says_whom_it_protects() -> None:
     assert persons.guarantee.epsilon == records.guarantee.epsilon
     assert not any("no person contributed more than one" in each.text for each in persons.basis)
     assert any("owner of every row" in each.text for each in persons.basis)
+    enforced = [each.text for each in persons.basis if each.kind == "enforced"]
+    assert any("each person adds at most" in text for text in enforced)
+    assert any("each person joins each step" in text for text in enforced)
+    assert not any("each record" in text for text in enforced)
     assert dpoptim.Plan.from_json(persons.to_json()) == persons
     assert dpoptim.Plan.from_json(records.to_json()) == records
 

@@ -34,4 +34,4 @@ def predict(
         predicted = predict_file(run, data, out, public=data_is_public)
     say(f"wrote {predicted.records} predictions to {out}")
     if predicted.score is not None:
-        say(f"score {predicted.score:.4f} (accuracy, or R2 of numbers)")
+        say(f"score {predicted.score:.4f} ({predicted.measure})")

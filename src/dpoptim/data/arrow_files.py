@@ -28,7 +28,7 @@ def arrow() -> ModuleType:
 
 
 def names_and_kinds(path: Path) -> list[tuple[str, str | None]]:
-    """The columns and whether each holds numbers or text, by the file's schema, not values."""
+    """The columns and whether each holds numbers, booleans or text, by the file's schema alone."""
     pa = arrow()
     with decoding(path, "a Parquet or Arrow file", FIX):
         if path.suffix.lower() in PARQUET:
@@ -40,6 +40,8 @@ def names_and_kinds(path: Path) -> list[tuple[str, str | None]]:
 
 
 def kind_of_type(pa: ModuleType, kind: Any) -> str:
+    if pa.types.is_boolean(kind):
+        return "boolean"
     numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     return "number" if any(test(kind) for test in numeric) else "text"
 

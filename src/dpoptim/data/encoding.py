@@ -130,8 +130,9 @@ def numbers_of(path: Path, chunk: Chunk, column: Column) -> NDArray[np.float64]:
     numbers, bad = as_numbers(chunk.columns[column.name])
     if bad is not None:
         raise ValueError(
-            f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number. Fix: "
-            "correct it, or make the column a category or drop it in the schema."
+            f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number "
+            "(with a decimal point, if any). Fix: correct it; or, in the schema that dpoptim "
+            "schema new drafts, make the column a category or drop it."
         )
     return numbers
 

@@ -17,11 +17,11 @@ IDENTIFIER = re.compile(
 MOST_CATEGORIES = 30  # of a public column of text, before it is dropped from a draft
 HEAD = """\
 # What is publicly known about the columns. Nothing here may be read off private data.
-#   number:   bounds = [lowest, highest] as possible, not as found; fill = value for what is
-# missing category: categories = ["a", "b"], the values that count
+#   number:   bounds = [lowest, highest] as possible, not as found; fill = value for gaps
+#   category: categories = ["a", "b"], the values that count
 #   person:   whose row it is; one person is then what the guarantee protects
 #   target:   classes = ["no", "yes"], or bounds = [lowest, highest] of a number to predict
-#   drop:     not looked at
+#   drop:     not looked at, as is best for whatever identifies a row
 """
 
 
@@ -73,17 +73,22 @@ def draft(path: Path, *, target: str | None = None, person: str | None = None) -
     for name, found in columns:
         head = f"\n[columns.{key(name)}]\n"
         if name == target:
-            parts.append(f'{head}kind = "target"\nclasses = ["{FILL_IN}"]\n')
+            parts.append(f'{head}kind = "target"\nclasses = {values_of(found)}\n')
         elif name == person:
             parts.append(f'{head}kind = "person"\n')
         elif IDENTIFIER.search(name):
             parts.append(f'{head}kind = "drop"  # by its name, it identifies\n')
-        elif found == "text":
-            parts.append(f'{head}kind = "category"\ncategories = ["{FILL_IN}"]\n')
+        elif found in ("text", "boolean"):
+            parts.append(f'{head}kind = "category"\ncategories = {values_of(found)}\n')
         else:
             guess = "" if found == "number" else "  # or category"
             parts.append(f'{head}kind = "number"{guess}\nbounds = ["{FILL_IN}", "{FILL_IN}"]\n')
     return "".join(parts)
+
+
+def values_of(found: str | None) -> str:
+    """The values of a column of this type: of booleans known, of others to be filled in."""
+    return '["False", "True"]' if found == "boolean" else f'["{FILL_IN}"]'
 
 
 def check_names(path: Path, known: list[str], target: str | None, person: str | None) -> None:

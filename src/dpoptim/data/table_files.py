@@ -17,9 +17,10 @@ from dpoptim.data.damaged_files import decoding, kind_of, opened
 
 CHUNK = 65_536  # records at a time, of tables of ordinary width
 MOST_CELLS = 4_000_000  # at a time, of wide ones
-SEPARATORS = r"[;|\t]"  # of other files than ours
+SEPARATORS = ",;\t|"  # the first that the first line has in it is the file's
 # text as in the file, or numbers with NaN for what is missing
 Values = Sequence[str] | NDArray[Any]
+LONGEST_HEADER = 1 << 20  # bytes
 
 TABLE_ENDINGS = (".csv", *arrow_files.ENDINGS)
 
@@ -46,7 +47,7 @@ def is_table(path: Path) -> bool:
 
 
 def column_names(path: Path) -> list[tuple[str, str | None]]:
-    """The columns in order: ``"number"``, ``"text"`` or None, if the file does not say."""
+    """The columns in order: ``"number"``, ``"boolean"``, ``"text"``; None where no file says it."""
     if kind_of(path) in arrow_files.ENDINGS:
         return arrow_files.names_and_kinds(path)
     with csv_rows(path, header_only=True) as rows:
@@ -91,12 +92,19 @@ def read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Chunk]:
             if wrong is not None:
                 raise ValueError(
                     f"{path}, record {first + wrong}: {len(records[wrong])} columns where the "
-                    f"header has {len(header)}. Fix: put quotation marks around what has a comma "
-                    "in it, and close each one."
+                    f"header has {len(header)}. Fix: put quotation marks around what has the "
+                    "separator of columns in it, and close each one."
                 )
             columns = list(zip(*records, strict=True))
             yield Chunk(first, {name: columns[places[name]] for name in wanted})
             first += len(records)
+
+
+def separator_of(path: Path) -> str:
+    """The character between columns, by the first line alone."""
+    with opened(path) as file:
+        first = file.readline(LONGEST_HEADER)
+    return next((each for each in SEPARATORS if each.encode() in first), SEPARATORS[0])
 
 
 class csv_rows:  # noqa: N801, a context manager, named as a function
@@ -122,8 +130,9 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
         self._text.close()
 
     def _rows(self) -> Iterator[list[str]]:
-        reader = csv.reader(self._text)
         path = self._path
+        with decoding(path, "a file that can be read", "save it again as UTF-8 text"):
+            reader = csv.reader(self._text, delimiter=separator_of(path))
         while True:
             try:
                 with decoding(path, "a file that can be read", "save it again as UTF-8 text"):
@@ -171,18 +180,12 @@ def instead(wanted: Sequence[str], known: Sequence[str]) -> str:
     """The thing in a column's place, and the fix; no first line that may be a record."""
     if set(wanted) & set(known):
         return f"; it has {abridged(known)}. Fix: add the column, or name another one."
-    other = re.search(SEPARATORS, "".join(known))
-    if other is not None:
-        return (
-            f". Fix: its first line has {other.group()!r} in it; save it with commas between "
-            "columns."
-        )
     return ", nor any other that was asked for. Fix: its first line must name the columns."
 
 
 def abridged(names: Sequence[str], most: int = 12) -> str:
     """The names, or the first of many; none where one is a number, and so maybe a record's."""
-    if any(is_number(part) for name in names for part in re.split(SEPARATORS, name)):
+    if any(is_number(part) for name in names for part in re.split(f"[{SEPARATORS}]", name)):
         return f"{len(names)} others, not shown as the first line may be a record"
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest

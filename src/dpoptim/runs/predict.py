@@ -24,10 +24,11 @@ CHUNK = 8192  # records at a time, of arrays
 
 @dataclass(frozen=True)
 class Predicted:
-    """The file of predictions; ``score``: accuracy or R2 where true values were public, or None."""
+    """The file of predictions; ``score``, by ``measure``, where true values were public."""
 
     records: int
     score: float | None
+    measure: str
 
 
 def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> Predicted:
@@ -72,7 +73,8 @@ def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> P
         os.replace(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)
-    return Predicted(records, None if score is None else score.value())
+    measure = "accuracy" if saved.target_bounds is None else "R2"
+    return Predicted(records, None if score is None else score.value(), measure)
 
 
 def features_of(
