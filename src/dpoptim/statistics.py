@@ -1,7 +1,8 @@
 """Released statistics of private records: bounded sums and counts as one Gaussian vector."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
@@ -79,8 +80,28 @@ def release_sum(
 
     **Guarantee.** mu-GDP, charged before the noise is drawn.
     """
-    refuse_other_ranks(label, ledger)
     mu, delta = positive_number("mu", mu), check_delta(delta)
+    with paid_gate(mu, neighboring, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
+        gate.open(mu)
+        fetched = total() if callable(total) else total
+        noisy = noisy_sum(gate, fetched, norm_bound=norm_bound, mu=mu)
+    return NoisySum(
+        noisy, gate.deviation(norm_bound, mu), guarantee_of(gate, delta, noise_seed=noise_seed)
+    )
+
+
+@contextmanager
+def paid_gate(
+    mu: float, neighboring: str, *, label: str, ledger: Ledger | None, noise_seed: int | None
+) -> Iterator[FilteredGate]:
+    """A gate for releases that cost at most ``mu`` together; arguments as for `release_sum`.
+
+    Raises:
+        RankError: several processes call it. LedgerError: as the ledger has it.
+
+    **Guarantee.** mu-GDP, also where a release depends on what was released before.
+    """
+    refuse_other_ranks(label, ledger)
     relation = neighboring_name(parse_neighboring(neighboring))
     with Ledger(neighboring=relation) as own:
         gate = FilteredGate(
@@ -90,15 +111,20 @@ def release_sum(
             noise=key_stream(noise_seed, label),
             label=label,
         )
-        gate.open(mu)
-        fetched = total() if callable(total) else total
-        noisy = gate.release_sum(
-            torch.from_numpy(np.array(fetched, dtype=np.float64)), norm_bound=norm_bound, mu=mu
-        )
+        yield gate
         gate.finish()
-    guarantee = compute_epsilon(gate.event, delta, relation)
-    notes = () if noise_seed is None else (SEEDED,)
-    return NoisySum(noisy.numpy(), gate.deviation(norm_bound, mu), replace(guarantee, notes=notes))
+
+
+def noisy_sum(gate: FilteredGate, total: Floats, *, norm_bound: float, mu: float) -> Floats:
+    """What ``gate`` releases of a sum, as an array."""
+    private = torch.from_numpy(np.array(total, dtype=np.float64))
+    return gate.release_sum(private, norm_bound=norm_bound, mu=mu).numpy()
+
+
+def guarantee_of(gate: FilteredGate, delta: float, *, noise_seed: int | None) -> Guarantee:
+    """What all releases of a gate cost, and that they are not for release if they are seeded."""
+    found = compute_epsilon(gate.event, delta, gate.neighboring)
+    return replace(found, notes=() if noise_seed is None else (SEEDED,))
 
 
 def ask_first(ledger: Ledger | None, *, epsilon: float, delta: float, neighboring: str) -> None:

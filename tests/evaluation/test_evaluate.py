@@ -17,9 +17,10 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import dpoptim
 from dpoptim.errors import PrivacyError
-from dpoptim.evaluation import evaluate_classifier, evaluate_regressor
-from dpoptim.evaluation.evaluate import classifier_rows, regressor_rows
+from dpoptim.evaluation import evaluate_classifier, evaluate_regressor, regressor
+from dpoptim.evaluation.evaluate import classifier_rows
 from dpoptim.evaluation.intervals import area_under_curve
+from dpoptim.evaluation.regressor import regressor_rows, spread_rows
 from dpoptim.statistics import BOUND_ROUNDING, bounded_sum
 from dpoptim.unit import Unit
 
@@ -127,7 +128,11 @@ def test_one_record_moves_what_is_released_by_its_bound(
     predictions, targets = rng.normal(size=30), rng.normal(size=30)
     predictions[0], targets[0] = hostile[0], hostile[1]
     few = regressor_rows(predictions, targets, 2.0)
-    assert np.linalg.norm(few, axis=1).max() <= math.sqrt(1.5) + 1e-12
+    assert np.linalg.norm(few, axis=1).max() <= 1 + 1e-12
+    assert np.linalg.norm(few[1:], axis=1).max() > 0.8
+    spread = spread_rows(predictions, targets, 2.0, 0.2, -0.1, 0.7, 4.0)
+    assert np.allclose(np.linalg.norm(spread[1:], axis=1), 1.0)
+    assert np.linalg.norm(spread[0]) <= 1 + 1e-12
     moved = bounded_sum(rows, 1.0) - bounded_sum(rows[1:], 1.0)
     assert np.linalg.norm(moved) <= BOUND_ROUNDING
 
@@ -161,21 +166,65 @@ def test_bad_settings_are_refused_by_name(wrong: dict[str, Any], said: str) -> N
         evaluate_classifier(p, y, **{"classes": [0, 1], **SETTINGS, **wrong})
 
 
-@pytest.mark.parametrize("noise", [0.1, 3.0])
-def test_intervals_of_r2_cover_the_population(noise: float) -> None:
-    """Of 200 hold-outs of one population, at least as many as said; at a large and a tiny price."""
-    covered = 0
-    rng = np.random.default_rng(0)
-    for seed in range(200):
-        y = np.clip(rng.normal(0, 0.4, 1500), -1, 1)
-        predictions = 0.8 * y + rng.normal(0, 0.1, 1500)
-        found = evaluate_regressor(
-            predictions, y, target_bound=1.0, epsilon=1 / noise, delta=1e-5, noise_seed=seed
+def population(name: str, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Targets and predictions in [-1, 1] of one of several kinds."""
+    x = rng.normal(size=n)
+    y, found = {
+        "normal": (0.15 * (x + rng.normal(size=n)), 0.15 * x),
+        "heavy tails": (0.08 * (x + rng.standard_t(4, n)), 0.08 * x),
+        "skew": (0.3 * x**2 - 0.8 + 0.2 * rng.exponential(size=n), 0.3 * x**2 - 0.6),
+        "two values": (np.sign(x + rng.normal(size=n)) * 0.9, 0.5 * np.tanh(x)),
+        "no use": (0.3 * rng.normal(size=n), 0.3 * x),
+    }[name]
+    return np.clip(y, -1, 1), np.clip(found, -1, 1)
+
+
+def coverage(name: str, n: int, epsilon: float, runs: int = 150) -> tuple[float, float, float]:
+    """Shares of intervals at 95 % that hold R2, and the squared error, of the population; and the
+    median length of R2's over that of one without privacy.
+    """
+    y, found = population(name, 1_000_000, np.random.default_rng(1))
+    error, rng = np.mean((y - found) ** 2), np.random.default_rng(0)
+    covered, lengths = np.zeros(2), []
+    for seed in range(runs):
+        y_, found_ = population(name, n, rng)
+        scores = evaluate_regressor(
+            found_, y_, target_bound=1.0, epsilon=epsilon, delta=1e-5, noise_seed=seed
         )
-        # of the whole population: residual 0.2 y + noise
-        true = 1 - (0.04 * 0.4**2 + 0.1**2) / 0.4**2
-        covered += found.r2.low < true < found.r2.high
-    assert covered >= 186  # 95 % less two standard deviations
+        covered += [
+            scores.r2.low <= 1 - error / y.var() <= scores.r2.high,
+            scores.squared_error.low <= error <= scores.squared_error.high,
+        ]
+        square = (y_ - found_) ** 2
+        off = square - square.mean() / y_.var() * (y_ - y_.mean()) ** 2
+        without = 2 * 1.96 * off.std() / math.sqrt(n) / y_.var()
+        lengths.append((scores.r2.high - scores.r2.low) / without)
+    return (*(covered / runs).tolist(), float(np.median(lengths)))
+
+
+@pytest.mark.parametrize("name", ["normal", "heavy tails", "skew", "two values", "no use"])
+@pytest.mark.parametrize(("n", "epsilon"), [(300, 40.0), (2_000, 40.0), (2_000, 1.0)])
+def test_intervals_of_a_regression_cover_the_population(name: str, n: int, epsilon: float) -> None:
+    """95 % less two and a half standard deviations of 150 coins; and hardly longer than without
+    privacy where noise hardly matters.
+    """
+    r2, error, longer = coverage(name, n, epsilon)
+    assert min(r2, error) >= 0.905, (r2, error)
+    if (n, epsilon) == (2_000, 40.0):
+        assert longer < 1.4
+
+
+@pytest.mark.parametrize("without", ["sampled", "noise"])
+def test_an_interval_without_sampling_or_noise_is_seen(
+    monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    honest = regressor.of_r2
+
+    def of_r2(*told: float, **settings: float) -> Any:
+        return honest(*told, **{**settings, without: 0.0})
+
+    monkeypatch.setattr(regressor, "of_r2", of_r2)
+    assert coverage("normal", 2_000, 40.0 if without == "sampled" else 2.0)[0] < 0.8
 
 
 class Untouched(torch.utils.data.Dataset[Any]):

@@ -14,6 +14,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dpoptim.accounting import accountant, gdp_mu, selection
 from dpoptim.estimators import linear, linear_fit
 from dpoptim.evaluation import evaluate as evaluate_module
+from dpoptim.evaluation import regressor
 from dpoptim.gate import FilteredGate, TrialsGate
 from dpoptim.preprocessing import class_counts, private_step
 from dpoptim.preprocessing.imputer import DPImputer
@@ -93,6 +94,19 @@ def scores_without_noise() -> Iterator[None]:
         return NoisySum(np.array(total), noisy.deviation, noisy.guarantee)
 
     with patch.object(evaluate_module, "release_sum", release):
+        yield
+
+
+@contextmanager
+def scatter_without_noise() -> Iterator[None]:
+    """An evaluation's sums are charged, and how far its records scatter is read off them."""
+    honest = regressor.release
+
+    def release(gate: Any, rows: Floats, *settings: Any) -> Any:
+        noisy, deviation = honest(gate, rows, *settings)
+        return (noisy if rows.shape[1] == 3 else rows.sum(0)), deviation
+
+    with patch.object(regressor, "release", release):
         yield
 
 

@@ -484,6 +484,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "statistics",
     ),
     Mutant(
+        "scatter of errors released without noise",
+        "evaluation.regressor.release",
+        _t.scatter_without_noise,
+        "statistics",
+    ),
+    Mutant(
         "both ends of a range for the price of one",
         "gate.FilteredGate.select",
         _t.ends_too_sharp,

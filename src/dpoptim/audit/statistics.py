@@ -106,12 +106,12 @@ def largest_mu(name: str) -> float:
     others = np.zeros((RECORDS - 1, COLUMNS))
     worst = 0.0
     for record in records:
-        with shifts_seen() as seen:
+        with shifts_seen() as absent:
             fit(others)
+        with shifts_seen([total for total, _ in absent]) as present:
             fit(np.vstack([others, np.asarray(record)]))
-        half = len(seen) // 2
         squared = 0.0
-        for (before, deviation), (after, _) in zip(seen[:half], seen[half:], strict=True):
+        for (before, deviation), (after, _) in zip(absent, present, strict=True):
             squared += float((after - before).norm()) ** 2 / deviation**2
         worst = max(worst, math.sqrt(squared))
     return worst
@@ -134,12 +134,20 @@ def _constant(gate: Any, total: Tensor, **_: Any) -> Tensor:
 
 
 @contextmanager
-def shifts_seen() -> Iterator[list[tuple[Tensor, float]]]:
-    """The sums that the gate would add noise to, and the noise's standard deviation."""
+def shifts_seen(
+    released: Sequence[Tensor] | None = None,
+) -> Iterator[list[tuple[Tensor, float]]]:
+    """The sums that the gate would add noise to, and the noise's standard deviation.
+
+    Args:
+        released: the outputs, in turn, on which later releases may depend; None: the sums.
+    """
     seen: list[tuple[Tensor, float]] = []
 
     def keep(stream: Any, total: Tensor, deviation: float) -> None:
         seen.append((total.clone(), deviation))
+        if released is not None:
+            total.copy_(released[len(seen) - 1])
 
     with patch.object(gate_module, "add_normal", keep):
         yield seen

@@ -2,11 +2,10 @@
 
 from dpoptim.evaluation.evaluate import (
     ClassifierScores,
-    RegressorScores,
     evaluate_classifier,
-    evaluate_regressor,
 )
 from dpoptim.evaluation.intervals import Interval
+from dpoptim.evaluation.regressor import RegressorScores, evaluate_regressor
 
 __all__ = [
     "ClassifierScores",

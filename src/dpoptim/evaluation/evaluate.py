@@ -1,4 +1,4 @@
-"""A model's scores on private records: one vector of counts and bounded sums, one Gaussian.
+"""A classifier's scores on private records: one vector of counts and bounded sums, one Gaussian.
 
 The hold-out must be apart from the training records, by a rule or coin for each record alone. A
 record is then in one of the two, so training and evaluation do not add up for it: the larger
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import positive_number, real_number, whole_number
+from dpoptim.arguments import real_number, whole_number
 from dpoptim.data.unquoted import number_array
 from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.table import stated_delta
-from dpoptim.evaluation.intervals import Interval, of_a_mean, of_r2, of_the_area
+from dpoptim.evaluation.intervals import Interval, of_a_mean, of_the_area
 from dpoptim.statistics import BOUND_ROUNDING, Floats, bounded_sum, price_of, release_sum
 
 Delta = float | Literal["auto"]
@@ -66,25 +66,6 @@ class ClassifierScores:
         lines = [f"accuracy  {self.accuracy}", f"log-loss  {self.log_loss}"]
         lines += [] if self.auc is None else [f"AUC       {self.auc}"]
         return "\n".join([*lines, str(self.guarantee)])
-
-
-@dataclass(frozen=True)
-class RegressorScores:
-    """Released scores of a regression.
-
-    Attributes:
-        squared_error: mean, in squared units of the target, of targets and predictions cut to the
-            bound.
-        r2: 1 - squared error / variance of the targets, with its interval.
-        guarantee: of both.
-    """
-
-    squared_error: Interval
-    r2: Interval
-    guarantee: Guarantee
-
-    def __str__(self) -> str:
-        return f"R2             {self.r2}\nsquared error  {self.squared_error}\n{self.guarantee}"
 
 
 def evaluate_classifier(
@@ -151,7 +132,7 @@ def evaluate_classifier(
     bins, level = whole_number("bins", bins, least=2), real_number("confidence", confidence)
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
-    records, mu, number, said = _price(epsilon, delta, n, len(scores), neighboring)
+    records, mu, number, said = price_and_records(epsilon, delta, n, len(scores), neighboring)
     rows = classifier_rows(scores, (labels[:, None] == names[None, :]), bins)
     released = release_sum(
         bounded_sum(rows, 1.0),
@@ -188,80 +169,8 @@ def evaluate_classifier(
         confusion=confusion,
         calibration=_calibration(histogram, in_bins, level),
         histogram=histogram,
-        guarantee=_noted(released.guarantee, said),
+        guarantee=noted(released.guarantee, said),
     )
-
-
-def evaluate_regressor(
-    predictions: Any,
-    y: Any,
-    *,
-    target_bound: float,
-    epsilon: float,
-    delta: Delta = "auto",
-    confidence: float = 0.95,
-    neighboring: str = "zero-out",
-    n: int | None = None,
-    ledger: Ledger | None = None,
-    noise_seed: int | None = None,
-) -> RegressorScores:
-    """R2 and squared error on private records; arguments as for `evaluate_classifier`.
-
-    Args:
-        predictions, y: shape (n,).
-        target_bound: public bound on |y|, to which targets and predictions are cut.
-        epsilon, delta, confidence, neighboring, n, ledger,
-        noise_seed: as for `evaluate_classifier`.
-
-    Returns:
-        noisy scores, and the guarantee.
-
-    Raises:
-        ValueError: unequal shapes, or a setting out of range; before anything is spent.
-
-    **Guarantee.** ``guarantee``. With t and r the target and half the residual in units of the
-    bound, a record adds ``(r^2 - 1/2, t, t^2 - 1/2)``, at most sqrt(3/2) long, to which it is
-    scaled down.
-
-    Examples:
-        >>> import numpy as np
-        >>> from dpoptim.evaluation import evaluate_regressor
-        >>> y = np.linspace(-1, 1, 2_000)
-        >>> scores = evaluate_regressor(y, y, target_bound=1.0, epsilon=1.0)  # always right
-        >>> scores.squared_error.value < 0.1
-        True
-    """
-    bound, level = (
-        positive_number("target_bound", target_bound),
-        real_number("confidence", confidence),
-    )
-    found, true = number_array("predictions", predictions), number_array("y", y)
-    if found.ndim != 1 or found.shape != true.shape:
-        raise ValueError("predictions and y must have one number for each record, of shape (n,).")
-    if not 0 < level < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
-    records, mu, number, said = _price(epsilon, delta, n, len(true), neighboring)
-    longest = math.sqrt(1.5)
-    released = release_sum(
-        bounded_sum(regressor_rows(found, true, bound), longest),
-        norm_bound=longest * BOUND_ROUNDING,
-        mu=mu,
-        delta=number,
-        neighboring=neighboring,
-        label=LABEL,
-        ledger=ledger,
-        noise_seed=noise_seed,
-    )
-    residual, first, second = released.values
-    mean = float(np.clip(first / records, -1, 1))
-    variance = max(float(second) / records + 0.5 - mean**2, released.deviation / records)
-    error = of_a_mean(float(residual) + records / 2, records, released.deviation, confidence=level)
-    unit = 4 * bound**2
-    scaled = Interval(unit * error.value, unit * error.low, unit * error.high, level)
-    r2 = of_r2(
-        error.value, mean, variance, n=records, noise=released.deviation / records, confidence=level
-    )
-    return RegressorScores(scaled, r2, _noted(released.guarantee, said))
 
 
 def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> Floats:
@@ -283,17 +192,7 @@ def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> F
     return rows
 
 
-def regressor_rows(predictions: Floats, y: Floats, bound: float) -> Floats:
-    """Each record's addition, shape (n, 3). Private."""
-    finite = np.isfinite(predictions) & np.isfinite(y)
-    target = np.clip(np.where(finite, y, 0.0), -bound, bound) / bound
-    found = np.clip(np.where(finite, predictions, 0.0), -bound, bound) / bound
-    rows = np.stack([((target - found) / 2) ** 2 - 0.5, target, target**2 - 0.5], axis=1)
-    rows[~finite] = 0.0
-    return rows
-
-
-def _price(
+def price_and_records(
     epsilon: float, delta: Delta, n: int | None, rows: int, neighboring: str
 ) -> tuple[int, float, float, tuple[str, ...]]:
     records = public_number_of_records(n, rows, neighboring)
@@ -313,6 +212,6 @@ def _calibration(histogram: Floats, noise: float, confidence: float) -> tuple[Bi
     return tuple(found)
 
 
-def _noted(guarantee: Guarantee, said: tuple[str, ...]) -> Guarantee:
+def noted(guarantee: Guarantee, said: tuple[str, ...]) -> Guarantee:
     trusted = "on trust: the model was not trained on these records"
     return replace(guarantee, notes=(*guarantee.notes, *said, trusted))

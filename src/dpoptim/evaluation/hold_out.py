@@ -10,12 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.evaluation.evaluate import (
-    ClassifierScores,
-    RegressorScores,
-    evaluate_classifier,
-    evaluate_regressor,
-)
+from dpoptim.evaluation.evaluate import ClassifierScores, evaluate_classifier
+from dpoptim.evaluation.regressor import RegressorScores, evaluate_regressor
 from dpoptim.statistics import Floats, ask_first
 
 __all__ = ["evaluate_hold_out"]

@@ -31,12 +31,20 @@ class Interval:
 
 
 def of_a_mean(
-    total: float, n: float, noise: float, *, confidence: float, low: float = 0.0, high: float = 1.0
+    total: float,
+    n: float,
+    noise: float,
+    *,
+    confidence: float,
+    low: float = 0.0,
+    high: float = 1.0,
+    variance: float = math.inf,
 ) -> Interval:
     """The mean of n values in [low, high] from their noisy sum.
 
     Args:
         noise: standard deviation of the noise in the sum.
+        variance: of the values, where something is known of it.
 
     A value in a range has at most the variance (high - mean)(mean - low) (Bhatia and Davis 2000),
     for counts exactly that.
@@ -45,37 +53,55 @@ def of_a_mean(
     # Near the ends the estimate of the variance is too good to be true: one value of n is taken to
     # be otherwise.
     inner = min(max(mean, low + (high - low) / (n + 2)), high - (high - low) / (n + 2))
-    deviation = math.sqrt((high - inner) * (inner - low) / n + (noise / n) ** 2)
+    most = min(variance, (high - inner) * (inner - low))
+    deviation = math.sqrt(most / n + (noise / n) ** 2)
     reach = float(ndtri((1 + confidence) / 2)) * deviation
     return Interval(mean, max(low, mean - reach), min(high, mean + reach), confidence)
 
 
 def of_r2(
-    error: float, mean: float, variance: float, *, n: float, noise: float, confidence: float
+    ratio: float,
+    variance: float,
+    *,
+    sampled: float,
+    noise: float,
+    n: float,
+    confidence: float,
 ) -> Interval:
-    """1 - 4 error / variance, from three noisy means of n records each.
+    """1 - ratio, by the linearisation of error / variance; both in units of the bound.
 
     Args:
-        error: mean of (half the residual)^2, in [0, 1].
-        mean, variance: of targets in [-1, 1].
-        noise: standard deviation of the noise in each of the means of (half the residual)^2, of
-            the targets, and of their squares.
-
-    To first order in what the three are off by. How sampling moves error and variance together is
-    not released, so their deviations are added, as if always for the worse; the noise of the three
-    is independent. A square in a range has at most the variance of `of_a_mean`.
+        ratio: released squared error over released variance.
+        variance: of the targets, released.
+        sampled: mean square of what single records add to ``error - ratio * variance``.
+        noise: standard deviation of the noise in that.
     """
-    by_error, by_variance = 4 / variance, 4 * error / variance**2
-    farthest = (1 + abs(mean)) ** 2  # of a target from the mean, squared
-    one = 1 / (n + 2)  # as in `of_a_mean`: of n values one is taken to be otherwise
-    likely = min(max(error, one), 1 - one)
-    spread = min(max(variance, one), farthest)
-    sampled = by_error * math.sqrt(likely * (1 - likely) / n)
-    sampled += by_variance * math.sqrt(spread * max(farthest - spread, one) / n)
-    noisy = noise * math.hypot(by_error, by_variance, 2 * mean * by_variance)
-    reach = float(ndtri((1 + confidence) / 2)) * math.hypot(sampled, noisy)
-    value = 1 - by_error * error
-    return Interval(value, value - reach, min(1.0, value + reach), confidence)
+    deviation = math.hypot(math.sqrt(sampled / n), noise) / variance
+    reach = float(ndtri((1 + confidence) / 2)) * deviation
+    return Interval(1 - ratio, 1 - ratio - reach, min(1.0, 1 - ratio + reach), confidence)
+
+
+def mean_square(counts: Floats, largest: float, noise: float) -> float:
+    """The sum of squares of values from a noisy histogram of theirs; rather too much.
+
+    Args:
+        counts: of bins of half an octave, from ``largest`` down, the last down to 0.
+        noise: standard deviation of each count.
+
+    Large values weigh most, where there are the fewest: a bin that is not there would count with
+    its noise. So bins begin where the number of all larger values first stands out of the noise by
+    one standard deviation; above it, what was counted and two standard deviations more are taken to
+    be in the next bin. Fewer and larger ones, which the noise hides, are not in the result.
+    """
+    squares = 0.75 * (largest * 2.0 ** (-np.arange(len(counts)) / 2)) ** 2  # of even squares
+    larger = np.cumsum(counts)
+    seen = np.nonzero(larger > noise * np.sqrt(np.arange(1, len(counts) + 1)))[0]
+    first = int(seen[0]) if len(seen) else len(counts) - 1
+    likely = np.maximum(counts, 0.0)
+    likely[:first] = 0.0
+    if first > 0:
+        likely[first - 1] = max(float(larger[first - 1]), 0.0) + 2 * noise
+    return float(likely @ squares)
 
 
 def area_under_curve(counts: Floats) -> float:
