@@ -116,13 +116,13 @@ def paid_gate(
 
 
 def noisy_sum(gate: FilteredGate, total: Floats, *, norm_bound: float, mu: float) -> Floats:
-    """What ``gate`` releases of a sum, as an array."""
+    """Release a sum through ``gate``, as an array."""
     private = torch.from_numpy(np.array(total, dtype=np.float64))
     return gate.release_sum(private, norm_bound=norm_bound, mu=mu).numpy()
 
 
 def guarantee_of(gate: FilteredGate, delta: float, *, noise_seed: int | None) -> Guarantee:
-    """What all releases of a gate cost, and that they are not for release if they are seeded."""
+    """The cost of all releases of a gate, with a note if they are seeded."""
     found = compute_epsilon(gate.event, delta, gate.neighboring)
     return replace(found, notes=() if noise_seed is None else (SEEDED,))
 

@@ -167,7 +167,7 @@ def release(gate: FilteredGate, rows: Floats, norm_bound: float, mu: float) -> t
 def in_units(
     predictions: Floats, y: Floats, bound: float
 ) -> tuple[NDArray[np.bool_], Floats, Floats]:
-    """Which records are finite, their targets and half their residuals, in units of the bound."""
+    """Find finite records, their targets and half their residuals, in units of the bound."""
     finite = np.asarray(np.isfinite(predictions) & np.isfinite(y))
     target = np.clip(np.where(finite, y, 0.0), -bound, bound) / bound
     found = np.clip(np.where(finite, predictions, 0.0), -bound, bound) / bound
