@@ -34,6 +34,7 @@ COMMANDS = {
     "dice_bias.csv": f"{REPRODUCE} dice-bias --out {{out}}",
     "dice_fig2.csv": f"{REPRODUCE} dice-fig2 --out {{out}}",
     "dice_fig3.csv": f"{REPRODUCE} dice-fig3 --out {{out}}",
+    "dice_fig5.csv": f"{REPRODUCE} dice-fig5 --e2e {{e2e}} --out {{out}}",
     "dice_residual.csv": f"{REPRODUCE} dice-residual --out {{out}}",
     "dice_table.csv": (
         f"{REPRODUCE} dice-table2 --tweets {{tweets}}/emotion --e2e {{e2e}} --out {{out}}"

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpoptim.reproduce import dice_ablations, dice_table
+from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.reproduce import dice_ablations, dice_gpt, dice_table
 from dpoptim.reproduce.dice_bias import bias_of_clipping
 from dpoptim.reproduce.dice_cases import Case, restaurant_gpt
 from dpoptim.runs.train import accuracy
@@ -83,6 +84,19 @@ def write_texts(folder: Path, records: int) -> None:
     for name in ("devset.csv", "testset_w_refs.csv"):
         line = '"name[Blue Spice], area[riverside]",Blue Spice is by the river.\n'
         (folder / name).write_text("mr,ref\n" + line * records)
+
+
+def test_a_language_model_learns_one_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger rate further than a tiny one; epsilon is that of the page."""
+    write_texts(tmp_path, 200)
+    monkeypatch.setattr(dice_gpt, "BATCH", 50)
+    case = dice_gpt.small_case(tmp_path)
+    slow, fast = dice_gpt.loss_by_settings(tmp_path, case, clip_norms=(1.0,), rates=(1e-6, 0.02))
+    assert fast.loss < slow.loss
+    with (tmp_path / "dice_fig5.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2
+    plan = dice_gpt.plan_of(1.0, case)
+    assert compute_epsilon(plan.event, 8e-6, "zero-out").epsilon == pytest.approx(8, rel=0.02)
 
 
 def test_texts_for_the_small_gpt(tmp_path: Path) -> None:

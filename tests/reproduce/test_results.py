@@ -24,6 +24,7 @@ from dpoptim.reproduce import (
     dice_ablations,
     dice_bias,
     dice_cases,
+    dice_gpt,
     dice_table,
     fang,
     fang_synthetic,
@@ -438,6 +439,15 @@ def test_the_settings_of_fangs_theorem() -> None:
     for name in ("steps", "clip_norm", "learning_rate", "clipped", "order"):
         assert getattr(found, name) == pytest.approx(float(known[name]), rel=1e-3)
     assert found.excess == pytest.approx(float(known["excess"]), rel=0.3)
+
+
+def test_language_models_by_settings() -> None:
+    """The data of this table is in no package; test_dice.py runs it on a made-up text."""
+    rows = rows_of("dice_fig5.csv")
+    assert columns(dice_gpt.Cell) == set(rows[0])
+    assert [(float(row["clip_norm"]), float(row["learning_rate"])) for row in rows] == [
+        (norm, rate) for norm in dice_gpt.CLIP_NORMS for rate in dice_gpt.RATES
+    ]
 
 
 @fashion

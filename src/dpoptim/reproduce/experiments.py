@@ -96,6 +96,16 @@ def dice_table(request: Request) -> None:
     experiment(request.out, cases, seeds=request.seeds)
 
 
+def dice_fig5(request: Request) -> None:
+    from dpoptim.reproduce.dice_gpt import RATES, loss_by_settings, small_case
+
+    if request.e2e is None:
+        raise ValueError("dice-fig5 needs --e2e, the folder of the E2E challenge's data.")
+    loss_by_settings(
+        request.out, small_case(request.e2e), rates=RATES[:1] if request.quick else RATES
+    )
+
+
 def das_table6(request: Request) -> None:
     from dpoptim.reproduce.das_tables import table6
 
@@ -156,6 +166,7 @@ EXPERIMENTS: dict[str, Callable[[Request], None]] = {
     "dice-bias": dice_bias,
     "dice-fig2": dice_ablations("fig2"),
     "dice-fig3": dice_ablations("fig3"),
+    "dice-fig5": dice_fig5,
     "dice-residual": dice_ablations("residual"),
     "dice-table2": dice_table,
     "fang-fig1": fang_fig1,
