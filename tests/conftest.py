@@ -57,5 +57,6 @@ def library(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip("this PyTorch has no products by oneDNN")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiplication, "onednn_is_faster", lambda: request.param == "oneDNN")
+        patch.setattr(multiplication, "whole_vectors", lambda: True)
         patch.setattr(multiplication, "LEAST_ENTRIES", 0)
         yield str(request.param)

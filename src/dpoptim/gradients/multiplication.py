@@ -44,6 +44,22 @@ def onednn_is_faster() -> bool:
     return has_onednn()
 
 
+@cache
+def whole_vectors() -> bool:
+    """Whether the processor computes with its widest vectors at once.
+
+    AMD's take them in halves up to Zen 4; AVX-VNNI came with whole ones, in Zen 5.
+    """
+    return bool(torch.cpu.get_capabilities().get("avx_vnni"))
+
+
+def onednn_forms_gradients(x: Tensor, rows: int, columns: int) -> bool:
+    """Whether oneDNN forms a record's gradient of a (rows, columns) matrix: it copies one side
+    first (see `transposed_product`), which halves of vectors do not make good.
+    """
+    return whole_vectors() and onednn_multiplies(x, rows, columns)
+
+
 def onednn_multiplies(x: Tensor, rows: int, columns: int) -> bool:
     """Whether oneDNN multiplies a tensor like ``x`` with a (rows, columns) matrix, or to one.
 

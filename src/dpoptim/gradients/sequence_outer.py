@@ -21,7 +21,12 @@ from dpoptim.gradients.batch_invariant import (
     sum_positions,
 )
 from dpoptim.gradients.choose_formula import PublicSizes, kept
-from dpoptim.gradients.multiplication import INNER, filled_up, onednn_multiplies, transposed_product
+from dpoptim.gradients.multiplication import (
+    INNER,
+    filled_up,
+    onednn_forms_gradients,
+    transposed_product,
+)
 from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
 from dpoptim.gradients.parts import add_group, all_groups, at_once, flat, parts_of, sum_of_group
 from dpoptim.gradients.per_sample_grads import Chunk, Dense, Outer, PerSampleGrad, zero_outside
@@ -123,7 +128,7 @@ class SequenceOuter(PerSampleGrad):
     def form_rows(self, start: int, stop: int) -> Callable[[int], Tensor]:
         """Returns what forms these rows of one record's gradient: see `Chunk`."""
         (_, T, d), rows = self.a.shape, stop - start
-        onednn = onednn_multiplies(self.g.new_empty(0, dtype=self.dtype), rows, d)
+        onednn = onednn_forms_gradients(self.g.new_empty(0, dtype=self.dtype), rows, d)
         freely = rows == self.g.shape[2] and large(T, rows, d)
         g = self.g[:, :, start:stop]
         if not onednn:
