@@ -20,6 +20,7 @@ from dpoptim.distributed import ranks
 from dpoptim.gate import Gate, GaussianSum, adaptive, planned
 from dpoptim.mechanisms import IndependentNoise
 from dpoptim.noise import ziggurat
+from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Draws, PoissonSampling
@@ -66,6 +67,27 @@ def noise_for_nonzero_entries(stream: KeyStream, total: Tensor, std: float) -> N
 
 def same_noise_each_step(stream: KeyStream, total: Tensor, std: float) -> None:
     add_normal(KeyStream.from_seed(0, "the same each time"), total, std)
+
+
+@contextmanager
+def draws_ahead_used_twice() -> Iterator[None]:
+    """What was drawn ahead serves two steps."""
+    honest, kept = DrawnAhead.take, list[Tensor]()
+
+    def take(self: DrawnAhead, branch: KeyStream, size: int) -> Tensor | None:
+        drawn = honest(self, branch, size)
+        if drawn is None or kept:
+            return None if drawn is None else kept.pop()
+        kept.append(drawn)
+        return drawn
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # with one, nothing is drawn ahead
+    try:
+        with patch.object(DrawnAhead, "take", take):
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def same_noise_in_both_halves(stream: KeyStream, total: Tensor, std: float) -> None:

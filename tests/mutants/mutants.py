@@ -100,6 +100,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("noise reused between steps", ADD_NORMAL, _f.noisy_by(_f.same_noise_each_step), "noise"),
     Mutant(
+        "noise drawn ahead is used twice",
+        "noise.ahead.DrawnAhead.take",
+        _f.draws_ahead_used_twice,
+        "noise",
+    ),
+    Mutant(
         "noise reused between tensors",
         ADD_NORMAL,
         _f.noisy_by(_f.same_noise_in_both_halves),

@@ -12,16 +12,18 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.on_device import normals
 from dpoptim.noise.stream import BLOCK_WORDS, KeyStream
 from dpoptim.noise.ziggurat import Scratch, settle, throw
 
-__all__ = ["LEAST_ON_DEVICE", "add_normal", "fill_standard_normal"]
+__all__ = ["LEAST_ON_DEVICE", "add_normal", "draw_ahead", "fill_standard_normal"]
 
 # A chunk is what one thread draws from one branch of the stream. The 0.4 % of draws outside their
 # layer are settled once a chunk, because settling a handful costs as much as settling thousands.
@@ -29,6 +31,7 @@ _CHUNK = 64 * BLOCK_WORDS
 _PIECE = 16 * _CHUNK  # what visits the host at a time when the tensor lives elsewhere
 LEAST_ON_DEVICE = 1 << 18  # entries for which hundreds of calls elsewhere are worth while
 _AT_ONCE = 1 << 22  # of its entries, drawn in 164 MiB of room
+_LEAST_AHEAD = 1 << 12  # entries for which a thread is worth waking
 _local = threading.local()
 
 
@@ -95,6 +98,23 @@ def add_normal(
     if not (math.isfinite(std) and std >= 0):
         raise ValueError(f"std must be finite and >= 0, got {std}")
     _draw(stream, [out] if isinstance(out, Tensor) else out, std, threads)
+
+
+def draw_ahead(stream: KeyStream, vectors: Sequence[Sequence[Tensor]]) -> None:
+    """Let a spare thread draw what the next calls of `add_normal` want, one for each of
+    ``vectors``, as they are now.
+
+    Nothing is done where torch may use one thread only, elsewhere than on the CPU, for vectors so
+    short that it would not pay, and for more than 2^20 entries, whose draws would take memory.
+
+    **Guarantee.** The next calls add the same draws as without it, to the last bit, if they are as
+    many and as long; otherwise others, of the same stream. No draw is used twice, and none by a
+    forked child (`ahead`).
+    """
+    sizes = [sum(each.numel() for each in vector) for vector in vectors]
+    on_cpu = all(each.device.type == "cpu" for vector in vectors for each in vector)
+    if on_cpu and _LEAST_AHEAD <= sum(sizes) <= _CHUNK and torch.get_num_threads() > 1:
+        _ahead.begin(stream, [size for size in sizes if size])
 
 
 def _draw(stream: KeyStream, out: Sequence[Tensor], std: float | None, threads: int | None) -> None:
@@ -190,6 +210,12 @@ def _draw_on_cpu(
 
 
 def _draw_chunk(stream: KeyStream, stretch: Stretch, std: float | None) -> None:
+    drawn = _ahead.take(stream, sum(map(len, stretch)))
+    if drawn is not None:
+        for target, each in zip(stretch, drawn.split([*map(len, stretch)]), strict=True):
+            for part, z in zip(target.split(BLOCK_WORDS), each.split(BLOCK_WORDS), strict=True):
+                _put(part, z, std)
+        return
     if len(stretch) == 1:
         _draw_in_one(stream, stretch[0], std)
         return
@@ -242,3 +268,6 @@ def _buffers() -> tuple[Scratch, Tensor]:
         )
     buffers: tuple[Scratch, Tensor] = _local.buffers
     return buffers
+
+
+_ahead = DrawnAhead(partial(_draw_in_one, std=None))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 import os
 import threading
+from collections import deque
 from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
@@ -37,6 +38,11 @@ _ZEROS = memoryview(bytes(8 * BLOCK_WORDS))  # CTR turns zeros into the bare key
 # would not do, because ids are used again; the count alone misses forks made by C code.
 _forks = 0
 _taking_new_key = threading.Lock()
+
+
+def this_process() -> tuple[int, int]:
+    """What tells this process from those that it was forked from."""
+    return os.getpid(), _forks
 
 
 def _count_fork() -> None:
@@ -136,6 +142,26 @@ class KeyStream:
         repeats like the stream itself.
         """
         self._check_process()
+        try:
+            return self._reserved.popleft()
+        except IndexError:
+            return self._next_branch()
+
+    def reserve(self) -> KeyStream:
+        """The branch that `branch` will return, after those reserved before, for who draws ahead.
+
+        A forked child does not have its parent's.
+        """
+        self._check_process()
+        self._reserved.append(self._next_branch())
+        return self._reserved[-1]
+
+    @property
+    def reserved(self) -> int:
+        """How many branches are reserved."""
+        return len(self._reserved)
+
+    def _next_branch(self) -> KeyStream:
         child = type(self).__new__(type(self))
         child.seeded, child._repeats = self.seeded, self._repeats
         child._start(self._key, self._branches, self._branches.next())
@@ -143,8 +169,8 @@ class KeyStream:
 
     @property
     def reached(self) -> tuple[int, int]:
-        """Bytes that were handed out, and branches that were made: see `skip_to`."""
-        return self._bytes, self._branches.made
+        """Bytes and branches that were handed out: see `skip_to`. Reserved ones are still to come."""
+        return self._bytes, self._branches.made - self.reserved
 
     def skip_to(self, bytes_handed_out: int, branches: int) -> None:
         """Go on where another stream of the same seed and purpose had `reached`.
@@ -152,7 +178,7 @@ class KeyStream:
         Raises ValueError when this stream is not seeded or is past that place: words would repeat.
         """
         skipped = bytes_handed_out - self._bytes
-        if not self.seeded or skipped < 0 or branches < self._branches.made:
+        if not self.seeded or skipped < 0 or branches < self.reached[1]:
             raise ValueError("only a seeded stream can skip, and only forward")
         self._check_process()
         with self._lock:
@@ -160,6 +186,7 @@ class KeyStream:
             self._encrypt_from(blocks)
             self._encryptor.update(bytes(rest))
             self._bytes = bytes_handed_out
+            self._reserved.clear()  # what was drawn for them is forgotten, and may come again
             self._branches.made = branches
 
     def words(self, out: NDArray[np.uint64]) -> None:
@@ -241,9 +268,10 @@ class KeyStream:
         self._lock = threading.Lock()
         self._key, self._number = key, number
         self._branches = branches
+        self._reserved: deque[KeyStream] = deque()
         self._bytes = 0
         self._encrypt_from(0)
-        self._process = (os.getpid(), _forks)
+        self._process = this_process()
 
     def _encrypt_from(self, block: int) -> None:
         first = self._number.to_bytes(8, "big") + block.to_bytes(8, "big")
@@ -251,7 +279,7 @@ class KeyStream:
 
     def _check_process(self) -> None:
         """Refuse to continue a parent's stream; before the lock, which a fork may have frozen."""
-        if self._process == (os.getpid(), _forks):
+        if self._process == this_process():
             return
         if self._repeats:
             raise RuntimeError(
@@ -260,7 +288,7 @@ class KeyStream:
                 'Make one there: KeyStream.from_seed(seed, purpose="noise of worker 1")'
             )
         with _taking_new_key:
-            if self._process != (os.getpid(), _forks):
+            if self._process != this_process():
                 self._start(os.urandom(32), Branches(), 0)
 
     def __repr__(self) -> str:
