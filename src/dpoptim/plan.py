@@ -146,7 +146,7 @@ class Plan:
         part = of_part(released=released, repeated=repeated)
         return whole if part is None else part
 
-    @property
+    @cached_property
     def query(self) -> Query:
         """The steps' request to the gate.
 
