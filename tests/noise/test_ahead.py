@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import patch
 
 import pytest
@@ -14,7 +15,7 @@ import dpoptim
 from dpoptim.audit.noise import audit_noise
 from dpoptim.noise import KeyStream, gaussian
 from dpoptim.noise.ahead import DrawnAhead
-from dpoptim.noise.gaussian import add_normal, draw_ahead
+from dpoptim.noise.gaussian import add_normal, draw_normal_ahead
 
 N = 20_000
 
@@ -34,7 +35,7 @@ def noisy(stream: KeyStream, *shapes: int, ahead: bool = True, dtype=torch.float
         steps += (sums := [torch.linspace(-1, 1, n, dtype=dtype) for n in shapes])
         add_normal(stream, sums, 0.7)
         if ahead:
-            draw_ahead(stream, [sums])
+            draw_normal_ahead(stream, [sums])
     return steps
 
 
@@ -56,6 +57,13 @@ def test_one_thread_draws_nothing_ahead() -> None:
     assert not stream.reserved
 
 
+def test_without_a_spare_thread_the_same_bits() -> None:
+    """A process may not start threads, or is about to end."""
+    expected = noisy(KeyStream.from_seed(1, "noise"), N, ahead=False)
+    with patch.object(ThreadPoolExecutor, "submit", side_effect=RuntimeError("no threads")):
+        assert all(map(torch.equal, noisy(KeyStream.from_seed(1, "noise"), N), expected))
+
+
 def test_reserved_branches_keep_their_turns() -> None:
     streams = [KeyStream.from_seed(1, "noise") for _ in range(2)]
     for _ in range(2):
@@ -71,7 +79,7 @@ def test_an_interrupted_step_loses_its_draws() -> None:
     """They may have been added in part, and seen: the step that is done again gets others."""
     stream, failed = KeyStream(), torch.zeros(N, dtype=torch.float64)
     add_normal(stream, torch.zeros(N), 1.0)
-    draw_ahead(stream, [[failed]])
+    draw_normal_ahead(stream, [[failed]])
 
     honest, calls = gaussian._put, []
 
@@ -97,7 +105,7 @@ def test_other_sizes_get_other_draws() -> None:
     seen = [torch.zeros(n, dtype=torch.float64) for n in (N, N + 1, N - 1, N)]
     for sums in seen:
         add_normal(stream, sums, 1.0)
-        draw_ahead(stream, [[sums]])
+        draw_normal_ahead(stream, [[sums]])
     every = torch.cat(seen)
     assert len(every.unique()) == len(every)
 
@@ -107,7 +115,7 @@ def test_other_sizes_get_other_draws() -> None:
 @pytest.mark.parametrize("seeded", [False, True])
 def test_a_forked_child_has_none_of_them(seeded: bool) -> None:
     stream = KeyStream.from_seed(1, "noise") if seeded else KeyStream()
-    draw_ahead(stream, [[torch.zeros(N)]])
+    draw_normal_ahead(stream, [[torch.zeros(N)]])
 
     def child() -> bytes:
         mine = torch.zeros(N, dtype=torch.float64)

@@ -7,11 +7,12 @@ import dpoptim
 
 SOURCE = Path(dpoptim.__file__).parent
 DRAWS = re.compile(
-    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_(?!choice)|randint|rand_like|cauchy_|secrets\.|exponential_choice|torch\.distributions|rng\.normal|noise\.on_device|noise\.chacha"
+    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|draw_normal_ahead|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_(?!choice)|randint|rand_like|cauchy_|secrets\.|exponential_choice|torch\.distributions|rng\.normal|noise\.on_device|noise\.chacha"
 )
-# Who may draw at all, and what for. Only the gate may call add_normal outside noise/.
+# Who may draw at all, and what for. Outside noise/ only the gate may call add_normal, and draw
+# ahead for it.
 ALLOWED = {
-    "gate/planned.py": {"add_normal"},
+    "gate/planned.py": {"add_normal", "draw_normal_ahead"},
     "gate/adaptive.py": {"add_normal", "exponential_choice"},
     "gate/choices.py": {"exponential_choice"},
     "noise/gaussian.py": None,

@@ -14,7 +14,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gate.one_process import refuse_fork
 from dpoptim.gate.queries import CorrelatedSum, Query
 from dpoptim.noise.correlated.strategy import NoiseState
-from dpoptim.noise.gaussian import add_normal, draw_ahead
+from dpoptim.noise.gaussian import add_normal, draw_normal_ahead
 from dpoptim.noise.stream import KeyStream
 
 
@@ -143,7 +143,7 @@ class Gate:
         for vector in vectors:
             add_normal(self._noise, vector, query.deviation(self.released))
         if self.released + 1 < self.releases:
-            draw_ahead(self._noise, vectors)
+            draw_normal_ahead(self._noise, vectors)
 
     def secret_state(self) -> dict[str, Any]:
         """For a checkpoint: releases so far, their reservation, correlated noise. Secret."""

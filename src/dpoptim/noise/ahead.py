@@ -1,7 +1,7 @@
 """Normal draws made ahead, in a spare thread, while the thread that trains does something else.
 
 A step's noise is known long before its sums are: it depends on nothing but the stream. Whoever
-draws ahead gets what `add_normal` would have drawn, to the last bit, because the branches of the
+draws ahead gets what the gate would have drawn, to the last bit, because the branches of the
 stream come in the same order (`KeyStream.reserve`).
 """
 
@@ -50,7 +50,10 @@ class DrawnAhead:
         assert self._pool is not None
         for size in sizes:
             branch = stream.reserve()
-            self._drawn[branch] = self._pool.submit(self._draw, branch, size)
+            try:
+                self._drawn[branch] = self._pool.submit(self._draw, branch, size)
+            except RuntimeError:  # no thread to be had: it is drawn when its turn comes
+                return
 
     def take(self, branch: KeyStream, size: int) -> Tensor | None:
         """The draws of this branch, float64, shape (size,), or None if none were begun; once.

@@ -23,7 +23,7 @@ from dpoptim.noise.on_device import normals
 from dpoptim.noise.stream import BLOCK_WORDS, KeyStream
 from dpoptim.noise.ziggurat import Scratch, settle, throw
 
-__all__ = ["LEAST_ON_DEVICE", "add_normal", "draw_ahead", "fill_standard_normal"]
+__all__ = ["LEAST_ON_DEVICE", "add_normal", "draw_normal_ahead", "fill_standard_normal"]
 
 # A chunk is what one thread draws from one branch of the stream. The 0.4 % of draws outside their
 # layer are settled once a chunk, because settling a handful costs as much as settling thousands.
@@ -100,7 +100,7 @@ def add_normal(
     _draw(stream, [out] if isinstance(out, Tensor) else out, std, threads)
 
 
-def draw_ahead(stream: KeyStream, vectors: Sequence[Sequence[Tensor]]) -> None:
+def draw_normal_ahead(stream: KeyStream, vectors: Sequence[Sequence[Tensor]]) -> None:
     """Let a spare thread draw what the next calls of `add_normal` want, one for each of
     ``vectors``, as they are now.
 
