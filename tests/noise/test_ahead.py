@@ -75,6 +75,20 @@ def test_reserved_branches_keep_their_turns() -> None:
         assert words[0] == words[1]
 
 
+def test_a_resumed_run_draws_what_was_not_used() -> None:
+    """Draws that wait when a seeded run is saved are those of its next step."""
+    stream, resumed = (KeyStream.from_seed(1, "noise") for _ in range(2))
+    noisy(stream, N)
+    assert stream.reserved
+    resumed.skip_to(*stream.reached)
+    again = KeyStream.from_seed(1, "noise")
+    again.reserve()
+    again.skip_to(*stream.reached)  # what it had reserved is behind it
+    expected, *others = (noisy(each, N) for each in (stream, resumed, again))
+    for other in others:
+        assert all(map(torch.equal, expected, other))
+
+
 def test_an_interrupted_step_loses_its_draws() -> None:
     """They may have been added in part, and seen: the step that is done again gets others."""
     stream, failed = KeyStream(), torch.zeros(N, dtype=torch.float64)

@@ -54,8 +54,9 @@ def whole_vectors() -> bool:
 
 
 def onednn_forms_gradients(x: Tensor, rows: int, columns: int) -> bool:
-    """Whether oneDNN forms a record's gradient of a (rows, columns) matrix: it copies one side
-    first (see `transposed_product`), which halves of vectors do not make good.
+    """Whether oneDNN forms a record's gradient of a (rows, columns) matrix.
+
+    It copies one side first (see `transposed_product`), which halves of vectors do not make good.
     """
     return whole_vectors() and onednn_multiplies(x, rows, columns)
 

@@ -39,8 +39,9 @@ class DrawnAhead:
         self._drawn: WeakKeyDictionary[KeyStream, Future[Tensor]] = WeakKeyDictionary()
 
     def begin(self, stream: KeyStream, sizes: Sequence[int]) -> None:
-        """Draw for the next branches of ``stream``, as many numbers as ``sizes`` says for each;
-        nothing where draws of it wait.
+        """Draw for the next branches of ``stream``, as many numbers as ``sizes`` says for each.
+
+        Nothing where draws of it wait.
         """
         if stream.reserved:
             return

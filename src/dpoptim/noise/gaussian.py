@@ -101,8 +101,7 @@ def add_normal(
 
 
 def draw_normal_ahead(stream: KeyStream, vectors: Sequence[Sequence[Tensor]]) -> None:
-    """Let a spare thread draw what the next calls of `add_normal` want, one for each of
-    ``vectors``, as they are now.
+    """Let a spare thread draw what the next calls of `add_normal` want, for these vectors in turn.
 
     Nothing is done where torch may use one thread only, elsewhere than on the CPU, for vectors so
     short that it would not pay, and for more than 2^20 entries, whose draws would take memory.

@@ -169,7 +169,7 @@ class KeyStream:
 
     @property
     def reached(self) -> tuple[int, int]:
-        """Bytes and branches that were handed out: see `skip_to`. Reserved ones are still to come."""
+        """Bytes and branches that were handed out, not those still reserved: see `skip_to`."""
         return self._bytes, self._branches.made - self.reserved
 
     def skip_to(self, bytes_handed_out: int, branches: int) -> None:
