@@ -139,8 +139,10 @@ class DPLinearRegression(FitsNumbers, LinearFit):
         target_bound: required; public bound on |y|, to which targets are clipped. It must not be
             read off the data.
         loss: ``"squared"``, or ``"huber"``, which is linear beyond ``huber_delta``.
-        huber_delta: in units of ``target_bound``, > 0.
-
+        huber_delta: in units of ``target_bound``, > 0; so a loose bound makes it loose, too. At the
+            default few residuals are cut, and predictions are near the mean. Smaller ones (0.15)
+            help where noise is large: few records, or a bound many times as wide as targets
+            scatter; they draw predictions of skewed targets towards the median.
         solver: as for `DPLogisticRegression`, or ``"sufficient-statistics"`` (noisy sums of x x^T
             and x y, for a squared loss); ``"auto"`` takes these where data is plenty, else
             ``"momentum-gd"``.
