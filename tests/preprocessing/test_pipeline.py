@@ -173,3 +173,27 @@ def test_defaults_on_raw_units() -> None:
         model = PrivatePipeline([("scale", scaler), ("last", last)], epsilon=4.0, delta=1e-4)
         scores.append(model.fit(x[:450], y[:450]).score(x[450:], y[450:]))
     assert np.mean(scores) > 0.88
+
+
+@pytest.mark.parametrize("kind", [DPLogisticRegression, DPSGDClassifier])
+def test_persons_are_protected_by_the_whole_or_refused_before_anything_is_spent(kind: Any) -> None:
+    """A step that counts rows may not stand before one that counts persons: a person with many
+    rows would move it by more than it pays for.
+    """
+    rng = np.random.default_rng(0)
+    x, owners = rng.uniform(0, 100, (600, 2)), np.arange(600) % 200
+    y = (x[:, 0] > 50).astype(int)
+    bounds: Any = {"lower": 0, "upper": 100}
+    model = kind(classes=[0, 1], noise_seed=1, **({"epochs": 1} if kind is DPSGDClassifier else {}))
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        common: Any = {"epsilon": 4.0, "delta": 1e-4, "ledger": ledger}
+        rows = PrivatePipeline([("s", DPStandardScaler(**bounds)), ("m", model)], **common)
+        for given in ({"persons": owners}, {"m__persons": owners}):
+            with pytest.raises(ValueError, match="step 's' learns from rows .* Fix: a free step"):
+                rows.fit(x, y, **given)
+        assert ledger.entries() == []
+        free = PrivatePipeline([("s", DPMinMaxScaler(**bounds)), ("m", model)], **common)
+        for given in ({"persons": owners}, {"m__persons": owners}):
+            assert free.fit(x, y, **given).privacy_.unit == "person"
+        assert free.fit(x, y).privacy_.unit == "record"
+        assert free.privacy_.epsilon <= 4.0

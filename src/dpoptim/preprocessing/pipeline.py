@@ -15,6 +15,7 @@ from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
+from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.scope import ALONE, ON_TRUST, public_number_of_records, with_scope
 from dpoptim.estimators.table import stated_delta
 from dpoptim.gate.one_process import refuse_several_ranks
@@ -84,13 +85,18 @@ class PrivatePipeline(KnowsOpacus, Pipeline):
         self.shares = shares
         self.ledger = ledger
 
-    def fit(self, X: Any, y: Any = None, **params: Any) -> Self:
+    def fit(self, X: Any, y: Any = None, *, persons: Any = None, **params: Any) -> Self:
         """Fit every step on its share of the budget.
+
+        Args:
+            persons: the owner of each row, where the guarantee shall protect persons who have
+                several; for the last step, the only one that may then learn from records.
+            params: of steps' ``fit``, as in scikit-learn.
 
         Raises:
             ValueError: a last step without a budget, steps under different neighbouring relations,
-                or bad shares; before anything is spent. RankError: in a process group of several
-                ranks.
+                bad shares, or persons whom a step does not know; before anything is spent.
+            RankError: in a process group of several ranks.
         """
         refuse_several_ranks(
             type(self).__name__,
@@ -98,8 +104,20 @@ class PrivatePipeline(KnowsOpacus, Pipeline):
             "estimator on all ranks",
         )
         last, charged = self._steps_with_budgets()
+        name = f"{self.steps[-1][0]}__persons"
+        persons = params.pop(name, None) if persons is None else persons
+        if persons is not None:
+            if charged:
+                raise ValueError(
+                    f"persons: step {next(iter(charged))!r} learns from rows as if each were "
+                    "somebody else's. Fix: a free step in its place, such as DPMinMaxScaler with "
+                    "public bounds, or categories that are public."
+                )
+            params[name] = persons
         relation = last.neighboring
-        n = public_number_of_records(getattr(last, "n", None), len(X), relation)
+        owners = None if persons is None else owners_of(X, persons, last.rows_per_person)
+        unit, units = units_in(X, owners)
+        n = public_number_of_records(getattr(last, "n", None), units, relation)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         epsilon = positive_number("epsilon", self.epsilon)
         mu = price_of(epsilon, delta)
@@ -120,6 +138,7 @@ class PrivatePipeline(KnowsOpacus, Pipeline):
                 super().fit(X, y, **params)
             events = [entry.event for entry in ledger.entries() if entry.id not in earlier]
         whole = compute_epsilon(dp_accounting.ComposedDpEvent(events), delta, relation)
+        whole = replace(whole, unit=unit.name)
         self.privacy_ = with_scope(replace(whole, notes=(*own_notes(last), *said)), self.ledger)
         last.privacy_ = self.privacy_
         return self
