@@ -125,13 +125,14 @@ def refused(rank: int) -> dict[str, str]:
     mine, each = own(rank, size, owners, "persons"), slice(None)
     sharded = DPLogisticRegression(classes=[0, 1], sharded=True)
     whole = DPLogisticRegression(classes=[0, 1])
-    named = owners.astype(str) if rank else owners  # "10" before "2"
+    named = owners.astype(str) if rank else owners
+    others = np.roll(owners, 1) if rank else owners
     network = DPSGDClassifier(classes=[0, 1], random_state=0, epochs=1, noise_seed=1)
     return {
         **{f"{way} split": caught(lambda way=way: difference(rank, way, "split")) for way in WAYS},
         "names and numbers in shards": caught(fit(sharded, named[mine], mine)),
-        "names and numbers": caught(fit(whole, named, each)),
-        "names and numbers in a network": caught(fit(network, named, each)),
+        "other owners": caught(fit(whole, others, each)),
+        "other owners in a network": caught(fit(network, others, each)),
         "persons on one rank": caught(fit(whole, owners if rank else None, each)),
     }
 

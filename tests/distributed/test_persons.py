@@ -26,8 +26,8 @@ def test_persons_of_two_shards_are_refused_on_all_ranks_and_by_name() -> None:
         assert "zlib.crc32(name) % world_size" in first[case]
     for case in (
         "names and numbers in shards",
-        "names and numbers",
-        "names and numbers in a network",
+        "other owners",
+        "other owners in a network",
         "persons on one rank",
     ):
         assert "rank 1 would train with another persons than" in first[case], case

@@ -155,14 +155,16 @@ def test_a_record_of_equal_rows_is_a_record_of_one_row() -> None:
 
 
 def test_persons_with_their_rows_are_records_of_these_rows() -> None:
-    """Whoever has m rows brings them all; the update is that of stacked records, whatever the
-    order of the rows.
+    """Whoever has m rows brings them all; the update is that of stacked records, in the order of
+    their first rows.
     """
     data, chosen = stacked(), plan(20, clip_norm=0.3)
-    whole = trained(data, chosen, loader={}, rows_per_record=K)
     torch.manual_seed(2)
     order = torch.randperm(20 * K)
     rows = TensorDataset(*(t.flatten(0, 1)[order] for t in data.tensors))
+    met = list(dict.fromkeys((order // K).tolist()))
+    in_order = TensorDataset(*(t[met] for t in data.tensors))
+    whole = trained(in_order, chosen, loader={}, rows_per_record=K)
     owners = [f"p{int(i):03d}" for i in order // K]
     for loader in ({}, {"physical_batch_size": 2 * K}, {"num_workers": 1}):
         found = trained(rows, chosen, loader=loader, rows_per_record=K, persons=owners)
@@ -195,6 +197,17 @@ def test_a_person_brings_at_most_so_many_rows_each_choice_as_likely() -> None:
         counts[brought[0]] += 1
     expected, deviation = 4000 * 2 / 5, (4000 * 0.4 * 0.6) ** 0.5
     assert np.all(np.abs(counts[:5] - expected) < 4.5 * deviation)
+
+
+@pytest.mark.parametrize("name", ["a", "m", "z"])
+def test_another_name_for_somebody_moves_nobody_else(name: str) -> None:
+    """Records are neighbours by place, and so are persons: a name is no place."""
+    owners = ["k", "b", "k", "t", "b", "t", "t"]
+    before = Persons.of(owners, 7, 2)
+    after = Persons.of([name if owner == "k" else owner for owner in owners], 7, 2)
+    assert before.numbers.tolist() == after.numbers.tolist() == [0, 1, 0, 2, 1, 2, 2]
+    assert before.digest == after.digest
+    assert after.names.tolist() == [name, "b", "t"]
 
 
 def test_an_empty_batch_takes_its_step() -> None:

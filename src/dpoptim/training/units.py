@@ -30,13 +30,15 @@ NO_ROW = -1  # in the place of a row that is not there
 
 @dataclass(frozen=True)
 class Persons:
-    """Owners of rows.
+    """Owners of rows, in the order of their first rows.
+
+    So who replaces somebody, under whatever name, takes that place, and nobody else's changes.
 
     Attributes:
-        rows: row numbers, sorted by their owner, shape (rows,).
+        rows: row numbers, owner by owner, shape (rows,).
         ends: where each person's rows end in it, shape (persons,).
         most: rows that a person brings to a step, at most; public.
-        names: numbers or strings, rising, shape (persons,); private.
+        names: numbers or strings, shape (persons,); private.
     """
 
     rows: Indices
@@ -46,7 +48,7 @@ class Persons:
 
     @classmethod
     def of(cls, owners: Any, rows: int, most: int) -> "Persons":
-        """Make persons of each row's owner, numbers or strings, (rows,), in the names' order.
+        """Make persons of each row's owner, numbers or strings, (rows,).
 
         Raises:
             ValueError: not one owner for each row. No message quotes one.
@@ -65,16 +67,20 @@ class Persons:
                 "or missing, is unclear. Fix: persons=[str(name) for name in names], after giving "
                 "each row without an owner one of its own."
             )
-        order = np.argsort(names, kind="stable").astype(np.int64)
-        different, counts = np.unique(names, return_counts=True)
-        return cls(order, np.cumsum(counts), most, different)
+        different, first, owner, counts = np.unique(
+            names, return_index=True, return_inverse=True, return_counts=True
+        )
+        met = np.argsort(first)
+        numbers = np.argsort(met)[owner]
+        order = np.argsort(numbers, kind="stable").astype(np.int64)
+        return cls(order, np.cumsum(counts[met]), most, different[met])
 
     def __len__(self) -> int:
         return len(self.ends)
 
     @property
     def numbers(self) -> Indices:
-        """The number of each row's owner, in the names' order; shape (rows,)."""
+        """The number of each row's owner, as they are met; shape (rows,)."""
         found = np.empty(len(self.rows), dtype=np.int64)
         found[self.rows] = np.repeat(np.arange(len(self)), np.diff(self.ends, prepend=0))
         return found

@@ -65,7 +65,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
     **Guarantee.** ``privacy_``, for every table, per record or, with ``persons``, per person
     (Papernot and Steinke 2022, Theorem 2, by dp_accounting's ``RepeatAndSelectDpEvent``, reserved
     before the first trial). A trial is mu-GDP: which part a record is in depends on its place alone
-    (of a person with all rows, on the place among the names). One in the training part is seen by
+    (of a person with all rows, on the place of the first). One in the training part is seen by
     the fit, mu-GDP, of which the score is a post-processing for it; one in the hold-out is seen by
     the score alone, a Gaussian of mu, in which a person counts by the mean over the person's rows.
     So the trial costs mu once, not twice.
