@@ -8,6 +8,8 @@ each rank, so compute stays and communication grows.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dpoptim.distributed.exchange import stretches
+
 NETWORKS = {  # seconds a message, seconds a byte
     "Ethernet 10 Gbit/s": (50e-6, 8 / 10e9),
     "InfiniBand 200 Gbit/s": (5e-6, 8 / 200e9),
@@ -24,14 +26,16 @@ def communication(
     Args:
         small: collectives of a few bytes in a private step, as counted; None: plain DDP, one ring
             all-reduce in float32. Private: each rank sends every other one its part in float64
-            (pairwise), then a ring all-gather in float32. Small ones take a message of each rank
-            in a row where all gather, which is taken for all.
+            (pairwise), then a ring all-gather in float32, both stretch by stretch; that the next
+            one travels meanwhile is not counted. Small ones take a message of each rank in a row
+            where all gather, which is taken for all.
     """
     alpha, beta = network
     share = (size - 1) / size
     if small is None:
         return 2 * (size - 1) * alpha + 2 * share * 4 * parameters * beta
-    vectors = 2 * (size - 1) * alpha + share * (8 + 4) * parameters * beta
+    times = len(stretches(-(-parameters // size), size))
+    vectors = 2 * times * (size - 1) * alpha + share * (8 + 4) * parameters * beta
     return vectors + small * (size - 1) * alpha
 
 

@@ -166,7 +166,7 @@ def counted() -> Iterator[Sent]:
     share = (size - 1) / size
     # per collective: which argument travels, and how much of it this rank sends
     rules = {
-        "all_to_all_single": (1, share),
+        "all_to_all_single": (1, 1),
         "all_gather_single": (1, size - 1),
         "all_reduce": (0, 2 * share),
         "broadcast": (0, share),

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -22,8 +23,9 @@ from torch.utils.data import Dataset, TensorDataset
 import dpoptim
 from dpoptim.audit.two_worlds import Attack, audit_two_worlds
 from dpoptim.clipping import Clipping
-from dpoptim.distributed import control_groups
+from dpoptim.distributed import control_groups, exchange
 from dpoptim.distributed.process_group import ProcessGroup
+from dpoptim.distributed.ranks import part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.gate import Gate, planned
 from dpoptim.noise.gaussian import add_normal
@@ -704,3 +706,32 @@ def other_ways(rank: int) -> dict[str, Tensor]:
                 optimizer.step()
         results[name] = torch.cat([p.detach().flatten() for p in model.parameters()])
     return results
+
+
+# ---- vectors that travel ------------------------------------------------------------------------
+
+
+def exchanged(rank: int, sizes: list[int], stretch: int) -> tuple[Tensor, list[Tensor], int]:
+    """A vector added up over the ranks and handed out in float32 to tensors of other lengths, so
+    many entries of a part at a time: the sum, what was written, and how often something travelled.
+    """
+    size, entries = dist.get_world_size(), sum(sizes)
+    vector = torch.arange(entries, dtype=torch.float64) * (rank + 1)
+    ranks, calls = ProcessGroup(dist.group.WORLD), Counter[str]()
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls["exchanges"] += 1
+        return honest(*arguments, **options)
+
+    honest = dist.all_to_all_single
+    with (
+        patch.object(exchange, "STRETCH", size * stretch),
+        patch.object(exchange, "LEAST", 1),
+        patch.object(dist, "all_to_all_single", counted),
+    ):
+        own = ranks.sum_parts(vector, sizes)
+        total = torch.cat(ranks.gathered(own))
+        part = total.split(part_sizes(entries, size))[rank]
+        into = [torch.empty(entries // 3), torch.empty(0), torch.empty(entries - entries // 3)]
+        ranks.join_parts(part, into, lambda each: each.float().div_(2.0))
+    return total, into, calls["exchanges"]

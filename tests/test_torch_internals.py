@@ -19,6 +19,7 @@ SOURCE = Path(dpoptim.__file__).parent
 PRIVATE = re.compile(
     r"torch\._[a-zA-Z]|torch\.ops\.|torch\.(?:utils|nn|optim|autograd)[\w.]* import "
     r"_|torch\.utils\._|\._version\b"
+    r"|distributed_c10d\._|\._get_backend\b|\._device_types\b|options\._timeout"
     r"|queue_callback|_active_ddp_module|_delay_all_reduce"
     r"|\._(?:backward|forward|forward_pre|backward_pre|post_accumulate_grad|optimizer_step_pre|optimizer_step_post)_hooks\b"
 )

@@ -46,7 +46,7 @@ def test_without_noise_sharded_models_train_as_in_one_process(
 
 @pytest.mark.slow
 def test_each_bug_is_noticed_and_the_code_as_it_is_is_not() -> None:
-    (expected,) = work.without_noise(0, [("flat", "per block", {})])
+    (expected,) = work.without_noise(0, [("flat", "per block", {"steps": 2})])
     for found in run_ranks(2, work.caught_mutants, expected):
         assert not found.pop("none")
         missed = [name for name, noticed in found.items() if not noticed]

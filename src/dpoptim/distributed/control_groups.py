@@ -1,10 +1,12 @@
 """Groups of the ranks on the CPU, for agreement: beside each group of the caller's."""
 
 import atexit
-from datetime import timedelta
+from contextlib import suppress
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
+
+from dpoptim.torch_internals import time_out_of
 
 # held here alone, so that they can be closed here
 control_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
@@ -19,7 +21,7 @@ def control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     if group not in control_groups:
         control_groups[group] = dist.new_group(
             dist.get_process_group_ranks(group),
-            timeout=time_out(group),
+            timeout=time_out_of(group),
             backend="gloo",
             use_local_synchronization=True,
             group_desc="dpoptim",
@@ -37,11 +39,5 @@ def close_control_groups() -> None:
     for callers in [*control_groups]:
         if callers not in lost_groups:
             group = control_groups.pop(callers)
-            if group in dist.distributed_c10d._world.pg_map:
+            with suppress(ValueError):  # the caller has destroyed all of them
                 dist.destroy_process_group(group)
-
-
-def time_out(group: dist.ProcessGroup) -> timedelta:
-    """How long the caller lets ranks wait for each other."""
-    backends = [group._get_backend(device) for device in group._device_types]
-    return backends[0].options._timeout

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
 from dpoptim.clipping import Directions
-from dpoptim.distributed.control_groups import control_group, control_groups, lost_groups, time_out
+from dpoptim.distributed.control_groups import control_group, control_groups, lost_groups
+from dpoptim.distributed.exchange import Change, add_parts, join_parts
 from dpoptim.distributed.ranks import part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.distributed.signs import (
@@ -40,6 +41,7 @@ from dpoptim.gradients.summation_groups import Indices, into_groups
 from dpoptim.gradients.totals import Totals
 from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream, fresh_secret, key_stream
+from dpoptim.torch_internals import rendezvous_store, time_out_of
 
 Answer = TypeVar("Answer")
 ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they live may take
@@ -245,33 +247,18 @@ class ProcessGroup:
         return ReplicatedTotals(self, parameters, directions)
 
     def sum_parts(self, vector: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-        """See `Ranks`. The sum is written over the beginning of ``vector``.
-
-        Each rank sends every other one its part of the vector, and adds up what it gets in the
-        order of the ranks. (On gloo this takes two fifths of the time of its reduce-scatter, needs
-        no padding, and the order of additions is known.)
-        """
-        sizes = [*(sizes or part_sizes(len(vector), self.size))]
-        mine = sizes[self.rank]
-        received = vector.new_empty(self.size * mine)
+        """Add up this rank's part, in place; see `Ranks` and `exchange.add_parts`."""
+        parts = vector.split([*(sizes or part_sizes(len(vector), self.size))])
         with self._connected("adding up a step's sums"):
-            dist.all_to_all_single(received, vector, [mine] * self.size, sizes, group=self.group)
-        total = vector[:mine]
-        for rank, part in enumerate(received.view(self.size, mine)):
-            if rank == 0:
-                total.copy_(part)
-            else:
-                total.add_(part)
-        return total
+            add_parts(parts, self.rank, self.group)
+        return parts[self.rank]
 
-    def join_parts(self, part: Tensor, entries: int) -> Tensor:
-        each = part_sizes(entries, self.size)[0]
-        if len(part) < each:
-            part = torch.cat([part, part.new_zeros(each - len(part))])
-        whole = part.new_empty(self.size * each)
+    def join_parts(
+        self, part: Tensor, into: Sequence[Tensor], sent: Change = lambda stretch: stretch
+    ) -> None:
+        sizes = part_sizes(sum(map(len, into)), self.size)
         with self._connected("handing out a step's release"):
-            dist.all_gather_single(whole, part.contiguous(), group=self.group)
-        return whole[:entries]  # parts are full but for the last ones, so padding is at the end
+            join_parts(part, sizes, into, self.group, sent)
 
     def norm(self, parts: Sequence[Tensor]) -> float:
         lengths = torch.zeros(self.size, dtype=torch.float64)
@@ -307,15 +294,15 @@ class ProcessGroup:
             raise RankError(
                 f"rank {self.rank} lost the others while {doing}: {self._missing()}. What was "
                 "reserved stays charged. Fix: see the error of that rank; then start all again, "
-                f"from a checkpoint if there is one. (The time-out is {time_out(self.group)}, the "
-                "argument timeout of init_process_group.)"
+                "from a checkpoint if there is one. (The time-out is "
+                f"{time_out_of(self.group)}, the argument timeout of init_process_group.)"
             ) from error
 
     def _missing(self) -> str:
         """Who does not answer a roll-call through the store, with which the processes met."""
         calls = f"dpoptim/{self.group.group_name}/alive"
         try:
-            store = dist.distributed_c10d._get_default_store()
+            store = rendezvous_store()
             store.set(f"{calls}/{self.rank}", "1")
         except Exception:  # stores raise what they like
             return "the process that held the rendezvous (rank 0, unless torchrun does) is gone"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.clipping import Directions
+from dpoptim.distributed.exchange import Change, write
 from dpoptim.errors import RankError
 from dpoptim.gradients.totals import Totals
 from dpoptim.methods.error_feedback import norm
@@ -87,8 +88,16 @@ class Ranks(Protocol):
         """
         ...
 
-    def join_parts(self, part: Tensor, entries: int) -> Tensor:
-        """All ranks' parts of a vector of so many entries, in order."""
+    def join_parts(
+        self, part: Tensor, into: Sequence[Tensor], sent: Change = lambda stretch: stretch
+    ) -> None:
+        """Write all ranks' parts of a vector, in order; see `exchange.join_parts`.
+
+        Args:
+            part: this rank's; see `part_sizes`.
+            into: flat tensors that follow each other, of any dtypes.
+            sent: what is handed out of a stretch of the part.
+        """
         ...
 
     def norm(self, parts: Sequence[Tensor]) -> float:
@@ -193,8 +202,10 @@ class OneProcess:
     def sum_parts(self, vector: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         return vector
 
-    def join_parts(self, part: Tensor, entries: int) -> Tensor:
-        return part
+    def join_parts(
+        self, part: Tensor, into: Sequence[Tensor], sent: Change = lambda stretch: stretch
+    ) -> None:
+        write(into, 0, sent(part))
 
     def norm(self, parts: Sequence[Tensor]) -> float:
         return norm(parts)

@@ -4,6 +4,7 @@ Sums are added up part by part, and what is released of the parts is joined.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Directions
 from dpoptim.distributed.ranks import Ranks, part_sizes
-from dpoptim.gradients.totals import Totals
+from dpoptim.gradients.totals import Totals, mean_of
 
 
 class ReplicatedTotals(Totals):
@@ -31,10 +32,6 @@ class ReplicatedTotals(Totals):
     ) -> None:
         super().__init__(parameters, directions)
         self._ranks = ranks
-        self._dtypes = {
-            device: {p.dtype for p in parameters if p.device == device}
-            for device, _ in self._layout
-        }
 
     def take(self) -> list[list[Tensor]]:
         return [[self._ranks.sum_parts(vector) for vector in each] for each in super().take()]
@@ -48,7 +45,9 @@ class ReplicatedTotals(Totals):
         return [part_sizes(whole, self._ranks.size)[self._ranks.rank] for whole in self.entries]
 
     def joined(self, place: int, part: Tensor) -> Tensor:
-        return self._ranks.join_parts(part, self.entries[place])
+        whole = part.new_empty(self.entries[place])
+        self._ranks.join_parts(part, [whole])
+        return whole
 
     def own(self, place: int, whole: Tensor) -> Tensor:
         sizes = part_sizes(len(whole), self._ranks.size)
@@ -66,11 +65,12 @@ class ReplicatedTotals(Totals):
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:
         """As `Totals.write_means`, from this rank's parts; every rank writes the same bits."""
-        means = []
-        for (device, sizes), part in zip(self._layout, released, strict=True):
-            of_device = self._dtypes[device]
-            dtype = next(iter(of_device)) if len(of_device) == 1 else torch.float64
-            means.append(
-                self._ranks.join_parts(part.to(dtype, copy=True).div_(divisor), sum(sizes))
-            )
-        super().write_means(means, 1.0)
+        with torch.no_grad():
+            means = [p.new_empty(p.shape) for p in self._parameters]
+            for (device, _), part in zip(self._layout, released, strict=True):
+                into = [mean.view(-1) for mean in means if mean.device == device]
+                dtypes = {mean.dtype for mean in into}
+                dtype = dtypes.pop() if len(dtypes) == 1 else torch.float64
+                self._ranks.join_parts(part, into, partial(mean_of, divisor=divisor, dtype=dtype))
+            for p, mean in zip(self._parameters, means, strict=True):
+                p.grad = mean

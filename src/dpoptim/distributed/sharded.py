@@ -207,7 +207,9 @@ class ShardedTotals(Totals):
                 if isinstance(p, DTensor):
                     p.grad = dtensor_of(p, mean.view(cut.part_shape(self._ranks.rank)))
                 else:
-                    p.grad = self._ranks.join_parts(mean, p.numel()).view(p.shape)
+                    grad = torch.empty_like(p, memory_format=torch.contiguous_format)
+                    self._ranks.join_parts(mean, [grad.view(-1)])
+                    p.grad = grad
 
     def joined(self, place: int, part: Tensor) -> Tensor:
         everyone = self._ranks.gathered(part.cpu())
