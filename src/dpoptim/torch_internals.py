@@ -7,7 +7,6 @@ touched.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
 
@@ -52,11 +51,9 @@ __all__ = [
     "pre_forward_hooks",
     "put_first",
     "pytree",
-    "rendezvous_store",
     "require",
     "running_wrapper",
     "saved_tensors_hooks_are_set",
-    "time_out_of",
     "version_of",
 ]
 
@@ -158,18 +155,6 @@ def running_wrapper() -> Any:
 def delays_gradients(wrapper: nn.Module) -> bool:
     """Whether such a wrapper sends some gradients whatever it is told."""
     return bool(getattr(wrapper, "_delay_all_reduce_params", None))
-
-
-def rendezvous_store() -> Any:
-    """The store with which the processes of ``torch.distributed`` met."""
-    return torch.distributed.distributed_c10d._get_default_store()
-
-
-def time_out_of(group: Any) -> timedelta:
-    """How long a process group lets its processes wait for each other."""
-    backends = [group._get_backend(device) for device in group._device_types]
-    waits: timedelta = backends[0].options._timeout
-    return waits
 
 
 @dataclass(frozen=True)

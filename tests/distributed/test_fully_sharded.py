@@ -45,10 +45,12 @@ def test_without_noise_sharded_models_train_as_in_one_process(
 
 
 @pytest.mark.slow
-def test_each_bug_is_noticed_and_the_code_as_it_is_is_not() -> None:
+@pytest.mark.parametrize("detector", ["noise", "sums", "shift", "reductions"])
+def test_each_bug_is_noticed_and_the_code_as_it_is_is_not(detector: str) -> None:
     (expected,) = work.without_noise(0, [("flat", "per block", {"steps": 2})])
-    for found in run_ranks(2, work.caught_mutants, expected):
+    for found in run_ranks(2, work.caught_mutants, detector, expected):
         assert not found.pop("none")
+        assert found
         missed = [name for name, noticed in found.items() if not noticed]
         assert not missed
 

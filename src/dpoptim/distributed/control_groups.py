@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 
-from dpoptim.torch_internals import time_out_of
+from dpoptim.distributed.c10d_internals import time_out_of
 
 # held here alone, so that they can be closed here
 control_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()

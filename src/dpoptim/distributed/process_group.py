@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
 from dpoptim.clipping import Directions
+from dpoptim.distributed.c10d_internals import rendezvous_store, time_out_of
 from dpoptim.distributed.control_groups import control_group, control_groups, lost_groups
 from dpoptim.distributed.exchange import Change, add_parts, join_parts
 from dpoptim.distributed.ranks import part_sizes
@@ -41,7 +42,6 @@ from dpoptim.gradients.summation_groups import Indices, into_groups
 from dpoptim.gradients.totals import Totals
 from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream, fresh_secret, key_stream
-from dpoptim.torch_internals import rendezvous_store, time_out_of
 
 Answer = TypeVar("Answer")
 ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they live may take
