@@ -41,7 +41,7 @@ _taking_new_key = threading.Lock()
 
 
 def this_process() -> tuple[int, int]:
-    """What tells this process from those that it was forked from."""
+    """Return what tells this process from those that it was forked from."""
     return os.getpid(), _forks
 
 
