@@ -3,6 +3,8 @@ at once.
 """
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +199,30 @@ def test_a_forked_process_cannot_enter_the_run_again() -> None:
             os._exit(7)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+OPEN = """
+import torch, dpoptim
+from torch.utils.data import TensorDataset
+
+data = TensorDataset(torch.randn(200, 4), torch.zeros(200, dtype=torch.long))
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+plan = dpoptim.DPSGD(1.0).plan(n=200, batch_size=20, epochs=1, epsilon=1.0, delta=1e-4)
+private = dpoptim.attach(plan, model, optimizer, data)
+private.__enter__()
+batches = iter(private.batches())
+next(batches)
+"""
+
+
+def test_a_loop_still_open_when_python_ends_says_nothing() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", OPEN],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -1,5 +1,6 @@
 """A run's batches, one microbatch after the other, and whose turn it is."""
 
+import atexit
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -104,9 +105,13 @@ class BatchLoader:
     ) -> Iterator[Any]:
         """`_deliver`, with random numbers that nobody can foretell, unless the run is seeded."""
         self.restore_randomness()
-        with ExitStack() as self._hidden:
+        with ExitStack() as hidden:
+            self._hidden = hidden
             if not self._seeded:
-                self._hidden.enter_context(secret_randomness(self._randomness))
+                # a loop that is still open when Python ends has no modules left to close it with
+                atexit.register(hidden.close)
+                hidden.callback(atexit.unregister, hidden.close)
+                hidden.enter_context(secret_randomness(self._randomness))
             yield from self._deliver(physical_batch_size, options, fixed_shape)
 
     def restore_randomness(self) -> None:
