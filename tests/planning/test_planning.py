@@ -245,10 +245,14 @@ def test_the_table_marks_the_choice_and_a_schema_gives_the_size(tmp_path: Path) 
     out = ("--out", str(tmp_path / "p.html"))
     text = run("plan", "--n", "5000", "--schema", str(schema), "--epsilon", "1", *FAST, *out)
     assert "delta 1e-05" in text
-    assert "a softmax model, n = 5,000" in text
-    assert "next        dpoptim train" in text
+    assert "a softmax model, n = 5,000 records" in text
+    assert f"next        dpoptim train --data FILE --schema {schema} --method" in text
     assert len(re.findall(r"\d\.\d\d x", text)) >= 3
     assert re.search(r"\d+ settings", text)
+    schema.write_text(schema.read_text() + '[columns.who]\nkind = "person"\n')
+    text = run("plan", "--n", "5000", "--schema", str(schema), "--epsilon", "1", *FAST, *out)
+    assert "n = 5,000 persons" in text
+    assert "per person)" in text
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,16 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dpoptim.registry import method_names
-from dpoptim.runs.options import JsonOption, ModelName, ModelOption, Relation, SchemaOption
+from dpoptim.runs.options import (
+    ROWS_OF_PERSON,
+    JsonOption,
+    ModelName,
+    ModelOption,
+    Relation,
+    SchemaOption,
+)
 from dpoptim.terminal import cell, clear_errors, console, say
+from dpoptim.unit import RECORD, Unit
 
 if TYPE_CHECKING:
     from dpoptim.planning import Plans, StepCost, Target
@@ -19,7 +27,14 @@ METHOD_WIDTH = 23  # of the longest word in a method's name
 
 
 def plan(
-    n: Annotated[int, typer.Option("--n", help="Number of records; a public number.", min=1)],
+    n: Annotated[
+        int,
+        typer.Option(
+            "--n",
+            help="Number of records, or of persons where the schema names them; public.",
+            min=1,
+        ),
+    ],
     epsilon: Annotated[
         float | None, typer.Option(help="Target: the budget's epsilon; give --delta too.")
     ] = None,
@@ -81,7 +96,7 @@ def plan(
         from dpoptim.planning import Question, choose
         from dpoptim.runs.plan_page import command, plan_page, to_json
 
-        width, count = (features, outputs) if schema is None else described(schema)
+        width, count, unit = (features, outputs, RECORD) if schema is None else described(schema)
         target = target_of(epsilon, delta, attacker_right, attacker_tpr, attacker_fpr, n)
         trained, cost = size_and_cost(model, width, count, parameters, records_per_second)
         if max_minutes is not None and not max_minutes > 0:
@@ -97,15 +112,17 @@ def plan(
                 epochs=epochs,
                 cost=cost,
                 max_seconds=None if max_minutes is None else 60 * max_minutes,
+                unit=unit,
+                schema=None if schema is None else str(schema),
             ),
             delta=delta,
         )
         name = f"{trained:,} parameters" if parameters is not None else f"a {model.value} model"
-        write_atomically(out, plan_page(found, f"{name} on {n:,} records"))
+        write_atomically(out, plan_page(found, f"{name} on {n:,} {unit.name}s"))
         if as_json:
             print(json.dumps(to_json(found), indent=2, allow_nan=False))
             return
-        title = f"{target}: {name}, n = {n:,}; {len(found.settings)} settings"
+        title = f"{target}: {name}, n = {n:,} {unit.name}s; {len(found.settings)} settings"
         console.print(table_of(found, title))
         say(f"guarantee   {found.plan.guarantee}")
         for warning in found.warnings:
@@ -160,15 +177,16 @@ def target_of(
     return EpsilonAtMost(epsilon, usual_delta(n) if delta is None else delta)
 
 
-def described(path: Path) -> tuple[int, int]:
-    """Features and outputs that a schema makes."""
+def described(path: Path) -> tuple[int, int, Unit]:
+    """Features and outputs that a schema makes, and whom it protects."""
     from dpoptim.data import read_schema
 
     schema = read_schema(path)
     target = schema.target
     if target is None:
         raise ValueError(f"{path} describes no target; give one column the kind target.")
-    return schema.width, len(target.classes) or 1
+    unit = RECORD if schema.person is None else Unit("person", ROWS_OF_PERSON)
+    return schema.width, len(target.classes) or 1, unit
 
 
 def size_and_cost(

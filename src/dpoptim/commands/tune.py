@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from dpoptim.runs.options import (
+    ROWS_OF_PERSON,
     BudgetOption,
     ClassesOption,
     ClassWeightOption,
@@ -44,7 +45,7 @@ def tune(
     target_bounds: TargetBoundsOption = None,
     class_weight: ClassWeightOption = None,
     person_column: PersonColumnOption = None,
-    records_per_person: RecordsPerPersonOption = 16,
+    records_per_person: RecordsPerPersonOption = ROWS_OF_PERSON,
     grid: Annotated[
         list[str] | None,
         typer.Option(

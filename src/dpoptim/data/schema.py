@@ -288,7 +288,8 @@ def texts_of(name: str, entry: str, value: object) -> tuple[str, ...]:
     )
     if not plain:
         raise ValueError(
-            f"schema: column {name!r}: {entry} must be a list of texts, got {value!r}."
+            f"schema: column {name!r}: {entry} must be a list of texts in quotation marks, such as "
+            f'["no", "yes"] or ["false", "true"], got {value!r}.'
         )
     assert isinstance(value, list)
     texts = tuple(str(each).strip() for each in value)

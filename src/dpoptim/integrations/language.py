@@ -91,12 +91,13 @@ def token_losses(
 
 
 def next_token_log_probs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of counted tokens under a causal model, others 0, (B, T - 1).
-
-    And how many count, (B,).
+    """Log-probabilities under a causal model, and the number of tokens that count.
 
     Args:
         logits: (B, T, V). labels: (B, T); `IGNORED` where they do not count.
+
+    Returns:
+        shape (B, T - 1), 0 where a token does not count; shape (B,).
 
     **Guarantee.** Each row depends on that row alone.
     """

@@ -34,9 +34,9 @@ def refuse_loaders(trainer: pl.Trainer, loader: PlanLoader, train_set: object) -
 
 
 def refuse_options(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Options by which a Trainer changes gradients that are clipped and noised already.
+    """Refuse what changes gradients that are clipped and noised already, or splits the module.
 
-    And strategies of several processes that keep the module otherwise than each process whole.
+    These are options of a Trainer, and its strategies for several processes.
     """
     if trainer.world_size > 1 and type(trainer.strategy) is not DDPStrategy:
         raise ValueError(

@@ -1,7 +1,4 @@
-"""Options of a Trainer of Transformers, fitted to a plan.
-
-Or refused by name before anything is charged.
-"""
+"""Options of a Trainer of Transformers: fitted to a plan, or refused before it is charged."""
 
 import copy
 import math

@@ -67,6 +67,7 @@ def choose(question: Question, *, delta: float | None = None) -> Plans:
         delta=delta,
         neighboring=setting.run.neighboring,
     )
+    plan = replace(plan, unit=question.unit)
     effective = noise * setting.method.mechanism.prefix_noise(setting.run)
     ratio = noise_to_signal(effective, question.parameters, setting.run.batch_size)
     chosen = replace(

@@ -1,7 +1,4 @@
-"""Every method, way of sampling, batch size and number of epochs, with its rank.
-
-And with its noise.
-"""
+"""Every method, way of sampling, batch size and number of epochs, with its noise and rank."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,6 +9,7 @@ from dpoptim.methods.method import TrainingMethod
 from dpoptim.planning.ranking import noise_to_signal, predicted_error
 from dpoptim.planning.targets import Target, estimated_noise
 from dpoptim.registry import entries, entry, method_names
+from dpoptim.unit import RECORD, Unit
 
 BATCHES_OF = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # n over these are the batch sizes
 SMALLEST_BATCH = 16
@@ -40,12 +38,14 @@ class Question:
     """The question that a plan answers; public numbers.
 
     Attributes:
-        n: records. parameters: trained numbers.
+        n: records, or persons. parameters: trained numbers.
         target: what the run must keep to. neighboring: the relation; None: add-or-remove-one
             where a method can hold it, else zero-out.
         methods: names in the registry; None: all that train any model.
         batch_size, epochs: where one is decided already. most_steps: noisy steps at most.
         cost: of a step on the machine that will train; None: not known. max_seconds: of the run.
+        unit: whom the guarantee shall protect; n counts them.
+        schema: the file that describes the table, for the command to run next.
     """
 
     n: int
@@ -58,6 +58,8 @@ class Question:
     cost: StepCost | None = None
     max_seconds: float | None = None
     most_steps: int = MOST_STEPS
+    unit: Unit = RECORD
+    schema: str | None = None
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.parameters < 1:

@@ -92,6 +92,7 @@ ClassWeightOption = Annotated[
 PersonColumnOption = Annotated[
     str | None, typer.Option(help="Whose record each is; the guarantee then protects persons.")
 ]
+ROWS_OF_PERSON = 16
 RecordsPerPersonOption = Annotated[
     int,
     typer.Option(
@@ -127,7 +128,7 @@ class TrainRequest:
         ),
     ] = False
     person_column: PersonColumnOption = None
-    records_per_person: RecordsPerPersonOption = 16
+    records_per_person: RecordsPerPersonOption = ROWS_OF_PERSON
     features: Annotated[
         FeaturesName | None, typer.Option(help="Of images: scattering, which no data has taught.")
     ] = None

@@ -101,8 +101,9 @@ def command(plans: Plans) -> str:
         if isinstance(target, EpsilonAtMost)
         else ["--noise-multiplier", f"{chosen.noise_multiplier:.17g}"]
     )
+    table = () if plans.question.schema is None else ("--schema", plans.question.schema)
     words = [
-        *("dpoptim", "train", "--data", "FILE", "--method", chosen.method.name),
+        *("dpoptim", "train", "--data", "FILE", *table, "--method", chosen.method.name),
         *(word for text in chosen.changes for word in ("--set", text)),
         *("--n", str(plans.question.n), "--neighboring", plans.plan.neighboring, *budget),
         *("--delta", f"{plans.plan.delta:g}", "--batch-size", str(chosen.run.batch_size)),
