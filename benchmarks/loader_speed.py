@@ -74,7 +74,8 @@ def as_tensor(x: np.ndarray, index: int) -> Tensor:
 def ours(data: Dataset[Any], batch: int, workers: int) -> Iterator[Any]:
     records = len(data)  # type: ignore[arg-type]
     queue = BatchQueue(PoissonSampling(batch / records), KeyStream(), records, 10**9)
-    sampler = MicrobatchSampler(queue, number_of_groups(batch, None), KeyStream(), None)
+    coins = KeyStream()
+    sampler = MicrobatchSampler(queue, number_of_groups(batch, None), lambda _: coins, None)
     for loaded, _ in load_microbatches(data, sampler, LoaderOptions(num_workers=workers)):
         queue.released()
         yield loaded

@@ -48,7 +48,8 @@ def test_a_line_of_the_accuracies_is_made_again(name: str, monkeypatch: pytest.M
         for row in accuracy.Table(RESULTS / f"accuracy_{name}.csv").rows
         if row.task == task.name and row.part == accuracy.TEST
     ]
-    row = min(rows, key=lambda row: (row.method != "DP-SGD", row.seconds))
+    # shifted images amplify rounding
+    row = min(rows, key=lambda row: (row.method != "DP-SGD", row.shift, row.seconds))
     trial = next(
         each
         for group in groups

@@ -99,8 +99,8 @@ def files_on(place: Path, outcomes: Outcomes, kibibytes: int) -> None:
     """A checkpoint and a text that are there and do not fit again: what was there stays."""
     contents: dict[str, Any] = {
         "identity": {}, "durable": False, "caveats": {}, "steps_done": 0, "unfinished": None,
-        "model": {"w": torch.zeros(1000)}, "optimizers": [], "queue": {}, "side": None,
-        "choice": None,
+        "model": {"w": torch.zeros(1000)}, "optimizers": [], "queue": {}, "streams": [],
+        "side": None, "choice": None,
         "gate": {"released": 0, "reservation": None, "correlated": None},
         "files": [],
     }  # fmt: skip

@@ -79,6 +79,7 @@ def make_checkpoint(folder: Path) -> Path:
         "model": {"weight": torch.arange(2000.0)},
         "optimizers": [{"lr": 0.1}],
         "queue": {},
+        "streams": [],
         "side": None,
         "choice": None,
         "gate": {"released": 5, "reservation": "r", "correlated": None},
