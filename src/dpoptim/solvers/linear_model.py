@@ -5,17 +5,12 @@ derivative of its loss by the scores; its norm is ``|r| |(x, 1)|``. A combinatio
 several points has the same shape, ``sum_j c_j grad f(w_j) = outer(sum_j c_j r_j, (x, 1))``, so
 clipping a *difference* of gradients costs no more.
 
-| loss       | value                                     | r                       | y
-             |
-|------------|-------------------------------------------|-------------------------|-----------------------------|
-| softmax    | log sum exp(s) - s_y                      | softmax(s) - e_y        | class 0..p-1,
-shape (B,)    |
-| logistic   | log(1 + e^s) - y s                        | sigmoid(s) - y          | 0, 1 or
-between, shape (B,) |
-| squared    | |s - y|^2 / 2                             | s - y                   | shape (B,) or
-(B, p)        |
-| huber      | as squared, linear where |s - y| > delta  | (s - y) cut to +-delta  | shape (B,) or
-(B, p)        |
+| loss     | value                                    | r                      | y              |
+|----------|------------------------------------------|------------------------|----------------|
+| softmax  | log sum exp(s) - s_y                     | softmax(s) - e_y       | a class, (B,)  |
+| logistic | log(1 + e^s) - y s                       | sigmoid(s) - y         | 0 to 1, (B,)   |
+| squared  | |s - y|^2 / 2                            | s - y                  | (B,) or (B, p) |
+| huber    | as squared, linear where |s - y| > delta | (s - y) cut to +-delta | (B,) or (B, p) |
 """
 
 import math
