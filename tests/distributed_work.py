@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -28,11 +29,14 @@ from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.ranks import part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.gate import Gate, planned
+from dpoptim.gradients import boxes
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.sampling import PoissonSampling
+from dpoptim.training.checkpoint import read_checkpoint
 from dpoptim.training.microbatches import Microbatch
+from dpoptim.training.rank_files import with_parts
 from dpoptim.training.steps import Steps
 
 N, FEATURES = 60, 5
@@ -596,6 +600,12 @@ def shards_go_on(rank: int, sizes: list[int], method: str, path: str) -> Tensor 
         return part_in_shards(rank, sizes, method, path, False)
     except ValueError as error:
         return str(error)
+
+
+def with_whole_tensors(path: str) -> dict[str, Any]:
+    """What a checkpoint holds, the ranks' files included."""
+    contents = with_parts(read_checkpoint(Path(path))[0], Path(path), None)
+    return {key: boxes.whole(value) for key, value in contents.items() if key != "parts"}
 
 
 def as_lists(state: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from dpoptim import DPSGD
 from dpoptim.assumptions import Assumption
-from dpoptim.runs.result import LedgerEntry, RunResult, Scores
+from dpoptim.runs.result import LedgerEntry, RunResult
 
 SEEDED = "seeded: not for release"
 UNPROVEN = Assumption("unproven", "nobody has proved <this> yet")
@@ -33,8 +33,8 @@ def small_run(
         ledger=LedgerEntry(
             "/home/somebody/secret-folder/ledger.db", "digits", "r-17", "epsilon 1 of 3"
         ),
-        private_scores=Scores((0.5, 0.7123)),
-        comparison_scores=Scores((0.8, 0.9456)),
+        private_scores=(0.5, 0.7123),
+        comparison_scores=(0.8, 0.9456),
         versions={"dpoptim": "0.1.0", "torch": "2.13.0"},
         finished="2026-07-25T14:03:22+02:00",
     )

@@ -2,12 +2,16 @@
 first, and returns plain values.
 """
 
+import fcntl
 import gc
+import itertools
 import os
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -44,7 +48,7 @@ from dpoptim.audit.two_worlds import (
     log_likelihood_ratio,
     sampled_gaussians,
 )
-from dpoptim.distributed import fsdp_internals, stored
+from dpoptim.distributed import fsdp_internals
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.sharded import ShardedTotals
 from dpoptim.errors import PrivacyError
@@ -56,9 +60,7 @@ from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.training import checkpoint, rank_files
-from dpoptim.training.checkpoint import read_checkpoint
 from dpoptim.training.microbatches import MicrobatchSampler
-from dpoptim.training.rank_files import with_parts
 
 
 class Blocks(nn.Module):
@@ -525,7 +527,13 @@ def refused(rank: int) -> dict[str, str]:
 
 
 def part_of_run(
-    rank: int, method: str, path: str, noise_multiplier: float, first: bool, again: str = ""
+    rank: int,
+    method: str,
+    path: str,
+    noise_multiplier: float,
+    first: bool,
+    again: str = "",
+    key: bytes | None = None,
 ) -> dict[str, Any]:
     """The first three steps of a run, left at a checkpoint; or the rest of it, in shards where
     there are ranks. What is saved again, right after it was taken up, is what was there.
@@ -539,6 +547,7 @@ def part_of_run(
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
     x, y = records()
     options: dict[str, Any] = ledger_of(rank, plan, path) | ({} if first else {"resume": path})
+    options["checkpoint_key"] = key
     with dpoptim.attach(
         plan, model, optimizer, TensorDataset(x.float(), y), noise_seed=5, **options
     ) as private:
@@ -554,10 +563,32 @@ def part_of_run(
     return {"parameters": whole(model), "reservation": reservation}
 
 
-def with_whole_tensors(path: str) -> dict[str, Any]:
-    """What a checkpoint holds, the ranks' files included."""
-    contents = with_parts(read_checkpoint(Path(path))[0], Path(path), None)
-    return {key: stored.whole(value) for key, value in contents.items() if key != "files"}
+def seeded_runs(rank: int, path: str) -> list[float]:
+    """How far a seeded run that was saved and taken up here ends from the same one in one go: under
+    fully_shard, and with the whole model on each rank.
+    """
+    part_of_run(rank, "ftrl", path, 0.5, True)
+    resumed = part_of_run(rank, "ftrl", path, 0.5, False)["parameters"]
+    at_once = train("ftrl", "adapters", steps=6, noise_multiplier=0.5, physical_batch_size=6)
+    far = [float((resumed - at_once).abs().max())]
+
+    plan = plan_for(METHODS["flat"](), noise_multiplier=0.5, steps=8)
+    model = distributed_work.model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(*records()), noise_seed=5) as private:
+        for x, y in private.batches():
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            optimizer.step()
+    distributed_work.saved_part(rank, "flat", path + "2", 0.5)
+    again = distributed_work.resumed_part(rank, "flat", path + "2", 0.5, path + "3")["parameters"]
+    at_once = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return [*far, float((again - at_once).abs().max())]
+
+
+def parts_of_runs(rank: int, path: str, secret: str, key: bytes) -> None:
+    """The same, in files of anybody's and sealed."""
+    part_of_run(rank, "flat", path, 0.0, True)
+    part_of_run(rank, "flat", secret, 0.0, True, key=key)
 
 
 def saving(path: str, steps: int, again: Callable[[Any], None]) -> Any:
@@ -606,27 +637,65 @@ def saves_that_fail(rank: int, path: str) -> dict[str, Any]:
     return found
 
 
-def killed_in_save(rank: int, path: str) -> str:
-    """Rank 1 is killed while it writes its file."""
+def killed_in_save(rank: int, path: str, moment: str) -> str:
+    """Rank 1 is killed while it writes its file; or rank 0 when the checkpoint is in its place, of
+    which the other has not heard.
+    """
+    die = partial(os.kill, os.getpid(), signal.SIGKILL)
+    write = checkpoint.write_atomically
 
     def again(private: Any) -> None:
-        kill = patch.object(
-            rank_files, "write_atomically", lambda *a, **b: os.kill(os.getpid(), signal.SIGKILL)
-        )
-        with kill if rank == 1 else nullcontext():
+        kill = {
+            ("writing", 1): patch.object(rank_files, "write_atomically", lambda *a, **b: die()),
+            ("written", 0): patch.object(
+                checkpoint, "write_atomically", lambda *a, **b: (write(*a, **b), die())
+            ),
+        }
+        with kill.get((moment, rank), nullcontext()):
             private.save(path)
 
     return caught(lambda: saving(path, 2, again))
 
 
-def goes_on_from(rank: int, path: str) -> dict[str, Any]:
+def seen_while_saving(rank: int, path: str, folder: str) -> None:
+    """Copies of the files right before and after each time that a rank touches one in a save: what
+    is there if all are killed at that moment.
+    """
+    count = itertools.count()
+
+    def copied(touch: Callable[..., Any]) -> Callable[..., Any]:
+        def touched(*arguments: Any, **options: Any) -> Any:
+            if not Path(arguments[-1]).name.startswith("run"):
+                return touch(*arguments, **options)
+            with open(f"{folder}/lock", "w") as lock:  # one rank at a time
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                for moment in (nullcontext, partial(touch, *arguments, **options)):
+                    moment()
+                    copy = Path(folder) / f"{rank}-{next(count)}"
+                    copy.mkdir()
+                    for file in Path(path).parent.glob("run*"):
+                        shutil.copy(file, copy)
+
+        return touched
+
+    def again(private: Any) -> None:
+        with (
+            patch.object(os, "replace", copied(os.replace)),
+            patch.object(Path, "unlink", copied(Path.unlink)),
+        ):
+            private.save(path)
+
+    saving(path, 2, again)
+
+
+def goes_on_from(rank: int, path: str, key: bytes | None = None) -> dict[str, Any]:
     """What a resumed run begins with."""
     plan = plan_for(METHODS["flat"](), steps=6)
     model = model_of("adapters")
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
     x, y = records()
     with dpoptim.attach(
-        plan, model, optimizer, TensorDataset(x.float(), y), resume=path
+        plan, model, optimizer, TensorDataset(x.float(), y), resume=path, checkpoint_key=key
     ) as private:
         averages = [
             p.full_tensor() if isinstance(p, DTensor) else p

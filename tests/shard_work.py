@@ -11,21 +11,29 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
+from dp_accounting import GaussianDpEvent
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from sklearn.base import clone
 
 import dpoptim
 from distributed_work import caught
+from dpoptim.accounting import compute_epsilon, gdp_mu
 from dpoptim.data import ParquetRows
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.wrapping import ranks_of
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
+from dpoptim.gate import TrialsGate
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.trials import logarithmic_count
 from dpoptim.preprocessing import DPMinMaxScaler, DPStandardScaler, PrivatePipeline
 from dpoptim.solvers import Budget, LinearProblem, Objective, select_stationary
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.tuning import DPSearchCV
+from dpoptim.tuning.search import SHAPE
 
 ROWS, FEATURES = 600, 4
+TRIALS, SEVERAL = 8.0, 10  # on average; a seed under which ranks by themselves draw more
 SIZES = {1: [600], 2: [399, 201], 3: [300, 3, 297]}
 # the batches of these take their records from all ranks: another order of the union
 SINGLE_PASS = ("accelerated-srgd", "dp-sgd")
@@ -163,24 +171,18 @@ def charged(rank: int, path: str) -> dict[str, Any]:
 
 
 def charging(rank: int, path: str) -> dict[str, Any]:
-    """What each rank hears that fits preprocessing, evaluates, or searches as one process would;
-    what the ledger that they share shows then.
+    """What each rank hears that fits preprocessing or evaluates as one process would; what the
+    ledger that they share shows then.
     """
     x, labels, _ = table()
     with dpoptim.Ledger(path, neighboring="zero-out") as ledger:
         options: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "ledger": ledger}
-        scale = DPStandardScaler(lower=-4.0, upper=4.0)
-        fit = DPLogisticRegression(solver="momentum-gd", classes=["no", "yes", "maybe"])
         asked: dict[str, Callable[[], Any]] = {
             "scaler": lambda: DPStandardScaler(lower=-4.0, upper=4.0, **options).fit(x),
             "quantiles": lambda: DPMinMaxScaler(-4.0, 4.0, quantile=0.1, **options).fit(x),
             "evaluation": lambda: dpoptim.evaluation.evaluate_classifier(
                 np.full((ROWS, 3), 1 / 3), labels, classes=["no", "yes", "maybe"], **options
             ),
-            "pipeline": lambda: PrivatePipeline([("scale", scale), ("fit", fit)], **options).fit(
-                x, labels
-            ),
-            "search": lambda: DPSearchCV(fit, {"l2": [0.1, 0.2]}, **options).fit(x, labels),
         }
         alone = ("scaler", "quantiles", "evaluation")  # on rank 0
         said = {
@@ -189,6 +191,49 @@ def charging(rank: int, path: str) -> dict[str, Any]:
         }
         dist.barrier()
         return said | {"charges": len(ledger.entries())}
+
+
+def together(rank: int, path: str) -> dict[str, Any]:
+    """A pipeline and a search that all ranks fit: what was learnt, charged and tried where."""
+    x, labels, _ = table()
+    ledger = dpoptim.Ledger(path, neighboring="zero-out") if rank == 0 else None
+    options: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-5, "ledger": ledger}
+    fit = estimator("momentum-gd", classes=["maybe", "no", "yes"])
+    own = DPStandardScaler(lower=-4.0, upper=4.0, noise_seed=1)
+    steps = [("scale", own), ("fit", fit)]
+    pipeline = PrivatePipeline(steps, **options).fit(x, labels)
+    tried: list[float] = []
+    honest = DPLogisticRegression.fit
+
+    def spy(self: Any, *data: Any, persons: Any = None) -> Any:
+        tried.append(self.l2)
+        return honest(self, *data, persons=persons)
+
+    with patch.object(DPLogisticRegression, "fit", spy):
+        search = DPSearchCV(fit, {"l2": [0.1, 0.2]}, mean_trials=8.0, noise_seed=5, **options).fit(
+            x, labels.astype(object)
+        )
+    sharded = DPSearchCV(clone(fit).set_params(sharded=True), {"l2": [0.1]}, **options)
+    return {
+        "pipeline": (own.mean_, own.scale_, fitted(pipeline.steps[-1][1])),
+        "pipeline's": pipeline.privacy_,
+        "own step": pipeline.named_steps["scale"] is own,
+        "search": (search.best_score_, fitted(search.best_estimator_), search.best_params_),
+        "search's": search.privacy_,
+        "tried": tried,
+        "entries": [str(entry.event) for entry in ledger.entries()] if ledger else [],
+        "refused": {}
+        if not dist.is_initialized()
+        else {
+            "sharded": caught(lambda: sharded.fit(x, labels)),
+            "differ": caught(lambda: PrivatePipeline(steps, **options).fit(x + rank, labels)),
+            "persons": caught(
+                lambda: DPSearchCV(clone(fit), {"l2": [0.1]}, **options).fit(
+                    x, labels, persons=np.arange(ROWS) // 2 if rank == 0 else None
+                )
+            ),
+        },
+    }
 
 
 def differing(rank: int) -> dict[str, str]:
@@ -280,7 +325,7 @@ def noise_alone(rank: int, solver: str = "noisy-gd") -> float:
 def mutants(rank: int) -> dict[str, tuple[str, Any]]:
     """Bugs, by name: what would notice each, and the change to the code."""
     honest_total, honest_sum = ProcessGroup.total, LinearModel.clipped_sum
-    honest_open = dpoptim.gate.FilteredGate.open
+    honest_open, honest_trials = dpoptim.gate.FilteredGate.open, TrialsGate.__init__
 
     def noise_of_all(self: ProcessGroup, local: torch.Tensor) -> torch.Tensor:
         noisy = local.clone()
@@ -315,6 +360,12 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
         ):
             yield
 
+    def own_event(self: TrialsGate, *, event: Any, **settings: Any) -> None:
+        honest_trials(
+            self, event=RepeatAndSelectDpEvent(event.event, event.mean / 2, SHAPE), **settings
+        )
+        self.event = event
+
     def without_dealing(estimator: Any, x: Any, y: Any, owners: Any, ranks: Any) -> Any:
         return x, y
 
@@ -332,6 +383,14 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
             patch("dpoptim.estimators.linear.own_part", without_dealing),
         ),
         "reserved after the sum": ("charge", late()),
+        "each rank draws its own number of trials": (
+            "trials",
+            patch.object(ProcessGroup, "common_stream", ProcessGroup.own_stream),
+        ),
+        "trials of the other rank not charged": (
+            "trials",
+            patch.object(TrialsGate, "__init__", own_event),
+        ),
         "each rank reserves": (
             "charge",
             patch.object(ProcessGroup, "ledger", lambda self, ledger: ledger),
@@ -363,11 +422,42 @@ def caught_mutants(rank: int, alone: np.ndarray, folder: str) -> dict[str, bool]
         dist.barrier()
         return any(early) or len(dpoptim.Ledger(path).entries()) != 1
 
+    def wrong_trials() -> bool:
+        """Trials in another number than the ranks have in common, or too few charged."""
+        path = f"{folder}/trials, {name}.sqlite".replace(" ", "-")
+        honest, fits = DPLogisticRegression.fit, []
+
+        def spy(self: Any, *data: Any, persons: Any = None) -> Any:
+            fits.append(gdp_mu(self.epsilon, self.delta))
+            return honest(self, *data, persons=persons)
+
+        with patch.object(DPLogisticRegression, "fit", spy):
+            DPSearchCV(
+                estimator("momentum-gd", classes=["maybe", "no", "yes"]),
+                {"l2": [0.1, 0.2]},
+                epsilon=4.0,
+                delta=1e-5,
+                mean_trials=TRIALS,
+                noise_seed=SEVERAL,
+                ledger=dpoptim.Ledger(path, neighboring="zero-out") if rank == 0 else None,
+            ).fit(x, labels)
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, fits)
+        made = [mu for each in everyone for mu in each]
+        (entry,) = dpoptim.Ledger(path).entries()
+        spent = RepeatAndSelectDpEvent(GaussianDpEvent(1 / max(made)), TRIALS, SHAPE)
+        charge, cost = (
+            compute_epsilon(event, 1e-5, "zero-out").epsilon for event in (entry.event, spent)
+        )
+        number = logarithmic_count(KeyStream.from_seed(SEVERAL, "trials"), TRIALS)
+        return len(made) != number or charge < cost * (1 - 1e-3)
+
     detectors = {
         "noise": lambda: abs(noise_alone(rank)) > 5,
         "sums": lambda: wrong_sums(sharded=True),
         "dealt": lambda: wrong_sums(sharded=False),
         "charge": wrong_charge,
+        "trials": wrong_trials,
     }
     found = {}
     for name, (detector, change) in mutants(rank).items():

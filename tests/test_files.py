@@ -146,7 +146,7 @@ def test_what_a_killed_process_leaves_is_closed_to_others_and_removed_later(
 def test_another_process_unfinished_work_is_no_litter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with files.written_beside(tmp_path / "one", b"x", private=True) as temporary:
+    with files.written_beside(tmp_path / "one", [b"x"], private=True) as temporary:
         monkeypatch.setattr(files, "_swept", set())
         write_atomically(tmp_path / "two", b"y")
         assert temporary.exists()

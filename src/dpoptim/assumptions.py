@@ -12,21 +12,23 @@ class Assumption:
     text: str
 
 
-NOISE = Assumption(
-    "enforced", "the noise comes from a cryptographic stream, right to 8 standard deviations"
-)
+def enforced(text: str) -> Assumption:
+    return Assumption("enforced", text)
 
 
-ONE_RECORD_A_PERSON = Assumption(
-    "trusted", "one record is the unit of privacy: no person contributed more than one"
+def trusted(text: str) -> Assumption:
+    return Assumption("trusted", text)
+
+
+NOISE = enforced("the noise comes from a cryptographic stream, right to 8 standard deviations")
+
+
+ONE_RECORD_A_PERSON = trusted(
+    "one record is the unit of privacy: no person contributed more than one"
 )
-OWNERS_ARE_NAMED = Assumption(
-    "trusted", "persons names the owner of every row, and nobody goes by two names"
-)
+OWNERS_ARE_NAMED = trusted("persons names the owner of every row, and nobody goes by two names")
 
 
 def bounded(norm: float) -> Assumption:
     """State the bound on what each record adds to a sum."""
-    return Assumption(
-        "enforced", f"each record adds at most {norm:g} to the sum, rounding included"
-    )
+    return enforced(f"each record adds at most {norm:g} to the sum, rounding included")

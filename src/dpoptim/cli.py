@@ -96,7 +96,7 @@ def account(
             steps=steps,
             noise_multiplier=positive("noise_multiplier", noise_multiplier),
             delta=first,
-            neighboring=neighboring and neighboring.value,
+            neighboring=neighboring,
         )
         guarantees = [compute_epsilon(plan.event, d, plan.neighboring) for d in deltas]
         guarantees += [compute_delta(plan.event, e, plan.neighboring) for e in epsilon or []]
@@ -146,7 +146,7 @@ def calibrate(
             steps=steps,
             epsilon=epsilon,
             delta=delta,
-            neighboring=neighboring and neighboring.value,
+            neighboring=neighboring,
         )
     if as_json:
         figures = {
@@ -175,7 +175,7 @@ def positive(name: str, value: float) -> float:
 @app.command()
 @with_options_of(TrainRequest)
 def train(request: TrainRequest) -> None:
-    """Train a classifier privately, and write model, certificate and report.
+    """Train a classifier or a regressor privately, and write model, certificate and report.
 
     All goes into one run directory, the plan included.
 

@@ -9,8 +9,6 @@ import hashlib
 import json
 from typing import Any
 
-__all__ = ["dump", "load", "with_digest"]
-
 DIGEST = "sha256"
 
 

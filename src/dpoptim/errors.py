@@ -39,6 +39,18 @@ class SamplesInteractError(PrivacyError):
     """A record's gradient depends on other records of the batch, so clipping bounds nothing."""
 
 
+class NotByThisWayError(SamplesInteractError):
+    """Records do not interact, but this way of keeping them apart takes gradients for others'.
+
+    Attributes:
+        reason: why, without a fix.
+    """
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class RankError(PrivacyError):
     """Another process of the run, named by rank, has failed, left, or does something else."""
 

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 try:
@@ -36,8 +36,12 @@ _swept: set[Path] = set()  # folders that this process has cleaned up
 _sweeping = threading.Lock()
 
 
-def write_atomically(path: Path, content: bytes | str, *, secret: bool = False) -> None:
+def write_atomically(
+    path: Path, content: bytes | str | Iterable[bytes | memoryview], *, secret: bool = False
+) -> None:
     """Make ``content`` (text as UTF-8) the whole content of the file ``path``, or change nothing.
+
+    Bytes may come piece by piece.
 
     The bytes go to a new file beside it, are forced to the disk, and take the name in one move. An
     existing file's permissions are kept, from the first byte on, and a symbolic link still points
@@ -51,7 +55,8 @@ def write_atomically(path: Path, content: bytes | str, *, secret: bool = False) 
     target = Path(os.path.realpath(path))
     # A file name on Linux can hold what UTF-8 cannot; a finished run is not to be lost over a
     # name.
-    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    whole = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    data = [whole] if isinstance(whole, bytes) else whole
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -70,7 +75,7 @@ def create_whole(path: Path, data: bytes) -> bool:
     Raises:
         OSError: as the system says it. Nothing is left then.
     """
-    with written_beside(path, data, private=False) as temporary:
+    with written_beside(path, [data], private=False) as temporary:
         try:
             os.link(temporary, path)  # unlike a rename, a link never replaces what is there
         except FileExistsError:
@@ -80,12 +85,14 @@ def create_whole(path: Path, data: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def written_beside(target: Path, data: bytes, *, private: bool) -> Iterator[Path]:
+def written_beside(
+    target: Path, data: Iterable[bytes | memoryview], *, private: bool
+) -> Iterator[Path]:
     """A new file with this content in the folder of ``target``, for the time of the ``with``."""
     temporary, handle = begin_beside(target, private=private)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
             if LOCKS:

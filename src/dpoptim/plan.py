@@ -55,6 +55,10 @@ class Method(Protocol):
         """Return how batches are drawn."""
         ...
 
+    def settled(self, run: RunShape, *, epsilon: float | None, delta: float | None) -> "Method":
+        """Return the method with open choices made by the plan's public numbers."""
+        ...
+
     def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
         """Return what this method contributes to the list of what a guarantee rests on."""
         ...
@@ -172,9 +176,7 @@ class Plan:
     def guarantee_at(self, delta: float) -> Guarantee:
         """The guarantee of the whole run at another delta, 1e-14 < delta < 1."""
         if self.noise_multiplier == 0:
-            relation = parse_neighboring(self.neighboring)
-            status = "no privacy: the noise is off"
-            return Guarantee(math.inf, delta, relation, "none", status=status, unit=self.unit.name)
+            return Guarantee.without_noise(self.neighboring, delta, self.unit.name)
         unproven = self.mechanism.claim(self.shape, self.noise_multiplier, delta)
         found = (
             compute_epsilon(self.event, delta, self.neighboring) if unproven is None else unproven
@@ -287,6 +289,9 @@ def make_plan(
             f"delta={min(1e-5, 10.0 ** -math.ceil(math.log10(n) + 1)):g}; it must not depend on "
             "the data."
         )
+    open_run = RunShape(sampler, n, batch_size, steps, relation)
+    method = method.settled(open_run, epsilon=epsilon, delta=delta)
+    sampler = method.sampler(n, batch_size)
     if epsilon is not None:
         shape = RunShape(sampler, n, batch_size, steps, relation)
         noise_multiplier = method.mechanism.calibrate(shape, epsilon=epsilon, delta=delta)

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from dpoptim.accounting.guarantee import rounded_up
-from dpoptim.assumptions import Assumption
+from dpoptim.assumptions import Assumption, enforced, trusted
 
 if TYPE_CHECKING:
     from dpoptim.plan import Plan
@@ -27,32 +27,31 @@ def basis_of(plan: Plan) -> tuple[Assumption, ...]:
         "zero-out": f"n={plan.n} is public; a neighbour has one {unit} that contributes nothing",
         "replace-one": f"n={plan.n} is public; a neighbour has one {unit} of another value",
     }[plan.neighboring]
-    enforced = (
+    in_code = (
         *plan.method.assumptions(plan.shape),
-        Assumption("enforced", plan.sampler.promise()),
-        Assumption("enforced", plan.sampler.releases(plan.steps)),
+        enforced(plan.sampler.promise()),
+        enforced(plan.sampler.releases(plan.steps)),
     )
     return (
-        *(
-            replace(each, text=each.text.replace("each record", f"each {unit}"))
-            for each in enforced
-        ),
-        Assumption("trusted", relation),
+        *(replace(each, text=of_each(unit, each.text)) for each in in_code),
+        trusted(relation),
         plan.unit_assumption,
-        Assumption(
-            "trusted",
-            "the data set yields every record without an error, by itself, whatever else is drawn",
+        trusted(
+            "the data set yields every record without an error, by itself, whatever else is drawn"
         ),
-        Assumption(
-            "trusted",
+        trusted(
             "nobody exploits rounding or overflow in the model, the last bits of noisy "
             "numbers, or timing",
         ),
-        Assumption(
-            "trusted",
-            "settings, preprocessing and stopping were not chosen by looking at the private data",
+        trusted(
+            "settings, preprocessing and stopping were not chosen by looking at the private data"
         ),
     )
+
+
+def of_each(unit: str, text: str) -> str:
+    """A promise about each record, said of each unit that counts as one."""
+    return text.replace("each record", f"each {unit}")
 
 
 def described(plan: Plan, basis: Sequence[Assumption]) -> str:

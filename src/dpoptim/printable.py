@@ -2,8 +2,6 @@
 
 import unicodedata
 
-__all__ = ["printable", "storable"]
-
 # Control characters, surrogates, and format characters: a terminal obeys the first, and the last
 # can reverse or hide what is read. Line and paragraph separators break a line where none was
 # meant.

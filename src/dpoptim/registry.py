@@ -194,9 +194,17 @@ def loaded(point: EntryPoint) -> type[Any]:
 def entries() -> dict[str, Entry]:
     """Return all methods by their names; imports them all.
 
-    Those of other packages that cannot be loaded are left out, with a warning.
+    Those of other packages that cannot be loaded are left out, with a warning, as is one that has
+    the name of a built-in one.
     """
     found = {}
+    for point in entry_points(group=GROUP):
+        if point.name in BUILT_IN:
+            warnings.warn(
+                f"another package's method {point.name!r} ({point.value}) is left out: dpoptim has "
+                "one of that name. Fix: list it by another name.",
+                stacklevel=2,
+            )
     for name in method_names():
         try:
             found[name] = entry(name)

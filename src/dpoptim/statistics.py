@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from dpoptim.accounting.accountant import check_delta, compute_epsilon
 from dpoptim.accounting.gaussian import gdp_mu
-from dpoptim.accounting.guarantee import SEEDED, Guarantee, neighboring_name, parse_neighboring
+from dpoptim.accounting.guarantee import (
+    SEEDED,
+    Guarantee,
+    neighboring_name,
+    neighbours_differ_by,
+    parse_neighboring,
+)
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number
 from dpoptim.gate import FilteredGate
@@ -135,8 +141,7 @@ def ask_first(ledger: Ledger | None, *, epsilon: float, delta: float, neighborin
     """
     mu, relation = price_of(epsilon, delta), neighboring_name(parse_neighboring(neighboring))
     if ledger is not None:
-        differ = 2.0 if relation == "replace-one" else 1.0
-        ledger.check(dp_accounting.GaussianDpEvent(differ / mu), relation)
+        ledger.check(dp_accounting.GaussianDpEvent(neighbours_differ_by(relation) / mu), relation)
 
 
 def price_of(epsilon: float, delta: float) -> float:

@@ -6,7 +6,7 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 
-from dpoptim.accounting.events import event_from_json, event_to_json
+from dpoptim.accounting.event_json import event_from_json, event_to_json
 
 GAUSSIAN = dp.GaussianDpEvent(1.1)
 EVENTS = [

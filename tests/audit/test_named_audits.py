@@ -30,8 +30,8 @@ SHARE = {  # of the claimed epsilon that 8,000 trials certify at least
     "dice-sgd": 0.999,
     "adaptive-gd, norms": 0.55,  # 1,000 runs
     "quantile": 0.99,
-    "search": 0.73,  # exact, of the published bound; see docs/audit.md
-    "search, order statistics": 0.94,
+    "search": 0.81,  # exact, of the published bound; see docs/audit.md
+    "search, order statistics": 0.93,
 }
 
 
@@ -50,7 +50,7 @@ def test_the_committed_audits_are_of_every_method_and_nearly_tight() -> None:
     document = json.loads((RESULTS / "audit.json").read_text())
     for found in document["findings"]:
         assert found["verdict"] == found["expected"]
-        least = 0.73 if found["method"] == "search" else 0.85
+        least = 0.81 if found["method"] == "search" else 0.85
         assert found["lower_bound"] >= least * found["claimed"]
     assert [found["method"] for found in document["findings"]] == list(audits())
 

@@ -34,6 +34,17 @@ def small_parquet(path: Path) -> None:
     pyarrow.parquet.write_table(table, path)
 
 
+def small_arrow(path: Path) -> None:
+    """A file, or by its name a stream, of two batches."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.ipc
+
+    table = pa.table({"a": np.arange(20.0), "b": np.arange(20), "y": ["no", "yes"] * 10})
+    new = pyarrow.ipc.new_stream if path.suffix == ".arrows" else pyarrow.ipc.new_file
+    with new(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+
+
 def small_idx(path: Path) -> None:
     path.write_bytes(bytes([0, 0, 8, 2]) + struct.pack(">2I", 5, 4) + bytes(range(20)))
 
@@ -47,6 +58,8 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
     "t.csv": (small_csv, read_table),
     "t.csv.gz": (small_csv, read_table),
     "t.parquet": (small_parquet, read_table),
+    "t.arrow": (small_arrow, read_table),
+    "t.arrows": (small_arrow, read_table),
     "t-idx": (small_idx, lambda path: read_idx(path.parent, path.name, axes=2)),
 }
 
@@ -129,9 +142,20 @@ def test_a_table_is_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert [float(value) for chunk in chunks for value in chunk.columns["a"]] == list(range(20))
 
 
+def test_a_stream_cut_off_between_two_batches_is_no_shorter_one(tmp_path: Path) -> None:
+    path = tmp_path / "t.arrows"
+    small_arrow(path)
+    whole = path.read_bytes()
+    for end in range(len(whole) - 1, 8, -8):  # messages begin at multiples of 8
+        path.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match="is not a Parquet or Arrow file, or is damaged"):
+            list(read_columns(path))
+
+
 def test_arrow_files_say_the_same_as_csv(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.feather
+    import pyarrow.ipc
     import pyarrow.parquet
 
     table = pa.table(
@@ -144,7 +168,9 @@ def test_arrow_files_say_the_same_as_csv(tmp_path: Path) -> None:
     )
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
     pyarrow.feather.write_feather(table, tmp_path / "t.arrow", compression="uncompressed")
-    for name in ("t.parquet", "t.arrow"):
+    with pyarrow.ipc.new_stream(tmp_path / "stream.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for name in ("t.parquet", "t.arrow", "stream.arrow"):
         (chunk,) = read_columns(tmp_path / name)
         assert np.array_equal(chunk.columns["a"], [1.5, np.nan, -2.0], equal_nan=True)
         assert chunk.columns["n"] == ["1", "2", ""]

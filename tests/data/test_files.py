@@ -205,3 +205,13 @@ def test_other_files(tmp_path: Path) -> None:
     (tmp_path / "t.xlsx").write_text("")
     with pytest.raises(ValueError, match="cannot read .xlsx"):
         plain(tmp_path / "t.xlsx", "y")
+
+
+@pytest.mark.parametrize("name", ["visits.csv", "visits.csv.gz", "visits.CSV.GZ"])
+def test_a_table_has_one_name_gzipped_or_not(tmp_path: Path, name: str) -> None:
+    """Its ledger goes by it: the same records are charged to one."""
+    text = b"a,y\n0,no\n1,yes\n"
+    path = tmp_path / name
+    path.write_bytes(text if name.endswith("csv") else gzip.compress(text))
+    data = load_table(path, schema_without_file(path, "y", public=True))
+    assert data.name == "visits"

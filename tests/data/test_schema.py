@@ -2,6 +2,7 @@
 itself.
 """
 
+from datetime import date, datetime
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,29 @@ def test_numbers_are_scaled_by_bounds_and_gaps_are_filled(tmp_path: Path) -> Non
     schema = NUMBER + '[columns.b]\nkind = "number"\nbounds = [-1, 3]\nfill = 3\n'
     x = encoded(tmp_path, "b,ignored,a\n1,x,0\nNA,,10\n-7,y,999\n3,z,\n", schema)
     assert x.tolist() == [[-1, 0, 0], [1, 1, 1], [1, -1, 0], [0, 1, 0]]
+
+
+def test_decimal_commas(tmp_path: Path) -> None:
+    """In features and targets; a point is then no part of a number, thousands least of all."""
+    comma = 'decimal = ","\n' + NUMBER
+    assert encoded(tmp_path, "b;a\nx;2,5\nx; 1e1\nx;NA\n", comma).tolist() == [[-0.5], [1], [0]]
+    target = '[columns.y]\nkind = "target"\nbounds = [0, 4]\n'
+    path = tmp_path / "y.csv"
+    path.write_text('a,y\n"1,0","3,0"\n')
+    (part,) = encode_table(path, parse_schema(comma + target), labels=True)
+    assert part.y is not None
+    assert part.y.tolist() == [0.5]
+    with pytest.raises(ValueError, match=r"\(with a decimal comma, if any\).*decimal = \"\.\""):
+        encoded(tmp_path, "b;a\nx;1.234,5\n", comma)
+    with pytest.raises(ValueError, match=r"\(with a decimal point, if any\).*decimal = \",\""):
+        encoded(tmp_path, "b;a\nx;2,5\n", NUMBER)
+    path.write_text("a;b;y\n0,5;1;no\n2,5;2;yes\n")
+    assert '# decimal = ","' in draft(path, target="y")
+    found = from_public_table(path, target="y")
+    assert (found.decimal, found.features[0].bounds) == (",", (0.5, 2.5))
+    path.write_text("a,b,y\n0.5,1,no\n2.5,2,yes\n")
+    assert "decimal" not in draft(path, target="y")
+    assert from_public_table(path, target="y").decimal == "."
 
 
 def test_categories_are_one_feature_each_and_others_none(tmp_path: Path) -> None:
@@ -83,11 +107,17 @@ def test_scaling_record_by_record(tmp_path: Path) -> None:
         ('[columns.a]\nkind = "category"\ncategories = ["x", "x"]', "twice"),
         ('[columns.a]\nkind = "category"\ncategories = ["FILL-IN"]', "fill in its categories"),
         ('[columns.a]\nkind = "category"\ncategories = [1.5]', "a list of texts"),
+        (
+            '[columns.a]\nkind = "number"\nbounds = ["FILL-IN", 3]\n'
+            '[columns."b c"]\nkind = "category"\ncategories = ["FILL-IN"]',
+            "2 columns are to be filled in: 'a', 'b c'",
+        ),
         (NUMBER + '[columns.y]\nkind = "target"', "needs either classes"),
         (NUMBER + '[columns.y]\nkind = "target"\nclasses = ["one"]', "needs either classes"),
         (NUMBER + '[columns.p]\nkind = "person"\n[columns.q]\nkind = "person"', "p and q are both"),
         (NUMBER + "surplus = 3\n", "not 'surplus'"),
         ('scaling = "z-score"\n' + NUMBER, "scaling must be one of"),
+        ('decimal = ";"\n' + NUMBER, "decimal must be one of '.', ','"),
         ("x = 1\n" + NUMBER, "unknown entry 'x'"),
     ],
 )
@@ -113,7 +143,8 @@ def test_what_is_written_is_read_back(
             Column(name, "number", bounds=(low, low + width), fill=low, unit="units"),
             Column("#c", "category", categories=tuple(texts)),
             Column("#y", "target", classes=tuple(texts)),
-        )
+        ),
+        decimal="," if low < 0 else ".",
     )
     assert parse_schema(to_toml(schema)) == schema
 
@@ -127,7 +158,7 @@ def test_a_draft_reads_no_value(tmp_path: Path) -> None:
     assert drafts[0] == drafts[1]
     assert 'kind = "person"' in drafts[0]
     assert 'kind = "drop"  # by its name' in drafts[0]  # visit_id
-    with pytest.raises(ValueError, match="'age' has no bounds"):
+    with pytest.raises(ValueError, match=r"columns are to be filled in: 'age', .*'outcome'\."):
         parse_schema(drafts[0])
     with pytest.raises(ValueError, match="no column 'nothing'"):
         draft(a, target="nothing")
@@ -189,3 +220,77 @@ def test_booleans_of_a_file_that_has_them_need_no_filling_in(tmp_path: Path) -> 
     assert data.class_names == ("False", "True")
     assert data.y.tolist() == [1, 1, 1]
     assert data.x[:, :2].tolist() == [[0, 1], [0, 0], [1, 0]]
+
+
+DATE = '[columns.d]\nkind = "date"\nbounds = [2020-01-01, 2020-01-11]\n'
+
+
+def test_dates_are_days_between_public_bounds(tmp_path: Path) -> None:
+    """As in the file, or as times, with an offset moved to UTC; a gap is the middle, or filled."""
+    rows = "2020-01-01\n2020-01-11\n 2020-01-06 \nNA\n1999-12-31\n9999-12-31T23:00\n"
+    rows += "2020-01-03T12:00\n2020-01-04T01:00+01:00\n"
+    expected = [-1, 1, 0, 0, -1, 1, -0.5, -0.4]
+    assert encoded(tmp_path, "d\n" + rows, DATE)[:, 0] == pytest.approx(expected)
+    x = encoded(tmp_path, "d\n2020-01-01\nNA\n", DATE + 'fill = "2020-01-11"\n')
+    assert x.tolist() == [[-1, 0], [1, 1]]
+    assert parse_schema(DATE + "fill = 2020-01-11").row_norm == 2**0.5
+    days = encoded(tmp_path, "d\n2020-01-05\n1970-01-01\n", 'scaling = "none"\n' + DATE)
+    assert days.tolist() == [[4], [0]]
+
+
+@pytest.mark.parametrize("value", ["31.12.2020", "17", "0001-01-01T00:00+10:00"])
+def test_other_dates_are_refused_without_their_value(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ValueError, match="record 2: column 'd' is not an ISO date") as refused:
+        encoded(tmp_path, f"d\n2020-01-01\n{value}\n", DATE)
+    assert value not in str(refused.value).replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("", r"no bounds.*\[2020-01-01, 2024-12-31\]"),
+        ('bounds = ["FILL-IN", "FILL-IN"]', r"no bounds.*\[2020-01-01"),
+        ("bounds = [0, 120]", "a bound must be a date such as 2024-12-31, got 0"),
+        ('bounds = ["2020-01-01", "soon"]', "must be a date .* got 'soon'"),
+        ("bounds = [2020-01-01T10:00:00, 2021-01-01]", "must be a date"),
+        ("bounds = [2021-01-01, 2020-01-01]", "the lower first"),
+        ("bounds = [2020-01-01, 2021-01-01]\nfill = 2022-01-01", "outside its bounds"),
+        ('bounds = [2020-01-01, 2021-01-01]\nunit = "days"', "not 'unit'"),
+    ],
+)
+def test_dates_without_bounds_are_refused(entry: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_schema(f'[columns.d]\nkind = "date"\n{entry}\n')
+    with pytest.raises(ValueError, match="has no bounds"):
+        Schema((Column("d", "date"),), scaling="none")
+
+
+@given(st.integers(-700_000, 2_900_000), st.integers(1, 30_000))
+def test_dates_that_are_written_are_read_back(first: int, days: int) -> None:
+    low, high = float(first), float(first + days)
+    schema = Schema((Column("d", "date", bounds=(low, high), fill=high),))
+    assert parse_schema(to_toml(schema)) == schema
+
+
+def test_a_public_table_describes_its_dates(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("d,y\n2020-01-05,a\n2020-01-01T09:00,b\n,a\n2020-01-09,a\n")
+    column = from_public_table(path, target="y").columns[0]
+    first = parse_schema(DATE).columns[0].bounds[0]  # type: ignore[index]
+    assert (column.kind, column.bounds) == ("date", (first, first + 9))
+    assert column.fill == first + 4
+
+
+def test_a_file_that_types_its_dates_drafts_them(tmp_path: Path) -> None:
+    """By the type alone; and what is read off them is what text gives."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    days = [date(2020, 1, 6), None, date(2020, 1, 11)]
+    times = pa.array([datetime(2020, 1, 6), None, datetime(2020, 1, 11)], pa.timestamp("ns", "UTC"))
+    parquet.write_table(pa.table({"d": days, "t": times, "y": ["a", "b", "a"]}), path)
+    text = draft(path, target="y")
+    assert text.count('kind = "date"\nbounds = ["FILL-IN", "FILL-IN"]') == 2
+    schema = parse_schema(DATE + DATE.replace("columns.d", "columns.t"))
+    (part,) = encode_table(path, schema, labels=False)
+    assert part.x.tolist() == [[0, 0], [0, 0], [1, 1]]

@@ -7,7 +7,6 @@ import torch
 
 import distributed_work as work
 import dpoptim
-from dpoptim.training.checkpoint import read_checkpoint
 from ranks import run_ranks
 
 # several processes each, seconds of all cores
@@ -38,7 +37,7 @@ def test_what_ranks_keep_in_parts_is_whole_in_the_file(method: str, tmp_path: Pa
     reservations = set(run_ranks(2, work.saved_part, method, path, 0.5))
     results = run_ranks(3, work.resumed_part, method, path, 0.5, again)
     assert {result["reservation"] for result in results} == reservations
-    first, second = (work.as_lists(read_checkpoint(Path(file))[0]) for file in (path, again))
+    first, second = (work.as_lists(work.with_whole_tensors(file)) for file in (path, again))
     assert first.pop("identity") == second.pop("identity")
     assert len(first.pop("streams")) == 2  # of a seeded run; three have others
     assert len(second.pop("streams")) == 3

@@ -7,6 +7,11 @@ import torch
 
 import distributed_work as work
 from dpoptim.distributed.exchange import stretches
+from dpoptim.distributed.fully_sharded import FullySharded
+from dpoptim.distributed.process_group import ProcessGroup
+from dpoptim.distributed.ranks import Ranks
+from dpoptim.distributed.wrapping import Wrapping
+from dpoptim.gradients.placement import Placement
 from ranks import run_ranks
 
 
@@ -28,3 +33,13 @@ def test_what_travels_at_a_time_stays_small_however_large_the_model() -> None:
         assert cuts[-1].stop == 10**9
         assert all(a.stop == b.start for a, b in pairwise(cuts))
         assert max(cut.stop - cut.start for cut in cuts) == max((1 << 21) // ranks, 1 << 17)
+
+
+def test_several_processes_do_nothing_as_one_alone_would() -> None:
+    """A method that is left out would act as if this rank were the only one, or had all."""
+
+    def said(kind: type) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert said(Ranks) - {"rank", "size"} <= said(ProcessGroup)
+    assert said(Placement) | said(Wrapping) <= said(FullySharded) | {"hooks"}

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 import fully_sharded_work as work
-from distributed_work import as_lists
+from distributed_work import as_lists, with_whole_tensors
 from ranks import run_ranks
 
 # several processes each, seconds of all cores
 pytestmark = pytest.mark.slow
 
+KEY = bytes(range(32))
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("flat", "whole", {}),
     ("flat", "per block", {"physical_batch_size": 4}),
@@ -124,7 +125,7 @@ def test_what_shards_keep_is_whole_in_the_file(method: str, tmp_path: Path) -> N
     everyone = run_ranks(2, work.part_of_run, method, path, 0.5, True)
     everyone += run_ranks(3, work.part_of_run, method, path, 0.5, False, again)
     assert len({each["reservation"] for each in everyone}) == 1
-    first, second = (as_lists(work.with_whole_tensors(file)) for file in (path, again))
+    first, second = (as_lists(with_whole_tensors(file)) for file in (path, again))
     assert first.pop("identity") == second.pop("identity")
     assert len(first.pop("streams")) == 2  # of a seeded run; three have others
     assert len(second.pop("streams")) == 3
@@ -148,28 +149,64 @@ def test_a_save_that_fails_on_any_rank_loses_nothing_saved_before(tmp_path: Path
     assert "Errno 28" in first["the checkpoint"]
     assert "Errno 28" in second["the checkpoint"]
     assert first["parts"] == second["parts"] == [2, 2, 2]  # nothing is left of what failed
-    alone = work.goes_on_from(0, path)
-    assert alone["steps"] == 2
-    heard = run_ranks(2, work.killed_in_save, path, time_out=8.0)
-    assert heard[1] == "died"
-    assert heard[0].startswith("RankError: ")
-    for size in (2, 3):
-        for found in run_ranks(size, work.goes_on_from, path):
-            assert found["steps"] == 2
+    for moment, victim in (("writing", 1), ("written", 0)):
+        heard = run_ranks(2, work.killed_in_save, path, moment, time_out=8.0)
+        assert heard[victim] == "died"
+        assert heard[1 - victim].startswith("RankError: ")
+        assert f"rank {victim} gave no sign of life" in heard[1 - victim]
+        steps = 2 if moment == "writing" else 3
+        alone = work.goes_on_from(0, path)
+        for found in run_ranks(victim + 2, work.goes_on_from, path):
+            assert found["steps"] == steps
             assert float((found["parameters"] - alone["parameters"]).abs().max()) == 0
 
 
-def test_a_rank_s_file_that_is_missing_or_changed_is_named(tmp_path: Path) -> None:
+def test_a_seeded_run_that_was_resumed_is_the_one_without_interruption(tmp_path: Path) -> None:
+    """On as many ranks, sharded (float32) and whole (float64): the same coins, and the same noise.
+    Batches that were drawn ahead are dealt anew, so sums round in another order.
+    """
+    for far in run_ranks(2, work.seeded_runs, str(tmp_path / "run")):
+        assert far[0] < 1e-6
+        assert far[1] < 1e-12
+
+
+def test_at_every_moment_of_a_save_the_files_are_a_whole_checkpoint(tmp_path: Path) -> None:
+    """The one before, or the new one: whatever was copied whenever a rank touched a file."""
+    (tmp_path / "copies").mkdir()
     path = str(tmp_path / "run")
-    run_ranks(2, work.part_of_run, "flat", path, 0.0, True)
-    part = sorted(tmp_path.glob("run.*.part"))[1]
-    before = part.read_bytes()
-    part.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-    with pytest.raises(ValueError, match="1-of-2.part is damaged"):
-        work.goes_on_from(0, path)
-    part.unlink()
-    with pytest.raises(FileNotFoundError, match="1-of-2.part is missing"):
-        work.goes_on_from(0, path)
+    run_ranks(2, work.seen_while_saving, path, str(tmp_path / "copies"))
+    copies = sorted((tmp_path / "copies").glob("*-*"))
+    found = [work.goes_on_from(0, str(copy / "run"))["steps"] for copy in copies]
+    # each rank puts its part in place, rank 0 the checkpoint, and both remove both older parts
+    assert len(found) >= 2 * 5
+    assert set(found) == {2, 3}
+
+
+def test_a_rank_s_file_that_is_missing_changed_or_mixed_up_is_named(tmp_path: Path) -> None:
+    """Also sealed, where no file shows what is in it, and only the key opens it."""
+    path, secret = str(tmp_path / "run"), str(tmp_path / "secret")
+    run_ranks(2, work.parts_of_runs, path, secret, KEY)
+    alone = work.goes_on_from(0, path)["parameters"]
+    sealed = work.goes_on_from(0, secret, KEY)["parameters"]
+    assert float((alone - sealed).abs().max()) == 0
+    weights = [four.numpy().tobytes() for four in alone.split(4) if four.all()]
+    for name, shown in (("run", True), ("secret", False)):
+        text = b"".join(part.read_bytes() for part in tmp_path.glob(f"{name}*"))
+        assert any(four in text for four in weights) == shown
+    for run, key in ((path, None), (secret, KEY)):
+        first, part = sorted(tmp_path.glob(f"{Path(run).name}.*.part"))
+        before = part.read_bytes()
+        for other in (before[:-1] + bytes([before[-1] ^ 1]), first.read_bytes(), before[:-9], b""):
+            part.write_bytes(other)
+            with pytest.raises(ValueError, match="1-of-2.part is damaged"):
+                work.goes_on_from(0, run, key)
+        part.unlink()
+        with pytest.raises(FileNotFoundError, match="1-of-2.part is missing"):
+            work.goes_on_from(0, run, key)
+        part.write_bytes(before)
+        assert work.goes_on_from(0, run, key)["steps"] == 3
+    with pytest.raises(ValueError, match="give the checkpoint_key"):
+        work.goes_on_from(0, secret)
 
 
 @pytest.mark.parametrize(

@@ -133,10 +133,36 @@ def test_a_release_that_each_rank_would_make_anew_is_charged_once_or_refused(
     for case in ("scaler", "quantiles", "evaluation"):
         assert first[case] == ""
         assert "on rank 1: each rank would draw noise, and charge" in second[case], case
-    for case, fix in (("pipeline", "preprocessing on rank 0"), ("search", "in one process")):
-        assert fix in first[case]
-        assert second[case] == first[case]
-        assert first[case].startswith("RankError: ")
+
+
+def test_pipelines_and_searches_are_charged_once_and_learn_what_one_process_does(
+    tmp_path: Path,
+) -> None:
+    """The trials of a search are divided up; which one wins, and its model, are as in one: bit by
+    bit, with the same seeds.
+    """
+    (alone,) = run_ranks(1, work.together, str(tmp_path / "alone.sqlite"), group=False)
+    everyone = run_ranks(2, work.together, str(tmp_path / "ledger.sqlite"))
+    assert len(alone["entries"]) == 3  # scaler, estimator, search
+    assert everyone[0]["entries"] == alone["entries"]
+    for each in everyone:
+        for name in ("pipeline", "search"):
+            for found, known in zip(each[name], alone[name], strict=True):
+                np.testing.assert_array_equal(found, known)
+            assert each[f"{name}'s"] == everyone[0][f"{name}'s"]
+            assert each[f"{name}'s"].epsilon == alone[f"{name}'s"].epsilon
+            assert any("2 processes" in note for note in each[f"{name}'s"].notes)
+        assert each["own step"]
+        assert each["refused"]["sharded"].startswith(
+            "ValueError: sharded=True: DPSearchCV trains more than"
+        )
+        for case, name in (("differ", "data set"), ("persons", "persons")):
+            said = f"rank 1 would train with another {name} than rank 0"
+            assert said in each["refused"][case]
+    first, second = (each["tried"] for each in everyone)
+    assert second  # the seed has several trials
+    assert sorted(first + second) == sorted(alone["tried"])
+    assert 0 <= len(first) - len(second) <= 1
 
 
 def test_ranks_that_differ_or_fail_are_named_on_all() -> None:

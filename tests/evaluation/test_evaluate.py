@@ -19,7 +19,7 @@ import dpoptim
 from dpoptim.errors import PrivacyError
 from dpoptim.evaluation import evaluate_classifier, evaluate_regressor, regressor
 from dpoptim.evaluation.evaluate import classifier_rows
-from dpoptim.evaluation.intervals import area_under_curve
+from dpoptim.evaluation.intervals import area_under_curve, variance_of_loss
 from dpoptim.evaluation.regressor import regressor_rows, spread_rows
 from dpoptim.statistics import BOUND_ROUNDING, bounded_sum
 from dpoptim.unit import Unit
@@ -99,6 +99,40 @@ def test_intervals_cover_the_population() -> None:
             interval = getattr(found, name)
             covered[name] += interval.low <= value <= interval.high
     assert min(covered.values()) >= 0.93 * 200, covered
+
+
+@pytest.mark.parametrize(("n", "epsilon"), [(1_000, 1.0), (1_000, 50.0)])
+def test_intervals_of_the_log_loss_cover_and_are_not_too_wide(n: int, epsilon: float) -> None:
+    """With little noise they are much shorter than by what the range alone says of the variance."""
+    p, y = scored(400_000, seed=1)
+    truth = np.minimum(-np.log(p[np.arange(len(y)), y]), 4.0).mean()
+    held = 0
+    for seed in range(100):
+        part = np.random.default_rng(seed).integers(0, len(y), n)
+        found = evaluate_classifier(
+            p[part], y[part], classes=[0, 1], epsilon=epsilon, delta=1e-6, noise_seed=seed
+        ).log_loss
+        held += found.low <= truth <= found.high
+        if epsilon > 10:
+            widest = 2 * 1.96 * math.sqrt((4 - found.value) * found.value / n)
+            assert found.high - found.low < 0.6 * widest
+    assert held >= 0.9 * 100
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 4), st.integers(2, 25), st.floats(0.05, 5), st.integers(0, 10**6))
+def test_bins_bound_the_variance_of_the_log_loss(
+    k: int, bins: int, spread: float, seed: int
+) -> None:
+    """Whatever the scores: without noise never below the losses' mean square around the mean."""
+    rng = np.random.default_rng(seed)
+    scores = rng.dirichlet(np.full(k, spread), 40)
+    truth = np.eye(k, dtype=bool)[rng.integers(0, k, 40)]
+    rows = classifier_rows(scores, truth, bins)
+    histogram = rows[:, k * k : -1].sum(0).reshape(2, bins) / math.sqrt(0.3)
+    losses = np.minimum(-np.log(np.maximum(scores[truth], 1e-9)), 4.0)
+    bound = variance_of_loss(histogram, 40, 0.0, losses.mean(), largest=4.0, binary=k == 2)
+    assert bound >= losses.var() - 1e-9
 
 
 def test_area_under_the_curve() -> None:

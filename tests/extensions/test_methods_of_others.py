@@ -150,6 +150,13 @@ def test_two_packages_may_not_list_one_name(monkeypatch: pytest.MonkeyPatch) -> 
         registry.entry("twice")
 
 
+def test_a_package_cannot_take_a_built_in_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("dp-sgd", "extensions.decaying_noise:DecayingSGD", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda **chosen: [point])
+    with pytest.warns(UserWarning, match="another package's method 'dp-sgd'.*another name"):
+        assert registry.entries()["dp-sgd"].make is dpoptim.DPSGD
+
+
 def test_methods_are_listed_by_whole_names_on_narrow_terminals() -> None:
     said = run("methods", columns=80)
     assert all(name in said for name in registry.BUILT_IN)

@@ -3,10 +3,11 @@ shape and dtype.
 """
 
 import copy
+import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.batch_invariant import ALIGNMENT
@@ -103,6 +104,22 @@ def test_detaching_restores_the_model(case: Case) -> None:
     assert all(not p._backward_hooks for p in model.parameters())
 
 
+def test_an_error_while_attaching_leaves_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(model: nn.Module) -> None:
+        raise ValueError("an attribute that cannot be read")
+
+    monkeypatch.setattr("dpoptim.gradients.model_watch.PlainAttributes", fails)
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
+    with pytest.raises(ValueError, match="cannot be read"):
+        by_engine(model, torch.randn(ROWS, 7), torch.randn(ROWS), Clipping(1.0), capacity=ROWS)
+    for module in model.modules():
+        assert "forward" not in vars(module)
+        assert not module._forward_pre_hooks
+    assert all(not p._backward_hooks for p in model.parameters())
+    model(torch.randn(3, 7)).sum().backward()  # which no engine closes
+    assert model[0].weight.grad is not None
+
+
 def test_frozen_parameters_stay_out() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -113,6 +130,29 @@ def test_frozen_parameters_stay_out() -> None:
     sums = by_engine(model, x, target, Clipping(0.1), capacity=ROWS)
     assert [tuple(s.shape) for s in sums] == [(5,)]
     assert joint_norm([sums[0] - expected[0]]) < 1e-6
+
+
+def test_parameters_without_entries_are_summed_like_others() -> None:
+    """As MobileBERT has them where two widths are equal."""
+
+    class Hollow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.full, self.narrow = nn.Linear(7, 3), nn.Linear(0, 3)
+            self.bare = nn.Parameter(torch.zeros(2, 0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.full(x) + self.narrow(x[:, :0]) + self.bare.sum()
+            return out
+
+    torch.manual_seed(0)
+    with warnings.catch_warnings(action="ignore"):  # from initialising nothing
+        model = Hollow()
+    x, target = torch.randn(ROWS, 7), torch.randn(ROWS)
+    expected = clipped(vmap_gradients(model, x, target), Clipping(0.1), ROWS)
+    sums = by_engine(model, x, target, Clipping(0.1), capacity=ROWS)
+    assert [s.shape for s in sums] == [p.shape for p in model.parameters()]
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) < 1e-6
 
 
 def test_a_large_batch_goes_through_short_products_and_float64() -> None:

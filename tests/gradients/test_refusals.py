@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.training.refusals import refuse_model
 from support import Positions, ScaleLayer, by_engine, clipped, vmap_gradients
 
 ROWS = 6
@@ -579,3 +580,37 @@ def test_a_backward_pass_inside_another_one_is_refused() -> None:
     with pytest.raises(PrivacyError):
         head(hidden).sum().backward()
     engine.detach()
+
+
+class Fourier(nn.Module):
+    """A weight for each frequency."""
+
+    def __init__(self, *, real: bool) -> None:
+        super().__init__()
+        values = torch.randn(3, dtype=torch.cfloat)
+        self.weight = nn.Parameter(torch.view_as_real(values) if real else values)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        weight = weight if weight.is_complex() else torch.view_as_complex(weight)
+        return torch.fft.irfft(torch.fft.rfft(x) * weight, n=x.shape[1])
+
+
+def test_complex_parameters_are_named_and_what_is_said_to_do_works() -> None:
+    with pytest.raises(PrivacyError, match=r"'weight' is complex.*view_as_real"):
+        refuse_model(Fourier(real=False))
+    model, x, target = Fourier(real=True), torch.randn(ROWS, 4), torch.randn(ROWS)
+    refuse_model(model)
+    truth = vmap_gradients(model, x, target)
+    for mine, theirs in zip(
+        by_engine(model, x, target, Clipping(0.1), capacity=ROWS),
+        clipped(truth, Clipping(0.1), ROWS),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_models_of_torch_jit_are_refused_by_name() -> None:
+    with pytest.raises(PrivacyError, match=r"compiled by torch.jit.*Fix: attach the model as it"):
+        refuse_model(torch.jit.trace(nn.Linear(3, 2), torch.randn(2, 3)))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, ClippingRule, SplitClipping
 from dpoptim.gradients import clipped_sum as clipped_sum_module
+from dpoptim.gradients import record_by_record as record_by_record_module
 from dpoptim.gradients import sequence_outer as sequence_outer_module
 from dpoptim.gradients.batch_invariant import ALIGNMENT
 from dpoptim.gradients.choose_formula import PublicSizes
@@ -25,10 +26,13 @@ from dpoptim.gradients.norms import (
     NORM_BLOCK,
     blocks_in,
     read_part,
-    squared_norm_of_parts,
+    row_squared_norms,
+    squared_norms_of_parts,
+    squared_norms_together,
 )
 from dpoptim.gradients.products import GROUP_ROWS, Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
+from dpoptim.gradients.rows_of_records import sum_rows
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Rows
 from dpoptim.gradients.sums import Sums
@@ -523,7 +527,8 @@ def norm_of(parts: list[Tensor], block: int) -> Tensor:
     read = [torch.empty(blocks_in(len(part), block)) for part in parts]
     for part, out in zip(parts, read, strict=True):
         read_part(part, out, block=block)
-    return squared_norm_of_parts(parts, torch.cat(read).double(), block=block)
+    each = [part[None] for part in parts]
+    return squared_norms_of_parts(each, torch.cat(read).double()[None], block=block)
 
 
 @pytest.mark.parametrize("block", [NORM_BLOCK, LONG_BLOCK])
@@ -536,6 +541,59 @@ def test_short_layers_are_read_alike_beside_others(block: int) -> None:
         alone, beside = (norm_of(parts, block) for parts in ([part], [torch.zeros(2000), part]))
         assert abs(float(alone / beside) - 1) <= 1e-12
         assert float(alone) >= float(part.double().square().sum())
+
+
+@pytest.mark.parametrize("block", [NORM_BLOCK, LONG_BLOCK])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_that_are_measured_together_have_the_bits_of_those_measured_alone(
+    block: int, dtype: torch.dtype
+) -> None:
+    """Zeros, squares that leave float32's range, and what is not finite, too; and it is said
+    whether there is any.
+    """
+    torch.manual_seed(0)
+    several = [torch.randn(40, entries, dtype=dtype) for entries in (1, 20, 1024, 1100, 3000)]
+    for odd in (None, 0.0, 1e-30, 1e-42, 1e30, math.inf, math.nan):
+        if odd is not None:
+            several[3][7] *= odd
+        together, tame = squared_norms_together(several, block=block)
+        assert tame == (odd is None and dtype == torch.float32)
+        for each, squared in zip(several, together, strict=True):
+            alone = row_squared_norms(each, block=block)
+            assert torch.equal(squared.nan_to_num(nan=-1), alone.nan_to_num(nan=-1))
+
+
+def test_a_few_at_once_add_what_they_add_singly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small layers are formed a few records at a time: as one after the other but for rounding,
+    with records that do not count, in two units, and with several rows to a record.
+    """
+    torch.manual_seed(0)
+    g, a = torch.randn(9, 33, 48), torch.randn(9, 33, 32)
+    g[4, 5, 6] = math.nan
+    wide = torch.randn(9, 33, 1100)
+    for K, group_rows in ((1, 160), (3, 160), (1, 8)):
+        monkeypatch.setattr(record_by_record_module, "GROUP_ROWS", group_rows)
+        found = []
+        for few in (4, 1 << 30):
+            monkeypatch.setattr(record_by_record_module, "FEW", few)
+            outer = [SequenceOuter(g, a), SequenceOuter(g[:, :, :16], wide)]
+            rows = [each if K == 1 else sum_rows(each, 9, K) for each in outer]
+            layers = dict(enumerate(replace(each, alone=True) for each in rows))
+            sums = [Sums([48 * 32], None, ((1.0, 0.5),)), Sums([16 * 1100], None, ((1.0, 0.5),))]
+
+            def weigh(part: slice, squared: dict[str, Tensor]) -> dict[str, Tensor]:
+                counts = torch.isfinite(sum(squared.values()))
+                return {
+                    unit: torch.where(counts, torch.stack([each.rsqrt(), each.rsqrt() / 3]), 0.0)
+                    for unit, each in squared.items()
+                }
+
+            with torch.no_grad():
+                add_record_by_record(layers, ["x", "y"], sums, [[9 // K]], LONG_BLOCK, weigh)
+            found.append([total for each in sums for total in each.settle()])
+        for one, other in zip(*found, strict=True):
+            assert 0.1 < float(one.norm()) < 9
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("block", [NORM_BLOCK, LONG_BLOCK])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +12,8 @@ from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
 from dpoptim.training import batch_loader, loss_check
+from dpoptim.training.isolation import Chosen
+from dpoptim.training.prepared import Prepared
 
 
 @contextmanager
@@ -52,6 +55,17 @@ def stale_rows() -> Iterator[None]:
         patch.object(Engine, "_close", close),
     ):
         yield
+
+
+def slower_way_not_taken() -> AbstractContextManager[Any]:
+    """The slower way is said, in its basis and message, and rules stay."""
+    honest = Prepared._by_a_slower_way
+
+    def by_a_slower_way(self: Prepared, chosen: Chosen, reason: str) -> Any:
+        slower, loss = honest(self, chosen, reason)
+        return replace(slower, isolation=chosen.isolation, sample=chosen.sample), loss
+
+    return patch.object(Prepared, "_by_a_slower_way", by_a_slower_way)
 
 
 def empty_slots_counted() -> AbstractContextManager[Any]:

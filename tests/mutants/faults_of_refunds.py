@@ -1,16 +1,22 @@
-"""Privacy bugs of ledgers, and of giving back what a run has not released, put into this library
-for as long as a ``with`` lasts. For testing detectors only.
+"""Privacy bugs of ledgers and checkpoints, and of giving back what a run has not released, put into
+this library for as long as a ``with`` lasts. For testing detectors only.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from hashlib import sha256
 from typing import Any
 from unittest.mock import patch
+
+import torch
+from torch import Tensor
 
 from dpoptim.accounting import ledger, ledger_refusals
 from dpoptim.accounting.filters import GaussianFilter
 from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.gate import FilteredGate, Gate
+from dpoptim.training.rank_files import Place, RankFile
 
 
 def released_steps_returned() -> AbstractContextManager[Any]:
@@ -68,3 +74,28 @@ def two_processes_on_one_run() -> AbstractContextManager[Any]:
 def forks_unseen() -> AbstractContextManager[Any]:
     """A forked process goes on with its copy of a ledger in memory."""
     return patch.object(LedgerStore, "_forked", lambda store: False)
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+
+
+def digests_asked(ask: Callable[[RankFile], bool]) -> AbstractContextManager[Any]:
+    """Parts of a checkpoint are compared with their digests where ``ask`` says so."""
+    honest = RankFile.box
+
+    def box(self: RankFile, place: Place, dtype: torch.dtype, sizes: Sequence[int]) -> Tensor:
+        start, length, digest = place
+        if not ask(self):
+            digest = sha256(self._bytes[start : start + length]).hexdigest()
+        return honest(self, (start, length, digest), dtype, sizes)
+
+    return patch.object(RankFile, "box", box)
+
+
+def changed_parts_taken_up() -> AbstractContextManager[Any]:
+    return digests_asked(lambda file: file._key is not None)
+
+
+def parts_of_other_saves_taken_up() -> AbstractContextManager[Any]:
+    """The seal is thought to be enough, which every save of a run has alike."""
+    return digests_asked(lambda file: file._key is None)

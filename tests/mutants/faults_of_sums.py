@@ -19,6 +19,8 @@ from torch import Tensor
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import engine as engine_module
+from dpoptim.gradients import per_sample_grads as per_sample_grads_module
+from dpoptim.gradients import record_by_record
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hook_manager import HookManager
@@ -79,6 +81,17 @@ def bias_left_out() -> Iterator[None]:
         yield
 
 
+def inputs_left_out() -> AbstractContextManager[Any]:
+    honest = per_sample_grads_module.squared_norms_together
+
+    def together(several: Sequence[Tensor], *, block: int) -> tuple[list[Tensor], bool]:
+        squared, tame = honest(several, block=block)
+        left = squared[: len(several) // 2]
+        return [*left, *map(torch.ones_like, squared[len(left) :])], tame
+
+    return patch.object(per_sample_grads_module, "squared_norms_together", together)
+
+
 def one_layer_not_clipped() -> AbstractContextManager[Any]:
     honest = Engine._add_clipped
 
@@ -88,6 +101,30 @@ def one_layer_not_clipped() -> AbstractContextManager[Any]:
         honest(self, {**merged, last: unseen}, rows)
 
     return patch.object(Engine, "_add_clipped", add_clipped)
+
+
+def factors_of_neighbours() -> AbstractContextManager[Any]:
+    """Of records formed a few at once, each has the clip factor of the one before."""
+    honest = record_by_record.add_few
+
+    def add_few(totals: Sequence[Tensor], gradients: Tensor, weights: list[list[float]]) -> None:
+        honest(totals, gradients, [*weights[-1:], *weights[:-1]])
+
+    return patch.object(record_by_record, "add_few", add_few)
+
+
+def last_of_a_few_unmeasured() -> AbstractContextManager[Any]:
+    """The last record of a part that is formed at once is nothing to its norm."""
+    honest = record_by_record.measured
+
+    def measured(shares: Sequence[record_by_record.Share], block: int) -> dict[str, Tensor]:
+        squared = honest(shares, block)
+        if any(isinstance(formed, Tensor) for share in shares for formed in share.formed):
+            for each in squared.values():
+                each[-1] = 0
+        return squared
+
+    return patch.object(record_by_record, "measured", measured)
 
 
 def cross_terms_left_out() -> AbstractContextManager[Any]:

@@ -180,6 +180,19 @@ MUTANTS: tuple[Mutant, ...] = (
         _r.two_processes_on_one_run,
         "refunds",
     ),
+    # going on
+    Mutant(
+        "a changed part of a checkpoint is taken up",
+        "rank_files.RankFile.box",
+        _r.changed_parts_taken_up,
+        "checkpoint parts",
+    ),
+    Mutant(
+        "a sealed part of an earlier save is taken up",
+        "rank_files.RankFile.box",
+        _r.parts_of_other_saves_taken_up,
+        "checkpoint parts",
+    ),
     # clipping
     Mutant(
         "one layer not clipped",
@@ -192,6 +205,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "gradients.Dense.squared_norms",
         _s.bias_left_out,
         "sensitivity",
+    ),
+    Mutant(
+        "inputs left out of linear layers' norms",
+        "gradients.norms.squared_norms_together",
+        _s.inputs_left_out,
+        "sensitivity",
+    ),
+    Mutant(
+        "a record's factor taken from its neighbour",
+        "record_by_record.add_few",
+        _s.factors_of_neighbours,
+        "isolation",
+    ),
+    Mutant(
+        "the last of a few left out of the norms",
+        "record_by_record.measured",
+        _s.last_of_a_few_unmeasured,
+        "isolation",
     ),
     Mutant(
         "tied weight without cross terms",
@@ -233,6 +264,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "empty slots counted as records",
         "RowsOfRecords.shares",
         _i.empty_slots_counted,
+        "isolation",
+    ),
+    Mutant(
+        "a slower way said and not taken",
+        "Prepared._by_a_slower_way",
+        _i.slower_way_not_taken,
         "isolation",
     ),
     Mutant("secret seeds lost", "training.secret_randomness", _i.seeds_of_the_program, "isolation"),

@@ -73,6 +73,23 @@ def test_a_place_drawn_twice_is_drawn_again() -> None:
     assert rare_coins.heads_in_blocks(2, 20, draw).tolist() == [7, 9]
 
 
+def test_of_three_heads_at_one_place_two_are_drawn_again() -> None:
+    floors = rare_coins.distribution_floors(20)
+    three = int(floors[2]) + 1
+    places = [place << (64 - rare_coins.PLACE_BITS) for place in (7, 7, 7, 7, 3, 9)]
+    draw = words_of(three, *places[:3], *places[3:5], places[5])
+    assert rare_coins.heads_in_blocks(1, 20, draw).tolist() == [3, 7, 9]
+
+
+def test_no_head_is_beyond_the_coins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "MANY", 1)
+    stream = KeyStream.from_seed(9, "coins")
+    for n in (1, 77, BLOCK - 1):
+        drawn = np.concatenate([stream.coins(n, 0.03) for _ in range(400)])
+        assert len(drawn)
+        assert drawn.max() < n
+
+
 @pytest.mark.parametrize(("n", "q"), [(3 * BLOCK + 77, 0.02), (40 * BLOCK, 2e-4), (BLOCK, 1e-3)])
 def test_coins_by_blocks_are_independent_coins(
     n: int, q: float, monkeypatch: pytest.MonkeyPatch

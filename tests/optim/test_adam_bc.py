@@ -19,7 +19,6 @@ from dpoptim.noise.correlated import (
     Strategy,
     ToeplitzSquareRoot,
 )
-from dpoptim.noise.correlated.increments import increment_std
 from dpoptim.noise.stream import KeyStream
 from dpoptim.optim import AdamBC
 
@@ -87,9 +86,9 @@ def test_increments_are_as_noisy_as_stated(strategy: Strategy) -> None:
         buffer = torch.zeros(size, dtype=torch.float64)
         state.add([buffer], 1.0)
         assert float(buffer.std()) == pytest.approx(
-            increment_std(strategy, steps, step), rel=5 / math.sqrt(2 * size)
+            strategy.increment_std(steps)[step], rel=5 / math.sqrt(2 * size)
         )
-    assert math.isnan(increment_std(BinaryTree(), steps, 3))
+    assert math.isnan(BinaryTree().increment_std(steps)[3])
 
 
 METHODS = {

@@ -180,6 +180,7 @@ def test_less_noise_for_more_steps_is_never_wrong_way_round() -> None:
         ({"target": EpsilonAtMost(0.001, PUBLIC_DELTA)}, "far below what anyone asks for"),
         ({"target": EpsilonAtMost(1.0, 0.01)}, "above 1/n"),
         ({"n": 200, "parameters": 5000}, "is small for 5,000 parameters"),
+        ({"n": 499}, "below 500 records ranks are hardly better than a guess"),
     ],
 )
 def test_what_should_give_pause_is_said(changes: dict[str, object], said: str) -> None:
@@ -253,6 +254,10 @@ def test_the_table_marks_the_choice_and_a_schema_gives_the_size(tmp_path: Path) 
     text = run("plan", "--n", "5000", "--schema", str(schema), "--epsilon", "1", *FAST, *out)
     assert "n = 5,000 persons" in text
     assert "per person)" in text
+    page = (tmp_path / "p.html").read_text()
+    assert "<span>per person</span>" in page
+    assert "each person joins each step" in page
+    assert "each record" not in page
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dpoptim
-from dpoptim.accounting.events import event_to_json
+from dpoptim.accounting.event_json import event_to_json
 
 # One process imports and plans; every run is a fork of it, so that twelve runs do not pay for
 # twelve imports of torch.

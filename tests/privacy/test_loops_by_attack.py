@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Categorical
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import TensorDataset
 
 import dpoptim
@@ -180,6 +181,42 @@ def replayed(model: nn.Module, b: Any, kept: dict[str, Any]) -> Tensor:
     return each(model, b) + (model(b[0]) - model(old).mean(0).detach()).square().sum(1)
 
 
+class LongestFirst(nn.Module):
+    """Sequences are sorted to be packed, and put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.rnn, self.head = nn.GRU(4, 5, batch_first=True), nn.Linear(5, CLASSES)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        lengths, order = lengths.sort(descending=True)
+        packed = pack_padded_sequence(self.table(tokens)[order], lengths, batch_first=True)
+        return self.head(self.rnn(packed)[1][0])[order.argsort()]
+
+
+def two_views(model: nn.Module, b: Any, kept: dict[str, Any]) -> Tensor:
+    a, c = model(torch.cat([b[0], 0.5 * b[0]])).split(len(b[0]))
+    return each(lambda x: x, (a, b[1])) + (a - c).square().sum(1)  # type: ignore[arg-type]
+
+
+def with_penalty(model: nn.Module, b: Any, kept: dict[str, Any]) -> Tensor:
+    return each(model, b) + 0.01 * sum(p.square().sum() for p in model.parameters())
+
+
+# records are on their own, and no rule for layers can tell it
+SLOWER: dict[str, tuple[Build, Sequence[Tensor], Loop]] = {
+    "sorted by length": (LongestFirst, TEXT, plain),
+    "two views in one pass": (perceptron, TABLE, two_views),
+    "penalty on the weights": (perceptron, TABLE, with_penalty),
+    "rare classes in clusters": (
+        lambda: nn.AdaptiveLogSoftmaxWithLoss(FEATURES, CLASSES, [1, 2], div_value=1.0),
+        TABLE,
+        lambda m, b, k: -m(*b).output,
+    ),
+}
+
+
 # what is kept from one batch to the next, and where; each moves more than C
 KEPT: dict[str, tuple[Build, Loop]] = {
     "prototypes": (perceptron, prototypes),
@@ -273,14 +310,30 @@ def test_a_record_moves_these_by_at_most_the_clip_norm(name: str) -> None:
     assert moved(*SERVED[name])[0] <= 1.0
 
 
-def test_gradient_penalties_go_by_vectorised_models() -> None:
-    distance, trusted = moved(
-        perceptron, TABLE, penalised, isolation="vmap", loss=lambda m, b: penalised(m, b, {})
-    )
+@pytest.mark.parametrize("isolation", ["auto", "vmap"])
+@pytest.mark.filterwarnings("ignore::dpoptim.training.isolation.IsolationWarning")
+def test_gradient_penalties_go_by_vectorised_models(isolation: str) -> None:
+    checked: dict[str, Any] = {"loss": lambda m, b: penalised(m, b, {})}
+    distance, trusted = moved(perceptron, TABLE, penalised, isolation=isolation, **checked)
     assert distance <= 1.0
     assert "loss not checked" not in trusted
     with pytest.raises(dpoptim.PrivacyError, match='isolation="vmap"'):
-        released(perceptron, TABLE, penalised, range(N), loss=lambda m, b: penalised(m, b, {}))
+        released(perceptron, TABLE, penalised, range(N), isolation="rules", **checked)
+
+
+@pytest.mark.filterwarnings("ignore::dpoptim.training.isolation.IsolationWarning")
+@pytest.mark.parametrize("name", SLOWER)
+def test_losses_that_the_model_s_way_does_not_suit_go_by_a_slower_one(name: str) -> None:
+    build, columns, loop = SLOWER[name]
+    options: dict[str, Any] = {"loss": lambda m, b: loop(m, b, {})}
+    distance, trusted = moved(build, columns, loop, **options)
+    assert 0.5 < distance <= 1.0  # the first record's own gradient is clipped, and nobody else's
+    assert "loss not checked" not in trusted
+    alone, _ = released(build, columns, loop, range(N), isolation="alone")
+    whole, _ = released(build, columns, loop, range(N), **options)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(whole, alone, strict=True))
+    with pytest.raises(dpoptim.SamplesInteractError, match='isolation="auto", or "alone"'):
+        released(build, columns, loop, range(N), isolation="rules", **options)
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -35,6 +35,7 @@ from dpoptim.preprocessing import (
     DPMinMaxScaler,
     DPOneHot,
     DPStandardScaler,
+    PrivatePipeline,
 )
 from dpoptim.tuning import DPSearchCV
 from dpoptim.tuning.search import search_event
@@ -156,6 +157,11 @@ def act(what: str, ledger: Ledger, epsilon: float) -> None:
         DPSearchCV(line, {"l2": [0.0, 1.0]}, mean_trials=2.0, **paid).fit(X, Y)
     elif what == "fit":
         DPLinearRegression(target_bound=1.0, solver="sufficient-statistics", **paid).fit(X, Y)
+    elif what == "pipeline":
+        line = DPLinearRegression(target_bound=1.0, solver="sufficient-statistics")
+        free = DPMinMaxScaler(-1, 1)  # by public ranges, as a schema's: it is charged nothing
+        steps = [("bounds", free), ("scale", DPStandardScaler(-1, 1)), ("fit", line)]
+        PrivatePipeline(steps, **paid).fit(X, Y)
     elif what == "score":
         evaluate_regressor(Y, Y, target_bound=1.0, **paid)
     else:
@@ -164,7 +170,7 @@ def act(what: str, ledger: Ledger, epsilon: float) -> None:
 
 ACTS = [
     *("scale", "impute", "ends", "categories", "classes", "search", "fit", "score"),
-    *("train", "train, and end"),
+    *("train", "train, and end", "pipeline"),
 ]
 step = st.tuples(
     st.sampled_from(ACTS),
@@ -201,7 +207,7 @@ def test_no_sequence_of_killed_processes_exceeds_the_budget(tmp_path: Path) -> N
     """Each step in a process of its own, on one ledger file; most of them die by SIGKILL around a
     draw.
     """
-    path, chance, log = tmp_path / "ledger.sqlite", random.Random(2), tmp_path / "log"
+    path, chance, log = tmp_path / "ledger.sqlite", random.Random(3), tmp_path / "log"
     everything, all_searches, killed, spent = Meter(stop), list[float](), 0, 0.0
     Ledger(path, dataset="table", **TOTAL).close()
     for what in (*chance.sample(ACTS, len(ACTS)), *chance.sample(ACTS, 4)):

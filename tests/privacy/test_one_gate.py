@@ -67,6 +67,9 @@ ALLOWED = {
     "reproduce/das_networks.py": {"random."},  # a network's first weights
     # a network's first weights; shuffles public data
     "reproduce/fang.py": {"random.", "randperm"},
+    # first weights; shuffles public data, which a model learns without privacy beforehand
+    "reproduce/dice_texts.py": {"random.", "randperm"},
+    "reproduce/dice_vit.py": {"random.", "randperm"},
     "audit/method_detectors.py": {"randn"},  # made-up weights
     "estimators/network_fit.py": {"random.", "randint"},  # a network's first weights
     "training/memory.py": {"random."},  # fork_rng, so that trial passes leave no trace
@@ -106,6 +109,16 @@ def test_only_the_gate_charges() -> None:
         if not name.startswith("accounting/ledger"):
             assert not re.search(r"ledger\.(reserve|commit|resume|end)\(", text), name
             assert name.startswith("gate/") or not re.search(r"\bCharge\(", text), name
+
+
+def test_only_what_charges_for_all_ranks_works_as_if_there_were_no_others() -> None:
+    """A search reserves for the trials of all ranks before the first, a pipeline is fitted on rank
+    0: anywhere else each rank would release, and charge, anew.
+    """
+    asks = {
+        name for name, text in sources().items() if re.search(r"\balone\(\):|_alone\.set", text)
+    }
+    assert asks == {"distributed/alone.py", "tuning/search.py", "preprocessing/pipeline.py"}
 
 
 def test_only_the_gate_starts_correlated_noise() -> None:

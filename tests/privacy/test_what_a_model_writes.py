@@ -316,6 +316,46 @@ def test_values_see_every_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> Non
             assert values.changed() is None
 
 
+GAPS: dict[str, tuple[Tensor, Callable[[Tensor], Any]]] = {
+    "a column": (torch.zeros(3, 4)[:, 1], lambda t: t[2].fill_(1)),
+    "repeated": (torch.zeros(3, dtype=torch.bfloat16).expand(2, 3), lambda t: t[0].fill_(1)),
+    "sparse": (torch.eye(3).to_sparse(), lambda t: t._values()[0].fill_(2)),
+}
+
+
+@pytest.mark.parametrize("kind", GAPS)
+def test_values_that_are_not_in_one_piece_are_compared_by_what_they_are(kind: str) -> None:
+    t, write = GAPS[kind]
+    values = Values([("t", t)])
+    copies = []
+    for _ in range(3):
+        copies.append(t.clone())  # so that others take other places in memory
+        assert values.changed() is None
+    write(t)
+    assert values.changed() == "t"
+
+
+def test_a_model_may_have_a_buffer_with_gaps() -> None:
+    class Tabled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(FEATURES, CLASSES)
+            self.register_buffer("table", torch.randn(CLASSES, 3)[:, 1])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + self.table
+
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=10, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
+    model = Tabled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan, model, optimizer, data()) as private:
+        for x, y in private.batches():
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            optimizer.step()
+
+
 def test_values_see_rows_that_change_places() -> None:
     book = torch.randn(5_000, 64)
     values = Values([("book", book)])
@@ -345,6 +385,10 @@ def one_entry(keeper: Any, x: Tensor) -> None:
     keeper[0] = float(x[0, 0])
 
 
+def one_entry_of_3(keeper: Any, x: Tensor) -> None:
+    keeper.data[1] = float(x[0, 0])
+
+
 KEEPERS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], None]]] = {
     "tensor": (lambda: torch.zeros(FEATURES), lambda kept, x: kept.data.copy_(x[0])),
     "list": (list, lambda kept, x: kept.append(x[0])),
@@ -361,6 +405,16 @@ KEEPERS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], None]]] = {
     "slots": (Slotted, lambda kept, x: setattr(kept, "last", float(x[0, 0]))),
     "numbers": (lambda: [0.0], one_entry),
     "array": (lambda: np.zeros(1), one_entry),
+    "array backwards": (lambda: np.zeros(3)[::-1], one_entry),
+    "array of a type that torch lacks": (lambda: np.zeros(2, np.longdouble), one_entry),
+    "array of another order of bytes": (lambda: np.zeros(2, ">f4"), one_entry),
+    "masked array": (lambda: np.ma.masked_array(np.zeros(3), [True, False, True]), one_entry_of_3),
+    "array of a subclass": (lambda: np.zeros(2).view(np.recarray), one_entry),
+    "array with gaps": (lambda: np.zeros((3, 4))[::2, 1], one_entry),
+    "array for reading": (
+        lambda: [np.broadcast_to(np.zeros(2), (3, 2))],
+        lambda kept, x: kept.__setitem__(0, x.numpy().copy()),
+    ),
     "array of objects": (lambda: np.zeros(1, dtype=object), one_entry),
     "large tensor": (lambda: torch.zeros(1 << 25), lambda kept, x: kept.data[:1].copy_(x[0, :1])),
     "unregistered module": (lambda: [nn.BatchNorm1d(FEATURES)], hidden_statistics),

@@ -20,7 +20,6 @@ from dpoptim.runs.certificate import (
     write_certificate,
 )
 from dpoptim.runs.report import report
-from dpoptim.runs.result import Scores
 from finished_run import SEEDED, UNPROVEN, small_run
 
 
@@ -170,7 +169,7 @@ def test_scores_name_their_measure_and_say_public() -> None:
     assert scores["private"] == [0.5, 0.7123]
     alone = certificate(replace(result, comparison_scores=None))["scores"]
     assert alone["without_privacy"] is None
-    for none in (None, Scores(())):
+    for none in (None, ()):
         assert (
             certificate(replace(result, private_scores=none, comparison_scores=None))["scores"]
             is None

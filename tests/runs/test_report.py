@@ -11,7 +11,7 @@ import pytest
 from dpoptim.runs.certificate import reading
 from dpoptim.runs.drawing import power_of_ten
 from dpoptim.runs.report import report, write_report
-from dpoptim.runs.result import RunResult, Scores
+from dpoptim.runs.result import RunResult
 from finished_run import SEEDED, UNPROVEN, small_run
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -119,13 +119,8 @@ def test_accuracies_are_shown_only_with_scores_and_said_to_be_public(run: RunRes
 def test_it_copes_with_any_scores(
     run: RunResult, private: tuple[float, ...] | None, comparison: tuple[float, ...] | None
 ) -> None:
-    scores = [None if each is None else Scores(each) for each in (private, comparison)]
-    assert (
-        Page(
-            report(replace(run, private_scores=scores[0], comparison_scores=scores[1]))
-        ).tags.count("svg")
-        == 4
-    )
+    page = Page(report(replace(run, private_scores=private, comparison_scores=comparison)))
+    assert page.tags.count("svg") == 4
 
 
 def test_hostile_names_stay_text(run: RunResult) -> None:
@@ -225,7 +220,7 @@ def test_powers_of_ten(value: float, text: str) -> None:
 
 
 def test_where_a_number_is_predicted_nothing_is_called_accuracy(run: RunResult) -> None:
-    scores = {"private_scores": Scores((-0.2, 0.7123)), "comparison_scores": Scores((0.8, 0.9456))}
+    scores = {"private_scores": (-0.2, 0.7123), "comparison_scores": (0.8, 0.9456)}
     text = Page(report(replace(run, classes=0, **scores))).text
     assert "accura" not in text.lower()
     assert "Private R2" in text

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from command_work import run
+from dpoptim.runs.predict import predict_file
 from dpoptim.runs.saved_model import load_model
 from patients import COLUMNS, SCHEMA, records, write_table
 
@@ -177,6 +178,17 @@ def test_what_cannot_be_predicted_is_refused(trained: Path, tmp_path: Path) -> N
         "model.pt",
         "p.csv",
     ]
+
+
+def test_predictions_do_not_replace_the_records(tmp_path: Path) -> None:
+    """Nor by another path to the same file; before a model is looked at."""
+    table = write_table(tmp_path / "t.csv", records(5, 0))
+    (tmp_path / "link.csv").symlink_to(table)
+    before = table.read_bytes()
+    for out in (table, tmp_path / "link.csv"):
+        with pytest.raises(ValueError, match="would replace the records to predict"):
+            predict_file(tmp_path / "run", table, out)
+    assert table.read_bytes() == before
 
 
 def test_a_number_is_predicted_in_its_units(tmp_path: Path) -> None:

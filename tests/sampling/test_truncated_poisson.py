@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.accounting.events import event_from_json, event_to_json
+from dpoptim.accounting.event_json import event_from_json, event_to_json
 from dpoptim.audit.attack_families import attack
 from dpoptim.sampling import PoissonSampling, TruncatedPoissonSampling
 

@@ -102,7 +102,7 @@ def files_on(place: Path, outcomes: Outcomes, kibibytes: int) -> None:
         "model": {"w": torch.zeros(1000)}, "optimizers": [], "queue": {}, "streams": [],
         "side": None, "choice": None,
         "gate": {"released": 0, "reservation": None, "correlated": None},
-        "files": [],
+        "parts": {"files": [], "tensors": {}},
     }  # fmt: skip
     checkpoint, text = place / "run.secret", place / "report.html"
     write_checkpoint(checkpoint, contents, announce=lambda digest: None)

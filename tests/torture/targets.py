@@ -83,7 +83,7 @@ def make_checkpoint(folder: Path) -> Path:
         "side": None,
         "choice": None,
         "gate": {"released": 5, "reservation": "r", "correlated": None},
-        "files": [],
+        "parts": {"files": [], "tensors": {}},
     }
     write_checkpoint(path, contents, announce=lambda digest: None)
     return path

@@ -19,8 +19,8 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
 from dpoptim.training import empty_slots
 from dpoptim.training.microbatches import BatchQueue
+from dpoptim.training.privacy_units import NO_ROW
 from dpoptim.training.slots import SHARE, Slots, SlotSampler, lost_delta, slots_needed
-from dpoptim.training.units import NO_ROW
 
 N, FEATURES, CLASSES = 60, 5, 3
 

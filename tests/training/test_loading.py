@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
@@ -14,7 +15,7 @@ from dpoptim.sampling import PoissonSampling
 from dpoptim.training.loading import LoaderOptions, load_microbatches
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.refusals import refuse_data
-from dpoptim.training.worker_messages import SMALL, written
+from dpoptim.training.worker_messages import SMALL, IndexMessage, written
 
 STEPS = 5
 
@@ -70,6 +71,26 @@ def test_what_a_worker_sends_arrives_as_it_was(kind: str) -> None:
     assert torch.equal(found["x"], sent)
     for what in (torch.Tensor.stride, lambda t: t.dtype, lambda t: t.requires_grad):
         assert what(found["x"]) == what(sent)
+
+
+@pytest.mark.parametrize("indices", [[], [3, 2**40, 0], [[1, 2], [3, 4]]])
+def test_indices_arrive_as_the_list_that_data_sets_expect(indices: list[Any]) -> None:
+    found = pickle.loads(pickle.dumps(IndexMessage(np.array(indices, np.int64))))
+    assert type(found) is list
+    assert found == indices
+    assert all(type(index) in (int, list) for index in found)
+
+
+class OfPythonNumbers(Items):
+    def __getitem__(self, index: int) -> Any:
+        assert type(index) is int
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_sets_are_asked_for_python_numbers(workers: int) -> None:
+    data = OfPythonNumbers(TensorDataset(torch.randn(40, 3)))
+    assert loaded(data, 1, num_workers=workers)
 
 
 def test_a_batch_that_cannot_be_sent_is_an_error_and_no_endless_wait() -> None:

@@ -20,8 +20,8 @@ from dpoptim.distributed.ranks import ALONE
 from dpoptim.distributed.wrapping import wrapping_of
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.training.loss_check import check_loss
+from dpoptim.training.privacy_units import units_of
 from dpoptim.training.private_training import PrivateTraining
-from dpoptim.training.units import units_of
 
 N, WORDS, WIDTH = 24, 11, 8
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -561,3 +561,55 @@ def test_the_first_records_of_a_stream_are_tried() -> None:
                 private.backward(loss(model, batch))
                 optimizer.step()
         assert seen == N
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_losses_under_autocast_round_as_it_does(coupled: bool) -> None:
+    """Other than in float32, by more than a check of float32 allows; records are found mixed all
+    the same.
+    """
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = model(batch[0])
+        losses = F.cross_entropy(scores.float(), batch[1], reduction="none")
+        return losses * (1 + scores.float().square().mean()) if coupled else losses
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+        data = TensorDataset(torch.randn(N, 6), torch.arange(N) % 3)
+        if coupled:
+            with pytest.raises(dpoptim.SamplesInteractError):
+                attach(model, data, loss=loss)
+        else:
+            with attach(model, data, loss=loss) as private:
+                assert not any("loss not checked" in item.text for item in private.basis)
+
+
+def test_a_run_by_a_slower_way_for_its_loss_is_entered_again() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        penalty = sum(p.square().sum() for p in model.parameters())
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none") + penalty
+
+    model, data = nn.Linear(6, 3), TensorDataset(torch.randn(N, 6), torch.arange(N) % 3)
+    with pytest.warns(dpoptim.IsolationWarning, match="pass alone.*outside its module.*'alone'"):
+        private = attach(model, data, loss=loss)
+    for _ in range(2):
+        with private:
+            for batch in private.batches():
+                private.backward(loss(model, batch))
+                private.optimizers[0].step()
+                if private.finished_step:
+                    break
+    assert private.steps_done == 2
+
+
+def test_rows_of_one_record_take_no_way_that_has_records_alone() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        penalty = sum(p.square().sum() for p in model.parameters())
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none") + penalty
+
+    model, data = nn.Linear(6, 3), TensorDataset(torch.randn(N, 2, 6), torch.ones(N, 2).long())
+    with pytest.raises(dpoptim.SamplesInteractError, match="outside its module"):
+        attach(model, data, loss=loss, rows_per_record=2)

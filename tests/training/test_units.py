@@ -18,8 +18,8 @@ from dpoptim.data import views
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
 from dpoptim.training.microbatches import BatchQueue
+from dpoptim.training.privacy_units import NO_ROW, Persons
 from dpoptim.training.private_training import PrivateTraining
-from dpoptim.training.units import NO_ROW, Persons
 
 FEATURES, CLASSES, K = 5, 3, 3
 

@@ -18,7 +18,7 @@ from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDCl
 from dpoptim.gate import TrialsGate
 from dpoptim.noise.stream import KeyStream
 from dpoptim.noise.trials import even_choice, logarithmic_count, logarithmic_parameter
-from dpoptim.training.units import Persons
+from dpoptim.training.privacy_units import Persons
 from dpoptim.tuning import DPSearchCV
 from dpoptim.tuning.search import search_event
 

@@ -8,7 +8,7 @@ from dpoptim.accounting.accountant import (
     tradeoff_curve,
 )
 from dpoptim.accounting.calibration import calibrate_event, calibrate_noise_multiplier
-from dpoptim.accounting.events import event_from_json, event_to_json
+from dpoptim.accounting.event_json import event_from_json, event_to_json
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
 

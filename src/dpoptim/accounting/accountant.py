@@ -14,8 +14,6 @@ where the grid of one step's losses is as fine as memory allows and its probabil
 0.7 % was measured (q=1e-4, sigma=0.7, T=1e5, delta=1e-9). The tilted PLD keeps to 0.2 % there too.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import lru_cache
@@ -36,17 +34,6 @@ from dpoptim.accounting.choose_profile import Accountant, profile_of
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
 from dpoptim.accounting.profiles import FINE, LossDistribution, renyi_divergences
 from dpoptim.accounting.tilted import TiltedDistribution
-
-__all__ = [
-    "Accountant",
-    "advantage",
-    "compute_delta",
-    "compute_epsilon",
-    "privacy_curve",
-    "renyi_divergence",
-    "tradeoff_curve",
-]
-
 
 SMALLEST_DELTA = 1e-14
 

@@ -28,8 +28,6 @@ variable is at most ``exp(s (v / 2 - epsilon) + s^2 u / 2) s^s / (1 + s)^(1 + s)
 the squared lengths and u the squared length of the mean.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable
@@ -42,8 +40,6 @@ from scipy.linalg import toeplitz
 from scipy.special import log_ndtr, logsumexp, ndtr, ndtri_exp
 
 from dpoptim.accounting.gaussian import gdp_epsilon
-
-__all__ = ["AllocationProfile", "BallsInBinsDpEvent"]
 
 Floats = NDArray[np.float64]
 SAMPLES = 1 << 16
@@ -193,7 +189,8 @@ class Bins:
         self.covariance = toeplitz(np.array(event.gram)) / event.noise_multiplier**2
         self.squared, self.mean = float(self.covariance[0, 0]), float(self.covariance.mean())
         values, axes = np.linalg.eigh(self.covariance)
-        self._root = axes * np.sqrt(np.maximum(values, 0.0))
+        # The symmetric root: the same wherever it is computed, unlike the eigenvectors.
+        self._root = (axes * np.sqrt(np.maximum(values, 0.0))) @ axes.T
         b, gram = self.count, np.array(event.gram)
         self._classes = next((r for r in range(1, b) if not gram[r::r].any()), b)
         nodes, weights = np.polynomial.legendre.leggauss(600)
@@ -243,7 +240,7 @@ class Bins:
             own = rng.integers(self.count, size=count)
             drawn = rng.random(count) * sums[own]
             chosen = np.minimum((cumulated[own] < drawn[:, None]).sum(1), self.count - 1)
-            a = rng.standard_normal((count, self.count)) @ self._root.T
+            a = rng.standard_normal((count, self.count)) @ self._root
             a += self.covariance[own] - self.squared / 2
             rows = np.arange(count)
             center = self.covariance[own, chosen] - self.squared / 2
@@ -264,7 +261,7 @@ class Bins:
         mean = self.covariance.mean(1)
         ratios, weights = [], []
         for count in self._pieces(samples):
-            a = rng.standard_normal((count, self.count)) @ self._root.T
+            a = rng.standard_normal((count, self.count)) @ self._root
             a -= pull * mean + self.squared / 2
             ratios.append(logsumexp(a, axis=1) - math.log(self.count))
             weights.append(pull * (a.mean(1) + self.squared / 2) + pull**2 * self.mean / 2)

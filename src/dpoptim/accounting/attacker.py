@@ -5,8 +5,6 @@ attack lies on or above the trade-off curve of its errors (Dong, Roth and Su 202
 met if the curve's own point meets it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +14,6 @@ import dp_accounting as dp
 from scipy.special import ndtri
 
 from dpoptim.accounting.accountant import advantage, tradeoff_curve
-
-__all__ = ["AttackerTarget", "FoundAtMost", "RightAtMost", "calibrate_to_attacker", "right_at_most"]
 
 LEAST_NOISE = 0.3  # below, loss distributions are slow to compose, and no attacker is held off
 LOOSEST = 0.99  # of the mu that a target stands for: what the noise found reaches, at least

@@ -1,7 +1,5 @@
 """Words for what runs have spent, what a budget has left, and why a run was refused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +12,6 @@ from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
 from dpoptim.accounting.ledger_settings import LedgerError
 from dpoptim.printable import printable
 
-__all__ = ["BudgetExceeded", "Remaining", "refusal", "spent"]
-
 _FILTER_NAMES = {"renyi": "RDP filter", "basic": "basic-composition filter"}
 
 
@@ -26,7 +22,7 @@ class BudgetExceeded(LedgerError):  # noqa: N818 (reads as what happened)
         super().__init__(message)
         self.shortfall = shortfall
 
-    def __reduce__(self) -> tuple[type[BudgetExceeded], tuple[str, Shortfall]]:
+    def __reduce__(self) -> tuple[type["BudgetExceeded"], tuple[str, Shortfall]]:
         return type(self), (str(self), self.shortfall)  # so that a worker process can hand it back
 
 
@@ -48,7 +44,7 @@ class Remaining:
     next_epsilon: float
 
     @classmethod
-    def of(cls, budget: Budget | None, charges: Sequence[float], runs: int) -> Remaining:
+    def of(cls, budget: Budget | None, charges: Sequence[float], runs: int) -> "Remaining":
         """The rest of `budget` after so many runs, whose charges it has added up."""
         if budget is None:
             return cls(None, runs, math.inf, math.inf, math.inf, math.inf)

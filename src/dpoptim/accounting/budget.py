@@ -55,8 +55,6 @@ The conversion (Canonne, Kamath & Steinke 2020, Proposition 12; dp_accounting's 
 `epsilon = r + log(1 - 1/alpha) - log(delta alpha) / (alpha - 1)`; solved for r it gives b.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -68,16 +66,7 @@ import dp_accounting as dp
 import numpy as np
 
 from dpoptim.accounting.accountant import compute_epsilon, renyi_divergence
-from dpoptim.accounting.events import event_from_json, event_to_json
-
-__all__ = [
-    "Budget",
-    "FilterKind",
-    "Shortfall",
-    "epsilon_from_renyi",
-    "filter_order",
-    "renyi_budget",
-]
+from dpoptim.accounting.event_json import event_from_json, event_text
 
 FilterKind = Literal["renyi", "basic"]
 
@@ -192,7 +181,7 @@ class Budget:
 
     def charge(self, event: dp.DpEvent, number: int) -> tuple[float, str]:
         """The charge of run `number` (1, 2, ...), >= 0, and the reason if it is infinite."""
-        text = json.dumps(event_to_json(event), sort_keys=True)
+        text = event_text(event)
         if self.order is not None:
             return _renyi_charge(text, self.order, self.neighboring)
         # the schedule is fixed: it may not depend on the runs
@@ -221,9 +210,7 @@ class Budget:
     def shortfall(self, charges: Sequence[float], event: dp.DpEvent) -> Shortfall | None:
         """The shortfall if `event` is to follow runs of these `charges`; None: nothing."""
         if not charges:
-            own = _epsilon(
-                json.dumps(event_to_json(event), sort_keys=True), self.delta, self.neighboring
-            )
+            own = _epsilon(event_text(event), self.delta, self.neighboring)
             return None if own <= self.epsilon else Shortfall(own, 0.0, self.epsilon)
         reserved = math.fsum(charges)
         needed, reason = self.charge(event, len(charges) + 1)

@@ -6,8 +6,6 @@ that check can only make the noise a little larger than necessary (epsilon ends 
 100 % of the target).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from importlib.metadata import version
@@ -18,9 +16,7 @@ import dp_accounting as dp
 from dpoptim.accounting import calibration_cache
 from dpoptim.accounting.accountant import check_delta, check_epsilon, compute_epsilon, rough_epsilon
 from dpoptim.accounting.gaussian import gdp_mu
-from dpoptim.accounting.guarantee import neighboring_name, parse_neighboring
-
-__all__ = ["calibrate_event", "calibrate_noise_multiplier"]
+from dpoptim.accounting.guarantee import neighboring_name, neighbours_differ_by, parse_neighboring
 
 _LOOSEST = 0.99  # epsilon achieved, at least, as a share of the target
 _RANGE = (math.log(1e-2), math.log(1e9))  # of log noise multipliers that are worth considering
@@ -212,25 +208,20 @@ def _central_limit_noise(
     mu = q sqrt(T (exp(z^-2) - 1)) (Bu, Dong, Long and Su 2020, Corollary 4), solved for z.
     """
     mu = gdp_mu(epsilon, delta)
-    return _sensitivity(relation) * math.log1p((mu / sample_rate) ** 2 / steps) ** -0.5
+    return neighbours_differ_by(relation) * math.log1p((mu / sample_rate) ** 2 / steps) ** -0.5
 
 
 def _full_batch_noise(
     steps: int, epsilon: float, delta: float, relation: dp.NeighboringRelation
 ) -> float:
     """Invert the exact profile; the loop makes up for the last digits of the root searches."""
-    noise_multiplier = _sensitivity(relation) * math.sqrt(steps) / gdp_mu(epsilon, delta)
+    noise_multiplier = neighbours_differ_by(relation) * math.sqrt(steps) / gdp_mu(epsilon, delta)
     step = 1e-12
     while True:
         event = dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise_multiplier), steps)
         if compute_epsilon(event, delta, relation).epsilon <= epsilon:
             return noise_multiplier
         noise_multiplier, step = noise_multiplier * (1 + step), 2 * step
-
-
-def _sensitivity(relation: dp.NeighboringRelation) -> float:
-    """Sensitivity of a sum, over the bound on one record's norm."""
-    return 2.0 if relation is dp.NeighboringRelation.REPLACE_ONE else 1.0
 
 
 def _log(ratio: float) -> float:

@@ -5,8 +5,6 @@ is merely slower. What is read is a proposal and nothing more; the caller evalua
 using it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -16,8 +14,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-__all__ = ["read", "write"]
 
 
 def read(key: Mapping[str, Any]) -> float | None:

@@ -8,8 +8,6 @@ under the relation in use, and a zCDP event for `rho` under the relation in use;
 never rescaled.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +17,6 @@ import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpoptim.accounting.allocation import BallsInBinsDpEvent, bins_told
-
-__all__ = ["Leaves", "canonical", "relative_to_sensitivity"]
 
 Leaves = tuple[tuple[dp.DpEvent, int], ...]
 """Pairs (event, count >= 1); no two events are equal, and at most one is a plain Gaussian."""

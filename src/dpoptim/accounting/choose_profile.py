@@ -1,7 +1,5 @@
 """Choice of an event's accountant: exact, PLD (plain, tilted), Renyi, sampled, of a selection."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal
@@ -10,6 +8,7 @@ import dp_accounting as dp
 
 from dpoptim.accounting.allocation import AllocationProfile, BallsInBinsDpEvent, bins_told
 from dpoptim.accounting.canonical import Leaves, canonical
+from dpoptim.accounting.guarantee import neighbours_differ_by
 from dpoptim.accounting.profiles import (
     FINE,
     GaussianProfile,
@@ -103,5 +102,5 @@ def gaussian_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float | Non
         case ():
             return 0.0
         case ((dp.GaussianDpEvent(noise_multiplier=noise), 1),):
-            return (2.0 if relation is dp.NeighboringRelation.REPLACE_ONE else 1.0) / noise
+            return neighbours_differ_by(relation) / noise
     return None

@@ -6,16 +6,12 @@ points and larger between. Tilting multiplies probabilities by e^(t l), so absol
 will not do; here they are integrals of positive functions.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri_exp
-
-__all__ = ["StepLosses", "discretised_losses"]
 
 Floats = NDArray[np.float64]
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
@@ -71,15 +67,11 @@ def discretised_losses(
     # infinity.
     ends = np.array([-math.inf, outcomes[0], outcomes[-1], math.inf])
     if removed:
-        below, above = (
-            _mass(ends[:1], ends[1:2], rate, noise),
-            _mass(ends[2:3], ends[3:], rate, noise),
-        )
+        below = _mass(ends[:1], ends[1:2], rate, noise)
+        above = _mass(ends[2:3], ends[3:], rate, noise)
     else:
-        below, above = (
-            _mass(ends[1:2], ends[3:], 0.0, noise),
-            _mass(ends[:1], ends[2:3], 0.0, noise),
-        )
+        below = _mass(ends[1:2], ends[3:], 0.0, noise)
+        above = _mass(ends[:1], ends[2:3], 0.0, noise)
     probabilities[0] += below[0]
     with np.errstate(divide="ignore"):
         return StepLosses(first, np.log(probabilities), float(above[0]))

@@ -17,8 +17,6 @@ from scipy.special import log_ndtr, ndtri
 
 from dpoptim.errors import PrivacyError
 
-__all__ = ["GaussianFilter", "selection_epsilon", "selection_mu"]
-
 _LARGEST_EPSILON = 1400.0  # beyond, e^(epsilon/2) leaves float64
 
 

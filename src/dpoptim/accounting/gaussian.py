@@ -6,14 +6,10 @@ Wang 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 1). Gaussians compose by
 mu_t^2`.
 """
 
-from __future__ import annotations
-
 import math
 
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
-
-__all__ = ["gdp_delta", "gdp_epsilon", "gdp_mu"]
 
 _LOG_OF_NOTHING = -1e9  # its exponential is 0; finite, because root finding cannot use an infinity
 
@@ -40,8 +36,6 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 
 def gdp_epsilon(mu: float, delta: float) -> float:
     """Least epsilon >= 0 with (epsilon, delta)-DP for a mu-GDP mechanism, rounded up by 1e-12.
-
-    `mu` >= 0, `delta` in (0, 1).
 
     Args:
         mu: of Gaussian differential privacy, >= 0.

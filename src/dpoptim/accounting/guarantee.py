@@ -1,7 +1,5 @@
 """Guarantees: what a run promised, with everything that its meaning depends on."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -11,8 +9,6 @@ from typing import Any
 from dp_accounting import NeighboringRelation
 
 from dpoptim.notebook import as_table
-
-__all__ = ["SEEDED", "Guarantee", "neighboring_name", "parse_neighboring"]
 
 SEEDED = "seeded: not for release"  # a note on runs whose noise was made repeatable
 _RELATIONS = {
@@ -73,6 +69,11 @@ def neighboring_name(relation: str | NeighboringRelation) -> str:
     return _NAMES[parse_neighboring(relation)]
 
 
+def neighbours_differ_by(relation: str | NeighboringRelation) -> float:
+    """How far a sum moves between neighbours at most, over the bound on one record's norm."""
+    return 2.0 if parse_neighboring(relation) is NeighboringRelation.REPLACE_ONE else 1.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
     """(epsilon, delta)-differential privacy, and what the claim rests on.
@@ -102,6 +103,13 @@ class Guarantee:
     status: str = "proven"
     notes: tuple[str, ...] = ()
     unit: str = "record"
+
+    @classmethod
+    def without_noise(cls, neighboring: str, delta: float, unit: str = "record") -> "Guarantee":
+        """The guarantee of a run whose noise is off: none."""
+        status = "no privacy: the noise is off"
+        relation = parse_neighboring(neighboring)
+        return cls(math.inf, delta, relation, "none", status=status, unit=unit)
 
     def __post_init__(self) -> None:
         notes: object = self.notes  # what a caller without a type checker may have passed
@@ -167,7 +175,7 @@ class Guarantee:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Guarantee:
+    def from_json(cls, data: Mapping[str, Any]) -> "Guarantee":
         """Read what `to_json` wrote. ValueError: missing, surplus or wrong entries."""
         names = {field.name for field in dataclasses.fields(cls)}
         if data.keys() != names:

@@ -32,10 +32,10 @@ import dp_accounting as dp
 from dpoptim.accounting.balance import BudgetExceeded, Remaining
 from dpoptim.accounting.budget import FilterKind
 from dpoptim.accounting.canonical import canonical
+from dpoptim.accounting.event_json import event_text
 from dpoptim.accounting.guarantee import neighboring_name
 from dpoptim.accounting.ledger_records import LedgerRecords
 from dpoptim.accounting.ledger_refusals import (
-    event_text,
     known_run,
     open_run,
     refuse_former_holder,

@@ -1,7 +1,5 @@
 """One run's charge on a ledger, from its reservation to its end. The gate alone holds one."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable
@@ -12,8 +10,6 @@ from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
 from dpoptim.accounting.ledger_runs import DONE
 from dpoptim.accounting.ledger_settings import TakenUpElsewhereError
 from dpoptim.printable import printable
-
-__all__ = ["Charge"]
 
 PartOf = Callable[[int, int], dp.DpEvent]
 ANNOUNCEMENTS = 20  # a run tells the ledger so often how far it may have come

@@ -1,7 +1,7 @@
 """The ledger of a run in several processes: rank 0 reads and writes it, the others are told."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import dp_accounting as dp
 
@@ -9,6 +9,22 @@ from dpoptim.accounting.balance import Remaining
 from dpoptim.accounting.ledger import Ledger, Reservation
 
 FromFirst = Callable[[Callable[[], Any]], Any]
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+def on_first(
+    method: Callable[Concatenate[Any, Given], Answer],
+) -> Callable[Concatenate["LedgerOfRanks", Given], Answer]:
+    """Ask a method of rank 0's ledger, in its place; all ranks then know what it holds."""
+
+    def asked(ranks: "LedgerOfRanks", /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        real = getattr(ranks._real, method.__name__)  # maybe of a subclass
+        answer: Answer = ranks._from_first(lambda: real(*args, **kwargs))
+        ranks._look()
+        return answer
+
+    return asked
 
 
 class LedgerOfRanks(Ledger):
@@ -45,58 +61,21 @@ class LedgerOfRanks(Ledger):
     def reserve(
         self, event: dp.DpEvent, *, neighboring: str | dp.NeighboringRelation, label: str
     ) -> Reservation:
-        made: Reservation = self._ask(
-            lambda: self._real.reserve(event, neighboring=neighboring, label=label)
-        )
+        made = on_first(Ledger.reserve)(self, event, neighboring=neighboring, label=label)
         self.made.append(made.id)
         return made
 
-    def check(self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation) -> None:
-        self._ask(lambda: self._real.check(event, neighboring))
-
-    def commit(self, reservation: Reservation) -> None:
-        self._ask(lambda: self._real.commit(reservation))
-
-    def reenter(self, reservation_id: str, *, resumed: int) -> None:
-        self._ask(lambda: self._real.reenter(reservation_id, resumed=resumed))
-
-    def resume(
-        self,
-        reservation_id: str,
-        event: dp.DpEvent,
-        *,
-        released: int = 0,
-        checkpoint: str | None = None,
-    ) -> Reservation:
-        taken: Reservation = self._ask(
-            lambda: self._real.resume(
-                reservation_id, event, released=released, checkpoint=checkpoint
-            )
-        )
-        return taken
-
-    def begin_releases(self, reservation_id: str, count: int, *, resumed: int) -> None:
-        self._ask(lambda: self._real.begin_releases(reservation_id, count, resumed=resumed))
-
-    def end(self, reservation_id: str, part: dp.DpEvent, *, released: int, resumed: int) -> None:
-        self._ask(lambda: self._real.end(reservation_id, part, released=released, resumed=resumed))
+    check = on_first(Ledger.check)
+    commit = on_first(Ledger.commit)
+    reenter = on_first(Ledger.reenter)
+    resume = on_first(Ledger.resume)
+    begin_releases = on_first(Ledger.begin_releases)
+    end = on_first(Ledger.end)
+    note_checkpoint = on_first(Ledger.note_checkpoint)
+    knows_checkpoint = on_first(Ledger.knows_checkpoint)
 
     def why_nothing_is_returned(self, reservation_id: str) -> str:
         return self._known[2][reservation_id]
-
-    def note_checkpoint(
-        self, reservation_id: str, released: int, digest: str, *, resumed: int, begun: int | None
-    ) -> None:
-        self._ask(
-            lambda: self._real.note_checkpoint(
-                reservation_id, released, digest, resumed=resumed, begun=begun
-            )
-        )
-
-    def knows_checkpoint(self, reservation_id: str, released: int, digest: str) -> bool:
-        return bool(
-            self._ask(lambda: self._real.knows_checkpoint(reservation_id, released, digest))
-        )
 
     def holds(self, reservation: Reservation) -> bool:
         return bool(self._from_first(lambda: self._real.holds(reservation)))
@@ -118,11 +97,6 @@ class LedgerOfRanks(Ledger):
     @property
     def _where(self) -> str:
         return self._place if hasattr(self, "_place") else "on rank 0"
-
-    def _ask(self, ask: Callable[[], Any]) -> Any:
-        answer = self._from_first(ask)
-        self._look()
-        return answer
 
     def _look(self) -> None:
         """All ranks together: what one of them may be asked for alone."""

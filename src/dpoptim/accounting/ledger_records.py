@@ -3,8 +3,6 @@
 Only public values; nothing here writes.
 """
 
-from __future__ import annotations
-
 import threading
 
 from dpoptim.accounting.balance import Remaining, spent

@@ -3,21 +3,12 @@
 ``where`` names the ledger in messages.
 """
 
-from __future__ import annotations
-
-import json
-
 import dp_accounting as dp
 
-from dpoptim.accounting.events import event_to_json
+from dpoptim.accounting.event_json import event_text
 from dpoptim.accounting.ledger_runs import DONE, Reservation, Runs
 from dpoptim.accounting.ledger_settings import LedgerError, TakenUpElsewhereError
 from dpoptim.printable import printable
-
-
-def event_text(event: dp.DpEvent) -> str:
-    """The event's stored form; equal texts are equal events."""
-    return json.dumps(event_to_json(event), sort_keys=True)
 
 
 def known_run(runs: Runs, reservation_id: str, where: str, fix: str) -> Reservation:

@@ -1,7 +1,5 @@
 """The runs of a ledger, read entry by entry: what each was promised, and their sum."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,11 +8,9 @@ import dp_accounting as dp
 
 from dpoptim.accounting.balance import refusal
 from dpoptim.accounting.budget import Budget
-from dpoptim.accounting.events import event_from_json
+from dpoptim.accounting.event_json import event_from_json
 from dpoptim.accounting.ledger_schema import Entry, Head, Kind
 from dpoptim.accounting.ledger_settings import LedgerError
-
-__all__ = ["DONE", "Reservation", "Runs"]
 
 DONE = {"committed": "completed", "ended": "ended for good"}  # of runs that are over
 

@@ -9,8 +9,6 @@ chain is found by whoever wrote an earlier head down elsewhere (``dpoptim ledger
 --digest``).
 """
 
-from __future__ import annotations
-
 import hashlib
 import sqlite3
 from collections.abc import Iterable
@@ -19,17 +17,6 @@ from functools import cache
 from typing import Any
 
 from dpoptim.accounting.ledger_settings import Settings
-
-__all__ = [
-    "APPLICATION_ID",
-    "SCHEMA_VERSION",
-    "Entry",
-    "Head",
-    "Kind",
-    "first_digest",
-    "new_file",
-    "schema",
-]
 
 APPLICATION_ID = 0x64706F70  # "dpop": marks the file as ours in SQLite's header
 SCHEMA_VERSION = 2

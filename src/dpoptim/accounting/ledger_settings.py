@@ -1,14 +1,10 @@
 """Settings fixed when a ledger is made: data set, relation, budget and its filter."""
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import dataclass
 
 from dpoptim.accounting.budget import Budget, FilterKind
 from dpoptim.accounting.guarantee import neighboring_name
-
-__all__ = ["LedgerError", "Settings", "Wanted"]
 
 
 class LedgerError(RuntimeError):
@@ -94,6 +90,13 @@ class Wanted:
                 what = {"epsilon": "a budget of epsilon", "delta": "a budget of delta"}.get(
                     name, name
                 )
+                if name == "dataset":
+                    raise LedgerError(
+                        f"{where}: this ledger was made with dataset={kept!r}, not {wanted!r}. A "
+                        "ledger counts what one set of records has spent. Fix: for the same "
+                        "records leave dataset out, or on the command line name the file as then; "
+                        "for others keep another ledger."
+                    )
                 raise LedgerError(
                     f"{where}: this ledger was made with {what}={kept!r}, not {wanted!r}, which "
                     f"cannot be changed; leave {'the budget' if what != name else name} out to use "

@@ -14,8 +14,6 @@ A new ledger is linked into place when it is complete. Hence a file at the ledge
 half made, and an empty or damaged one is always an error, never a fresh budget.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3
@@ -41,8 +39,6 @@ from dpoptim.accounting.ledger_schema import (
 from dpoptim.accounting.ledger_settings import LedgerError, Settings
 from dpoptim.files import create_whole
 from dpoptim.printable import printable
-
-__all__ = ["LedgerStore"]
 
 BUSY_SECONDS = 30.0
 LONGEST_REASON = 200

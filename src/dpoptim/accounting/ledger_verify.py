@@ -1,11 +1,9 @@
 """Reading a whole ledger again: structure, chain, entries, and what the budget admitted."""
 
-from __future__ import annotations
-
 import json
 
 from dpoptim.accounting.budget import Budget
-from dpoptim.accounting.events import event_from_json
+from dpoptim.accounting.event_json import event_from_json
 from dpoptim.accounting.ledger_runs import Runs
 from dpoptim.accounting.ledger_schema import Kind
 from dpoptim.accounting.ledger_settings import LedgerError

@@ -5,11 +5,9 @@ module chooses the discretisation, brings events into the scale of each accounta
 reserve for rounding errors.
 """
 
-from __future__ import annotations
-
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import dp_accounting as dp
@@ -22,9 +20,7 @@ from scipy.special import ndtri
 
 from dpoptim.accounting.canonical import Leaves, relative_to_sensitivity
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon, gdp_mu
-from dpoptim.accounting.guarantee import neighboring_name
-
-__all__ = ["GaussianProfile", "LossDistribution", "Profile", "RenyiProfile", "renyi_divergences"]
+from dpoptim.accounting.guarantee import neighboring_name, neighbours_differ_by
 
 FINE = 1e-3
 """Relative error of epsilon that the PLD's discretisation aims at."""
@@ -168,18 +164,14 @@ class LossDistribution:
         # Near an epsilon of 700 its search may divide by a subnormal e^-epsilon, and answer inf.
         with np.errstate(over="ignore"):
             found = float(self._composed.get_epsilon_for_delta(delta - self.reserve))
-        return found if math.isfinite(found) else self._bisected_epsilon(delta)
-
-    def _bisected_epsilon(self, delta: float) -> float:
-        low, high = 0.0, 1.0
+        if math.isfinite(found):
+            return found
+        high = 1.0
         while self.delta(high) > delta:
-            low, high = high, 2 * high
+            high *= 2
             if high > 1e9:
                 return math.inf
-        while high - low > 1e-6 * high:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
-        return high
+        return least_epsilon(self.delta, delta, high)
 
     def delta(self, epsilon: float) -> float:
         return min(1.0, float(self._composed.get_delta_for_epsilon(epsilon)) + self.reserve)
@@ -210,9 +202,17 @@ class LossDistribution:
         return composed if composed is not None else pld.identity(interval)
 
     def _central_limit_mu(self) -> float:
-        scale = 2.0 if self._relation is dp.NeighboringRelation.REPLACE_ONE else 1.0
         variance = math.fsum(count * _loss_variance(leaf) for leaf, count in self._leaves)
-        return scale * math.sqrt(variance)
+        return neighbours_differ_by(self._relation) * math.sqrt(variance)
+
+
+def least_epsilon(delta_at: Callable[[float], float], delta: float, high: float) -> float:
+    """The least epsilon of at most `delta`, from above to 1e-6 of it; `high` is enough."""
+    low = 0.0
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_at(middle) > delta else (low, middle)
+    return high
 
 
 def interval_of(
@@ -279,9 +279,7 @@ def _loss_variance(leaf: dp.DpEvent) -> float:
 def _loss_range(leaf: dp.DpEvent, relation: dp.NeighboringRelation, log_mass: float) -> float:
     """Roughly the width of one step's losses."""
     rate, inner = parts(leaf)
-    scale = (
-        2.0 if relation is dp.NeighboringRelation.REPLACE_ONE else 1.0
-    ) / inner.noise_multiplier
+    scale = neighbours_differ_by(relation) / inner.noise_multiplier
     if isinstance(inner, dp.LaplaceDpEvent):
         return 2 * scale
     largest = scale * (-float(ndtri(0.5 * math.exp(log_mass))) + scale / 2)

@@ -47,10 +47,10 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
+from dpoptim.accounting.guarantee import neighbours_differ_by
+
 if TYPE_CHECKING:
     from dpoptim.accounting.profiles import RenyiProfile
-
-__all__ = ["SelectionProfile", "best_density", "trials_of"]
 
 Floats = NDArray[np.float64]
 
@@ -108,8 +108,7 @@ def trials_of(
         case RepeatAndSelectDpEvent(
             event=dp.GaussianDpEvent(noise_multiplier=noise), mean=mean, shape=shape
         ):
-            bound = 2.0 if relation is dp.NeighboringRelation.REPLACE_ONE else 1.0
-            return bound / float(noise), float(mean), float(shape)
+            return neighbours_differ_by(relation) / float(noise), float(mean), float(shape)
     return None
 
 

@@ -13,8 +13,6 @@ multiplied by e^(K(t) - t epsilon), the Chernoff bound on delta: they are small 
 delta*, however small it is.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import dataclass
@@ -29,9 +27,7 @@ from scipy.special import logsumexp
 from dpoptim.accounting.canonical import Leaves
 from dpoptim.accounting.discretised import StepLosses, discretised_losses
 from dpoptim.accounting.guarantee import neighboring_name
-from dpoptim.accounting.profiles import FINE, RenyiProfile, interval_of, parts
-
-__all__ = ["TiltedDistribution"]
+from dpoptim.accounting.profiles import FINE, RenyiProfile, interval_of, least_epsilon, parts
 
 _OUTSIDE = math.log(1e-15)  # of the tilted probability that may lie outside the window
 _MOST_POINTS = 2**22
@@ -139,7 +135,7 @@ class Composition:
             best = min(best, bound)
         return sign * best
 
-    def tilted(self, tilt: float) -> Tilt:
+    def tilted(self, tilt: float) -> "Tilt":
         """The composed distribution on a window that holds nearly all of the tilted law."""
         low = math.floor(self.reach(tilt, -1) / self.interval)
         high = math.ceil(self.reach(tilt, 1) / self.interval)
@@ -201,8 +197,4 @@ class Tilt:
             return 0.0
         if self.delta(high) > delta:
             return math.inf
-        low = 0.0
-        while high - low > 1e-6 * high:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
-        return high
+        return least_epsilon(self.delta, delta, high)

@@ -21,16 +21,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtri
 
-__all__ = [
-    "Errors",
-    "clopper_pearson_lower",
-    "clopper_pearson_upper",
-    "epsilon_lower_bound",
-    "gdp_lower_bound",
-]
-
-_THRESHOLDS = 400  # candidates between the extreme scores
-
 Floats = NDArray[np.float64]
 
 

@@ -24,8 +24,6 @@ from dpoptim.methods import DPSGD
 from dpoptim.noise.stream import KeyStream
 from dpoptim.training.attach import attach
 
-__all__ = ["ChargingResult", "audit_charging"]
-
 RECORDS, BATCH, STEPS, NOISE = 64, 16, 5, 1.5
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.charging import audit_charging
-from dpoptim.audit.isolation import isolation
+from dpoptim.audit.checkpoint_parts import checkpoint_parts
+from dpoptim.audit.isolation import isolation, refused
 from dpoptim.audit.method_detectors import (
     clip_norm_search,
     error_feedback,
@@ -33,11 +34,8 @@ from dpoptim.audit.sensitivity import Batch, audit_sensitivity
 from dpoptim.audit.shares import shares
 from dpoptim.audit.statistics import statistics
 from dpoptim.audit.two_worlds import Canaries, audit_two_worlds
-from dpoptim.errors import PrivacyError
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
-
-__all__ = ["DETECTORS", "FAILURE", "Detector"]
 
 FAILURE = 1e-6
 SEED = 8
@@ -206,24 +204,20 @@ def refusals() -> str:
         loss.backward(retain_graph=True)
         loss.backward()
 
-    accepted = [f.__name__ for f in (functional, penalty, two_passes) if not refused(f)]
+    loops = (functional, penalty, two_passes)
+    accepted = [f.__name__ for f in loops if not refused(partial(one_step, f))]
     return f"refuted: accepted {', '.join(accepted)}" if accepted else ""
 
 
-def refused(backward: Callable[[nn.Linear, Tensor], None]) -> bool:
+def one_step(backward: Callable[[nn.Linear, Tensor], None]) -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(n=8, batch_size=8, steps=1, noise_multiplier=1.0, delta=1e-5)
-    try:
-        with attach(
-            plan, model, optimizer, TensorDataset(torch.ones(8, 3)), noise_seed=SEED
-        ) as private:
-            for (x,) in private.batches():
-                backward(model, x)
-                optimizer.step()
-    except PrivacyError:
-        return True
-    return False
+    data = TensorDataset(torch.ones(8, 3))
+    with attach(plan, model, optimizer, data, noise_seed=SEED) as private:
+        for (x,) in private.batches():
+            backward(model, x)
+            optimizer.step()
 
 
 DETECTORS: dict[str, Detector] = {
@@ -239,6 +233,7 @@ DETECTORS: dict[str, Detector] = {
     "charging": charging,
     "refunds": refunds,
     "refunds, adaptive": partial(refunds, adaptive=True),
+    "checkpoint parts": checkpoint_parts,
     "refusals": refusals,
     "isolation": isolation,
     "persons": persons,

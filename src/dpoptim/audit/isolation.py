@@ -1,6 +1,7 @@
 """Loops that mix or leak records: to be refused, or to give each no more than its share."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,8 +10,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.oracle import Loss
 from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.training.attach import attach
+from dpoptim.training.isolation import IsolationWarning
 
 RECORDS, FEATURES = 12, 4
 POSITIONS, CLIP_NORM = 4, 0.5
@@ -53,13 +56,18 @@ class Sequences(Dataset[Tensor]):
         return torch.linspace(-1, 1, FEATURES * (2 + index % 5)).view(-1, FEATURES)
 
 
+def zeros(features: int, out: int) -> nn.Linear:
+    layer = nn.utils.skip_init(nn.Linear, features, out, bias=False)  # draws nothing
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
 class Folded(nn.Module):
     """Folds records and positions together, in a method that a loop may call by itself."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.utils.skip_init(nn.Linear, FEATURES, 1, bias=False)  # draws nothing
-        nn.init.zeros_(self.layer.weight)
+        self.layer = zeros(FEATURES, 1)
 
     def encode(self, x: Tensor) -> Tensor:
         return self.layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])[..., 0]
@@ -68,11 +76,28 @@ class Folded(nn.Module):
         return self.encode(x)
 
 
+class Branches(nn.Module):
+    """Two layers that a loss may call by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = zeros(FEATURES, 1), zeros(FEATURES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) + self.right(x)
+
+
 def isolation() -> str:
     """Loops to be refused, and loops whose sums are looked at."""
     refusals = (writes_through_data, pads_by_the_longest)
     found = [f"accepted {f.__name__}" for f in refusals if not refused(f)]
-    sums = (rows_of_an_earlier_pass, empty_slots, dropout_by_a_public_seed)
+    sums = (
+        rows_of_an_earlier_pass,
+        empty_slots,
+        dropout_by_a_public_seed,
+        sorted_for_one_layer,
+        formed_a_few_at_once,
+    )
     found += filter(None, (measure() for measure in sums))
     return f"refuted: {'; '.join(found)}" if found else ""
 
@@ -158,6 +183,42 @@ def dropout_by_a_public_seed() -> str:
     return "dropout follows a public seed" if torch.equal(*sums) else ""
 
 
+def sorted_for_one_layer() -> str:
+    """A loss that one layer sees in another order: by rules a slot has parts of two records."""
+
+    def loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+        assert isinstance(model, Branches)
+        (x,) = batch
+        order = x[:, 0].argsort()
+        out = model.left(x[order])[order.argsort()] + model.right(x)
+        return out[:, 0] * x[:, 1].exp()
+
+    x = torch.ones(6, FEATURES)
+    x[:, 0], x[:, 1] = torch.arange(6), 4 * (torch.arange(6) % 2) - 4  # every other one is steep
+    x[-1, 0] = -1  # the first in order: without it all others have other slots
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IsolationWarning)
+        sums = [
+            sum_of_a_step(Branches(), some, lambda m, b: loss(m, (b,)), n=6, checked=loss)
+            for some in (x, x[:-1])
+        ]
+    return moved("a record that others are sorted beside", *sums)
+
+
+def formed_a_few_at_once() -> str:
+    """The first of many small records, every other one steep: each then has its neighbour's place.
+
+    As many, and as large, as by public sizes are formed and measured a few at a time.
+    """
+    n = 80
+    x = torch.ones(n, 33, 256) * torch.tensor([1e-6, 1.0]).repeat(n // 2)[:, None, None]
+    sums = [
+        sum_of_a_step(zeros(256, 64), some, lambda m, b: m(b).sum((1, 2)), n=n)
+        for some in (x, x[1:])
+    ]
+    return moved("a record beside those formed with it", *sums)
+
+
 def sum_of_a_step(
     model: nn.Module,
     x: Tensor,
@@ -165,18 +226,24 @@ def sum_of_a_step(
     *,
     n: int | None = None,
     fixed_shape: bool = False,
+    checked: Loss | None = None,
 ) -> Tensor:
-    """The sum of one step of all records, without noise: float64."""
+    """The sum of one step of all records, without noise: float64. ``checked``: told to `attach`."""
     n = n or len(x)
+    before = parameters_of(model)
     plan = DPSGD(clip_norm=CLIP_NORM).plan(
         n=n, batch_size=n, steps=1, noise_multiplier=0, delta=1e-5
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with attach(plan, model, optimizer, TensorDataset(x)) as private:
+    with attach(plan, model, optimizer, TensorDataset(x), loss=checked) as private:
         for (batch,) in private.batches(fixed_shape=fixed_shape):
             private.backward(losses(model, batch))
             optimizer.step()
-    return -n * torch.cat([p.detach().double().flatten() for p in model.parameters()])
+    return n * (before - parameters_of(model))
+
+
+def parameters_of(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
 def moved(what: str, one: Tensor, other: Tensor) -> str:

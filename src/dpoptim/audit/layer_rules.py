@@ -14,8 +14,6 @@ from dpoptim.gradients.layers.custom_rules import registered_rule
 from dpoptim.gradients.layers.registry import rule_for
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone, squared_norms
 
-__all__ = ["check_layer_rule"]
-
 Batch = Sequence[Tensor]
 
 

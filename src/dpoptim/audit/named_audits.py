@@ -37,27 +37,19 @@ def statistic(name: str, trials: int, seed: int) -> Finding:
 Audit = Callable[[int, int], Finding]
 AUDITS: dict[str, Audit] = {
     "dp-sgd": dp_sgd,
-    "dp-sgd, sampled": lambda trials, seed: dp_sgd(
-        trials, seed, sample_rate=0.01, steps=1000, noise=0.6
-    ),
-    "dp-ftrl, buffered Toeplitz": lambda trials, seed: dp_ftrl(
-        trials, seed, noise="buffered-toeplitz"
-    ),
-    "dp-ftrl, Toeplitz": lambda trials, seed: dp_ftrl(trials, seed, noise="toeplitz"),
-    "dp-ftrl, tree": lambda trials, seed: dp_ftrl(trials, seed, noise="tree"),
-    "dp-ftrl, two passes": lambda trials, seed: dp_ftrl(trials, seed, noise="toeplitz", passes=2),
-    "dp-ftrl, tree, two passes": lambda trials, seed: dp_ftrl(trials, seed, noise="tree", passes=2),
-    "dp-ftrl, Honaker, two passes": lambda trials, seed: dp_ftrl(
-        trials, seed, noise="tree-honaker", passes=2
-    ),
-    "dp-ftrl, normalised, two passes": lambda trials, seed: dp_ftrl(
-        trials, seed, noise="toeplitz-normalised", passes=2
-    ),
+    "dp-sgd, sampled": partial(dp_sgd, sample_rate=0.01, steps=1000, noise=0.6),
+    "dp-ftrl, buffered Toeplitz": partial(dp_ftrl, noise="buffered-toeplitz"),
+    "dp-ftrl, Toeplitz": partial(dp_ftrl, noise="toeplitz"),
+    "dp-ftrl, tree": partial(dp_ftrl, noise="tree"),
+    "dp-ftrl, two passes": partial(dp_ftrl, noise="toeplitz", passes=2),
+    "dp-ftrl, tree, two passes": partial(dp_ftrl, noise="tree", passes=2),
+    "dp-ftrl, Honaker, two passes": partial(dp_ftrl, noise="tree-honaker", passes=2),
+    "dp-ftrl, normalised, two passes": partial(dp_ftrl, noise="toeplitz-normalised", passes=2),
     "dp-ftrl, best": dp_ftrl,
     "dp-ftrl, best, two passes": partial(dp_ftrl, passes=2),
     "dp-ftrl, two vectors, two passes": partial(dp_ftrl, passes=2, buffers=2),
     "dp-ftrl, sampled by turns": dp_ftrl_by_turns,
-    "dp-ftrl, every turn": lambda trials, seed: dp_ftrl_by_turns(trials, seed, rate=1.0),
+    "dp-ftrl, every turn": partial(dp_ftrl_by_turns, rate=1.0),
     "dp-ftrl, balls in bins": dp_ftrl_in_bins,
     "dice-sgd": dice_sgd,
     "dice-sgd as published": dice_sgd_as_published,

@@ -26,8 +26,6 @@ from dpoptim.noise import ziggurat
 from dpoptim.noise.stream import KeyStream, key_stream
 from dpoptim.training.attach import attach
 
-__all__ = ["NoiseResult", "audit_noise", "gate_noise", "noise_pvalues", "tail_pvalues"]
-
 Floats = NDArray[np.float64]
 # equal sizes among them, so that a copied stream would show
 SHAPES = ((120, 200), (200,), (1, 24_000))

@@ -23,8 +23,6 @@ from dpoptim.methods import DPSGD
 from dpoptim.sampling.truncated_poisson import largest_batch_of
 from dpoptim.training.attach import attach
 
-__all__ = ["ParticipationResult", "audit_participation", "participation", "participation_pvalues"]
-
 
 @dataclass(frozen=True)
 class ParticipationResult(Checks):

@@ -20,8 +20,7 @@ from dpoptim.methods import DPSGD
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 
-__all__ = ["RefundResult", "audit_refunds"]
-
+EPSILON, DELTA = 2.0, 1e-5  # the budget
 STEPS, NOISE, LOOKS, AT_MOST = 160, 30.0, 3, 10
 LOOKS_GOOD = 0.5  # of the first canary's released values over their noise
 DIGEST = "0" * 64
@@ -61,25 +60,20 @@ class RefundResult:
 def audit_refunds(
     *,
     canaries: int = 200_000,
-    epsilon: float = 2.0,
-    delta: float = 1e-5,
     confidence: float = 0.95,
-    seed: int = 0,
     adaptive: bool = False,
 ) -> RefundResult:
     """Spend a whole budget on runs that are stopped, killed, taken up and ended.
 
     Args:
         canaries: trials; half of them are there.
-        epsilon, delta: the budget.
         confidence: of the lower bound.
-        seed: of noise and stopping, so that a result repeats.
         adaptive: by runs whose prices are chosen on the way (`FilteredGate`), as solvers' are; they
             have no checkpoints. False: by planned ones.
     """
     present = torch.arange(canaries, dtype=torch.float64) % 2
-    with Ledger(epsilon=epsilon, delta=delta) as ledger:
-        attacker = Attacker(ledger, present, seed)
+    with Ledger(epsilon=EPSILON, delta=DELTA) as ledger:
+        attacker = Attacker(ledger, present)
         steps = STEPS
         while steps >= 1:
             try:
@@ -99,9 +93,9 @@ def audit_refunds(
         half,
     )
     mu = gdp_lower_bound(errors, confidence)
-    found = 0.0 if mu <= 0 else gdp_epsilon(mu, delta)
-    claimed = gdp_epsilon(kept, delta)
-    return RefundResult(found, claimed, epsilon, runs, attacker.released)
+    found = 0.0 if mu <= 0 else gdp_epsilon(mu, DELTA)
+    claimed = gdp_epsilon(kept, DELTA)
+    return RefundResult(found, claimed, EPSILON, runs, attacker.released)
 
 
 class Attacker:
@@ -112,10 +106,10 @@ class Attacker:
         released: how many there are.
     """
 
-    def __init__(self, ledger: Ledger, present: Tensor, seed: int) -> None:
+    def __init__(self, ledger: Ledger, present: Tensor) -> None:
         self.seen, self.released = torch.zeros_like(present), 0
-        self._ledger, self._present, self._seed = ledger, present, seed
-        self._runs = 0
+        self._ledger, self._present = ledger, present
+        self._runs = self._seed = 0
 
     def run(self, steps: int) -> None:
         """One run: looked at, every other one killed, taken up, looked at, and ended early."""

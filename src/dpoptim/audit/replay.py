@@ -22,8 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Observation", "ReplayResult", "audit_replay", "observe"]
-
 Data = TypeVar("Data")
 
 

@@ -12,14 +12,6 @@ from dpoptim.accounting import calibrate_event, compute_epsilon, gdp_epsilon, tr
 from dpoptim.audit.bounds import Errors, clopper_pearson_upper, failure_of, separation
 from dpoptim.sampling.events import composed
 
-__all__ = [
-    "SampledGaussians",
-    "Tradeoff",
-    "attainable_errors",
-    "choose_threshold",
-    "trials_that_show",
-]
-
 _NOISE_ACCURACY = 3e-3  # relative, of the inverted noise multiplier; rounded to the safe side
 _LEAST_NOISE = 0.2  # below it a subsampled Gaussian's losses have no usable discretisation
 _THRESHOLDS = 400  # candidates between the extreme scores
@@ -161,10 +153,8 @@ def choose_threshold(
         absent, present: scores of the trials without and with the record, shapes (k,) and (l,).
         claim: what the attack is to come near to. Any claim gives a valid threshold.
     """
-    absent, present = (
-        np.sort(np.asarray(absent, dtype=float)),
-        np.sort(np.asarray(present, dtype=float)),
-    )
+    absent = np.sort(np.asarray(absent, dtype=float))
+    present = np.sort(np.asarray(present, dtype=float))
     both = np.sort(np.concatenate([absent, present]))
     candidates = both[np.linspace(0, len(both) - 1, min(_THRESHOLDS, len(both))).astype(int)]
     false_positives = len(absent) - np.searchsorted(absent, candidates, side="right")

@@ -9,17 +9,16 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpoptim.accounting import compute_epsilon, gdp_mu
+from dpoptim.accounting import compute_epsilon, gdp_epsilon, gdp_mu
 from dpoptim.accounting.choose_profile import Accountant
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.audit.finding import Finding, finding
+from dpoptim.audit.finding import DELTA, MU, Finding, finding
 from dpoptim.estimators import DPLogisticRegression
 from dpoptim.noise.trials import logarithmic_parameter
 from dpoptim.tuning.search import SHAPE, DPSearchCV, search_event
 
-__all__ = ["search_shown", "searches"]
-
-TRIALS, EPSILON, DELTA = 8.0, 1.0, 1e-5
+TRIALS = 8.0
+EPSILON = gdp_epsilon(MU, DELTA)  # of a whole search: what other audits of one Gaussian claim
 RELATION = "zero-out"
 ROUNDING = 1e-3
 CUTS = (-np.inf, *np.arange(-3.0, 0.0, 0.125))
@@ -72,13 +71,16 @@ def search_shown(accountant: Accountant, trials: int, seed: int) -> Finding:
     """
     event = search_event(EPSILON, DELTA, RELATION, TRIALS)
     claimed = compute_epsilon(event, DELTA, RELATION, accountant=accountant).epsilon
-    mu = 1 / event.event.noise_multiplier
-    shown = max(worst_order(mu, TRIALS, cut) for cut in CUTS)
-    return finding(claimed, shown, claimed, 0)
+    return finding(claimed, worst_orders(1 / event.event.noise_multiplier, TRIALS), claimed, 0)
 
 
-def worst_order(mu: float, mean: float, cut: float) -> float:
-    """The epsilon, at `DELTA`, of the best of K outputs of N(0, 1), or N(mu, 1), in that order.
+def worst_orders(mu: float, mean: float, delta: float = DELTA) -> float:
+    """The largest epsilon that an order of this kind shows, of mean > 1 trials of mu each."""
+    return max(worst_order(mu, mean, cut, delta) for cut in CUTS)
+
+
+def worst_order(mu: float, mean: float, cut: float, delta: float = DELTA) -> float:
+    """The epsilon, at delta, of the best of K outputs of N(0, 1), or N(mu, 1), in that order.
 
     Args:
         cut: outputs below have the best scores; -inf: scores fall as outputs do.
@@ -88,7 +90,7 @@ def worst_order(mu: float, mean: float, cut: float) -> float:
     absent, present = (-np.diff(best_worse(1 - chance, mean)) for chance in better)
 
     def over(epsilon: float) -> float:
-        return float(np.maximum(present - np.exp(epsilon) * absent, 0).sum() - DELTA)
+        return float(np.maximum(present - np.exp(epsilon) * absent, 0).sum() - delta)
 
     return float(brentq(over, 0.0, 100.0)) if over(0.0) > 0 else 0.0
 

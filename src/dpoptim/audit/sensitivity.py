@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine, Reduction
 
-__all__ = ["KINDS", "SensitivityResult", "audit_sensitivity", "clipped_sums", "distort"]
-
 Batch = Sequence[Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
 

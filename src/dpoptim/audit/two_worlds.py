@@ -30,8 +30,6 @@ from dpoptim.plan import Plan
 from dpoptim.sampling import PlannedPoissonSampling, PoissonSampling
 from dpoptim.training.attach import attach
 
-__all__ = ["AuditResult", "audit_two_worlds", "canary_scores", "log_likelihood_ratio"]
-
 LENGTH = 16.0  # of a canary's gradient, in clip norms: what is not clipped stands out
 
 

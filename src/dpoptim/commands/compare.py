@@ -8,7 +8,6 @@ from rich.table import Table
 
 from dpoptim.registry import method_names
 from dpoptim.runs.options import (
-    ModelName,
     ModelOption,
     SchemaOption,
     TargetBoundsOption,
@@ -34,7 +33,7 @@ def compare(
     data_is_public: Annotated[
         bool, typer.Option("--data-is-public", help="The bundled sets are public.")
     ] = False,
-    model: ModelOption = ModelName.softmax,
+    model: ModelOption = "softmax",
     epsilon: Annotated[float, typer.Option(help="Of every method.")] = 2.0,
     delta: Annotated[float, typer.Option(help="Of every method.")] = 1e-5,
     epochs: Annotated[
@@ -82,7 +81,7 @@ def compare(
         )
         write_atomically(out, to_json(found))
         page = out.with_suffix(".html")
-        write_atomically(page, compare_page(found, f"{model.value} models on {Path(data).stem}"))
+        write_atomically(page, compare_page(found, f"{model} models on {Path(data).stem}"))
         table = Table(title=f"epsilon {epsilon:g} at delta {delta:g}, {seeds} seeds")
         for heading in ("method", "score", "+-", "seconds", "guarantee"):
             table.add_column(heading)

@@ -53,7 +53,7 @@ def evaluate(
             epsilon=epsilon,
             delta=delta,
             ledger=ledger,
-            neighboring=None if neighboring is None else neighboring.value,
+            neighboring=neighboring,
             n=n,
             confidence=confidence,
             noise_seed=noise_seed,

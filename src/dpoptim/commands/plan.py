@@ -57,7 +57,7 @@ def plan(
     outputs: Annotated[
         int, typer.Option(help="Classes, without a schema; 1 to predict a number.", min=1)
     ] = 2,
-    model: ModelOption = ModelName.softmax,
+    model: ModelOption = "softmax",
     parameters: Annotated[
         int | None, typer.Option(help="Trained parameters, of any other model.", min=1)
     ] = None,
@@ -94,6 +94,7 @@ def plan(
     with clear_errors():
         from dpoptim.files import write_atomically
         from dpoptim.planning import Question, choose
+        from dpoptim.planning.choice import PREDICTED
         from dpoptim.runs.plan_page import command, plan_page, to_json
 
         width, count, unit = (features, outputs, RECORD) if schema is None else described(schema)
@@ -106,7 +107,7 @@ def plan(
                 n=n,
                 parameters=trained,
                 target=target,
-                neighboring=None if neighboring is None else neighboring.value,
+                neighboring=neighboring,
                 methods=method,
                 batch_size=batch_size,
                 epochs=epochs,
@@ -117,13 +118,14 @@ def plan(
             ),
             delta=delta,
         )
-        name = f"{trained:,} parameters" if parameters is not None else f"a {model.value} model"
+        name = f"{trained:,} parameters" if parameters is not None else f"a {model} model"
         write_atomically(out, plan_page(found, f"{name} on {n:,} {unit.name}s"))
         if as_json:
             print(json.dumps(to_json(found), indent=2, allow_nan=False))
             return
         title = f"{target}: {name}, n = {n:,} {unit.name}s; {len(found.settings)} settings"
         console.print(table_of(found, title))
+        say(f"ranks       {PREDICTED.removeprefix('Ranks are ')}")
         say(f"guarantee   {found.plan.guarantee}")
         for warning in found.warnings:
             say(f"Warning: {warning}", style="yellow")
@@ -211,8 +213,8 @@ def size_and_cost(
     if parameters is not None:
         return parameters, told
     assert features is not None
-    if model is ModelName.cnn:
+    if model == "cnn":
         raise ValueError("--model cnn is for images; give its --parameters instead.")
-    network = build_model(model.value, (features,), outputs)
+    network = build_model(model, (features,), outputs)
     trained = sum(weights.numel() for weights in network.parameters())
-    return trained, told or measured_cost(model.value, (features,), outputs)
+    return trained, told or measured_cost(model, (features,), outputs)

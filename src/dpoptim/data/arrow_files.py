@@ -1,6 +1,7 @@
 """Parquet and Arrow files, read by pyarrow, which the extra ``tables`` brings."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 from dpoptim.data.damaged_files import decoding
 
 PARQUET = (".parquet", ".pq")
-ARROW = (".arrow", ".feather", ".ipc")
+ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 ENDINGS = (*PARQUET, *ARROW)
 FIX = "write it again, for example by pandas' to_parquet or to_feather"
+OF_FILE, END_OF_STREAM = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def arrow() -> ModuleType:
@@ -28,20 +30,22 @@ def arrow() -> ModuleType:
 
 
 def names_and_kinds(path: Path) -> list[tuple[str, str | None]]:
-    """The columns and whether each holds numbers, booleans or text, by the file's schema alone."""
+    """The columns, each as number, boolean, date or text, by the file's schema alone."""
     pa = arrow()
     with decoding(path, "a Parquet or Arrow file", FIX):
         if path.suffix.lower() in PARQUET:
             schema = pa.parquet.read_schema(path)
         else:
-            with pa.ipc.open_file(path) as reader:
-                schema = reader.schema
+            with opened(pa, path) as (schema, _):
+                pass
         return [(field.name, kind_of_type(pa, field.type)) for field in schema]
 
 
 def kind_of_type(pa: ModuleType, kind: Any) -> str:
     if pa.types.is_boolean(kind):
         return "boolean"
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return "date"
     numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     return "number" if any(test(kind) for test in numeric) else "text"
 
@@ -65,11 +69,33 @@ def batches(pa: ModuleType, path: Path, names: list[str], rows: int) -> Iterator
         with pa.parquet.ParquetFile(path) as file:
             yield from file.iter_batches(batch_size=rows, columns=names)
         return
-    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-        for number in range(reader.num_record_batches):
-            whole = reader.get_batch(number)
+    with opened(pa, path) as (_, parts):
+        for whole in parts:
+            whole.validate(full=True)  # offsets of a damaged file lead out of memory
             for start in range(0, whole.num_rows, rows):
                 yield whole.slice(start, rows)
+
+
+@contextmanager
+def opened(pa: ModuleType, path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
+    """Schema and record batches of an Arrow file or stream (what Hugging Face's `datasets` keeps).
+
+    Raises:
+        ValueError: a stream has no mark at its end. Cut off between two batches, it would read as
+            a shorter one.
+    """
+    with pa.memory_map(str(path)) as source:
+        size, begins = source.size(), source.read(len(OF_FILE))
+        if begins == OF_FILE:
+            with pa.ipc.open_file(source) as reader:
+                yield reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+            return
+        source.seek(max(0, size - len(END_OF_STREAM)))
+        if source.read() != END_OF_STREAM:
+            raise ValueError("the stream was cut off")
+        source.seek(0)
+        with pa.ipc.open_stream(source) as reader:
+            yield reader.schema, iter(reader)
 
 
 def values(pa: ModuleType, column: Any) -> Any:
@@ -78,4 +104,6 @@ def values(pa: ModuleType, column: Any) -> Any:
         return column.to_numpy(zero_copy_only=False)
     if pa.types.is_floating(column.type):
         return column.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
+    if pa.types.is_timestamp(column.type):  # what is below is lost, and no error
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     return ["" if value is None else str(value) for value in column.to_pylist()]

@@ -31,7 +31,6 @@ def load_digits(seed: int = 0, steps: Sequence[Step] = (), cache: Path | None = 
     Args:
         steps: applied to each image once its pixels are in [0, 1].
         cache: see `Preparation`.
-        cache: see `Preparation`.
         seed: of the hold-out.
 
     Examples:

@@ -35,12 +35,20 @@ def decoding(path: Path, what: str, fix: str) -> Iterator[None]:
 
 def opened(path: Path) -> IO[bytes]:
     """The file's bytes, decompressed where its name ends in .gz."""
-    if path.suffix == GZIP_ENDING:
+    if path.suffix.lower() == GZIP_ENDING:
         return cast(IO[bytes], gzip.open(path, "rb"))
     return path.open("rb")
 
 
 def kind_of(path: Path) -> str:
     """The ending that tells the format, in lower case: ``.csv`` for ``table.CSV.gz``."""
-    inner = path.with_suffix("") if path.suffix.lower() == GZIP_ENDING else path
-    return inner.suffix.lower()
+    return without_gzip(path).suffix.lower()
+
+
+def name_of(path: Path) -> str:
+    """The file's name without endings: ``table`` for ``table.csv`` and ``table.csv.gz``."""
+    return without_gzip(path).stem
+
+
+def without_gzip(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix.lower() == GZIP_ENDING else path

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpoptim.data.dates import as_days
 from dpoptim.data.numbers import as_numbers, as_texts
 from dpoptim.data.preparation import UnitNorm
-from dpoptim.data.schema import Column, Schema
+from dpoptim.data.schema import Column, Decimal, Schema
 from dpoptim.data.table_files import Chunk, Values, read_columns
 
 Floats = NDArray[np.float32]
@@ -59,7 +60,7 @@ def encode_table(
         yield Encoded(
             chunk.first,
             encode(path, chunk, schema),
-            None if target is None else targets_of(path, chunk, target),
+            None if target is None else targets_of(path, chunk, target, schema.decimal),
             None if person is None else persons_of(path, chunk, person),
         )
 
@@ -70,8 +71,12 @@ def encode(path: Path, chunk: Chunk, schema: Schema) -> Floats:
     place = 0
     for column in schema.features:
         values = chunk.columns[column.name]
-        if column.kind == "number":
-            numbers = numbers_of(path, chunk, column)
+        if column.kind in ("number", "date"):
+            numbers = (
+                days_of(path, chunk, column)
+                if column.kind == "date"
+                else numbers_of(path, chunk, column, schema.decimal)
+            )
             gaps = np.isnan(numbers)
             # infinite numbers of unscaled columns are refused below
             with np.errstate(over="ignore"):
@@ -100,7 +105,9 @@ def scaled(numbers: NDArray[np.float64], column: Column, schema: Schema) -> NDAr
     if column.bounds is None:
         return numbers
     inside = np.clip(numbers, *column.bounds)
-    return to_unit(inside, column.bounds) if schema.scaling == "bounds" else inside
+    if schema.scaling == "bounds":
+        return to_unit(inside, column.bounds)
+    return inside - column.bounds[0] if column.kind == "date" else inside
 
 
 def to_unit(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
@@ -126,20 +133,35 @@ def one_hot(features: Floats, values: Values, column: Column) -> None:
     features[rows, found[rows]] = 1
 
 
-def numbers_of(path: Path, chunk: Chunk, column: Column) -> NDArray[np.float64]:
-    numbers, bad = as_numbers(chunk.columns[column.name])
+def numbers_of(path: Path, chunk: Chunk, column: Column, decimal: Decimal) -> NDArray[np.float64]:
+    numbers, bad = as_numbers(chunk.columns[column.name], decimal)
     if bad is not None:
+        mark, other = ("point", ",") if decimal == "." else ("comma", ".")
         raise ValueError(
             f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number "
-            "(with a decimal point, if any). Fix: correct it; or, in the schema that dpoptim "
-            "schema new drafts, make the column a category or drop it."
+            f"(with a decimal {mark}, if any). Fix: correct it; or, in the schema that dpoptim "
+            f'schema new drafts, say decimal = "{other}" above the columns, make the column a '
+            "date or a category, or drop it."
         )
     return numbers
 
 
-def targets_of(path: Path, chunk: Chunk, target: Column) -> NDArray[np.int64] | NDArray[np.float32]:
+def days_of(path: Path, chunk: Chunk, column: Column) -> NDArray[np.float64]:
+    days, bad = as_days(chunk.columns[column.name])
+    if bad is not None:
+        raise ValueError(
+            f"{path}, record {chunk.first + bad}: column {column.name!r} is not an ISO date. Fix: "
+            "write dates as 2024-12-31, with a time (T10:30) if need be; or make the column a "
+            "category or drop it."
+        )
+    return days
+
+
+def targets_of(
+    path: Path, chunk: Chunk, target: Column, decimal: Decimal
+) -> NDArray[np.int64] | NDArray[np.float32]:
     if target.bounds is not None:
-        numbers = numbers_of(path, chunk, target)
+        numbers = numbers_of(path, chunk, target, decimal)
         if np.isnan(numbers).any():
             record = chunk.first + int(np.argmax(np.isnan(numbers)))
             raise ValueError(

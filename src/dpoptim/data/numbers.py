@@ -6,12 +6,20 @@ from numpy.typing import NDArray
 from dpoptim.data.table_files import Values
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # in any case
+COMMAS = str.maketrans(",.", ".,")
 
 
-def as_numbers(values: Values) -> tuple[NDArray[np.float64], int | None]:
-    """Numbers, NaN for missing ones; and the place of the first other value, or None."""
+def as_numbers(values: Values, decimal: str = ".") -> tuple[NDArray[np.float64], int | None]:
+    """Numbers, NaN for missing ones; and the place of the first other value, or None.
+
+    Args:
+        decimal: the mark in numbers as text; where it is a comma, a point (of thousands, maybe) is
+            no part of a number.
+    """
     if isinstance(values, np.ndarray):
         return values.astype(np.float64), None
+    if decimal == ",":
+        values = [text.translate(COMMAS) for text in values]
     try:
         return np.fromiter(map(float, values), np.float64, len(values)), None
     except ValueError:

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dpoptim.arguments import real_number
+from dpoptim.data.dates import day_number
 
-Kind = Literal["number", "category", "drop", "person", "target"]
+Kind = Literal["number", "date", "category", "drop", "person", "target"]
 Scaling = Literal["bounds", "unit-norm", "none"]
+Decimal = Literal[".", ","]
 FILL_IN = "FILL-IN"  # what a draft holds where only its owner knows
 OPTIONS: dict[Kind, tuple[str, ...]] = {
     "number": ("bounds", "fill", "unit"),
+    "date": ("bounds", "fill"),
     "category": ("categories",),
     "drop": (),
     "person": (),
@@ -32,12 +35,13 @@ class Column:
 
     Attributes:
         name: as in the file's first line.
-        kind: ``"number"``; ``"category"``; ``"drop"``: not looked at; ``"person"``: whose row it
-            is; ``"target"``: what is predicted.
+        kind: ``"number"``; ``"date"``; ``"category"``; ``"drop"``: not looked at; ``"person"``:
+            whose row it is; ``"target"``: what is predicted.
         bounds: of a number: lowest and highest value; what lies outside is moved to the nearer
-            one. None: not scaled.
-        fill: stands for a missing number, whose absence then also makes a feature of its own.
-            None: the middle of the bounds stands for it, and nothing else is said.
+            one. None: not scaled. Of a date: first and last day, in whole days since 1970-01-01.
+        fill: stands for a missing number or date (in the units of ``bounds``), whose absence then
+            also makes a feature of its own. None: the middle of the bounds stands for it, and
+            nothing else is said.
         unit: for readers, such as ``"years"``.
         categories: the values that count, each a feature; any other value, or none, sets no
             feature.
@@ -56,7 +60,7 @@ class Column:
     @property
     def width(self) -> int:
         """The number of features that it makes."""
-        if self.kind == "number":
+        if self.kind in ("number", "date"):
             return 1 if self.fill is None else 2
         return len(self.categories) if self.kind == "category" else 0
 
@@ -68,11 +72,14 @@ class Schema:
     Attributes:
         columns: in the order of the features.
         scaling: ``"bounds"``: each number to [-1, 1] by its bounds; ``"unit-norm"``: each record
-            to Euclidean norm 1 by itself; ``"none"``.
+            to Euclidean norm 1 by itself; ``"none"``. Dates that are not scaled by their bounds
+            count days from the first.
+        decimal: the mark in numbers that a file has as text.
     """
 
     columns: tuple[Column, ...]
     scaling: Scaling = "bounds"
+    decimal: Decimal = "."
 
     def __post_init__(self) -> None:
         for kind in ("target", "person"):
@@ -83,11 +90,13 @@ class Schema:
                 )
         if not any(column.width for column in self.columns):
             raise ValueError(
-                "schema: no column of kind 'number' or 'category'; there is nothing to learn from."
+                "schema: no column of kind 'number', 'date' or 'category'; there is nothing to "
+                "learn from."
             )
         for column in self.columns:
-            if column.kind == "number" and self.scaling == "bounds" and column.bounds is None:
-                raise ValueError(missing_bounds(column.name))
+            scaled = column.kind == "date" or (column.kind == "number" and self.scaling == "bounds")
+            if scaled and column.bounds is None:
+                raise ValueError(missing_bounds(column.name, column.kind))
 
     @cached_property
     def features(self) -> tuple[Column, ...]:
@@ -116,16 +125,17 @@ class Schema:
         # A number and the mark that it is missing, or one category of a column: each feature
         # within [-1, 1].
         return (
-            float(sum(column.width if column.kind == "number" else 1 for column in self.features))
+            float(sum(1 if column.kind == "category" else column.width for column in self.features))
             ** 0.5
         )
 
 
-def missing_bounds(name: str) -> str:
+def missing_bounds(name: str, kind: Kind) -> str:
+    example = "[2020-01-01, 2024-12-31]" if kind == "date" else "[0, 120]"
     return (
         f"schema: column {name!r} has no bounds. Fix: write its lowest and highest possible "
         "value, as is publicly known, "
-        'such as bounds = [0, 120]; or kind = "drop".'
+        f'such as bounds = {example}; or kind = "drop".'
     )
 
 
@@ -195,21 +205,39 @@ def parse_schema(text: str) -> Schema:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"schema: no TOML ({str(error)[:200]}).") from None
-    surplus = document.keys() - {"scaling", "columns"}
+    surplus = document.keys() - {"scaling", "decimal", "columns"}
     if surplus:
         raise ValueError(
-            f"schema: unknown entry {min(surplus)!r}; known are scaling and [columns.NAME]."
+            f"schema: unknown entry {min(surplus)!r}; known are scaling, decimal and "
+            "[columns.NAME]."
         )
-    scaling, columns = document.get("scaling", "bounds"), document.get("columns")
-    if scaling not in get_args(Scaling):
-        raise ValueError(
-            f"schema: scaling must be one of {', '.join(get_args(Scaling))}, got {scaling!r}."
-        )
+    columns = document.get("columns")
+    scaling, decimal = document.get("scaling", "bounds"), document.get("decimal", ".")
+    for name, given, known in (("scaling", scaling, Scaling), ("decimal", decimal, Decimal)):
+        if given not in get_args(known):
+            raise ValueError(
+                f"schema: {name} must be one of {', '.join(map(repr, get_args(known)))}, got "
+                f"{given!r}."
+            )
     if not isinstance(columns, dict) or not all(
         isinstance(entry, dict) for entry in columns.values()
     ):
         raise ValueError("schema: it must hold a table [columns.NAME] for each column.")
-    return Schema(tuple(column_of(name, entry) for name, entry in columns.items()), scaling)
+    open_ones = [name for name, entry in columns.items() if is_open(entry)]
+    if len(open_ones) > 1:
+        raise ValueError(
+            f"schema: {len(open_ones)} columns are to be filled in: "
+            f"{', '.join(map(repr, open_ones))}. Fix: bounds, categories and classes as they are "
+            'publicly known, such as bounds = [0, 120]; or kind = "drop".'
+        )
+    return Schema(
+        tuple(column_of(name, entry) for name, entry in columns.items()), scaling, decimal
+    )
+
+
+def is_open(entry: Mapping[str, Any]) -> bool:
+    """Whether a column is as it was drafted."""
+    return any(isinstance(value, list) and FILL_IN in value for value in entry.values())
 
 
 def column_of(name: str, entry: Mapping[str, Any]) -> Column:
@@ -226,13 +254,12 @@ def column_of(name: str, entry: Mapping[str, Any]) -> Column:
     unit = entry.get("unit")
     if unit is not None and not isinstance(unit, str):
         raise ValueError(f"schema: column {name!r}: unit must be text, got {unit!r}.")
+    read = day_number if kind == "date" else real_number
     column = Column(
         name,
         kind,
-        bounds=bounds_of(name, entry["bounds"]) if "bounds" in entry else None,
-        fill=real_number(f"schema: column {name!r}: fill", entry["fill"])
-        if "fill" in entry
-        else None,
+        bounds=bounds_of(name, kind, entry["bounds"]) if "bounds" in entry else None,
+        fill=read(f"schema: column {name!r}: fill", entry["fill"]) if "fill" in entry else None,
         unit=unit,
         categories=texts_of(name, "categories", entry.get("categories", [])),
         classes=texts_of(name, "classes", entry.get("classes", [])),
@@ -256,23 +283,23 @@ def refuse_incomplete(column: Column) -> None:
     if column.fill is not None and column.bounds is not None:
         low, high = column.bounds
         if not low <= column.fill <= high:
-            raise ValueError(
-                f"schema: column {name!r}: fill {column.fill:g} is outside its bounds."
-            )
+            what = "the date" if kind == "date" else f"{column.fill:g}"
+            raise ValueError(f"schema: column {name!r}: fill {what} is outside its bounds.")
 
 
-def bounds_of(name: str, value: object) -> tuple[float, float]:
+def bounds_of(name: str, kind: Kind, value: object) -> tuple[float, float]:
     if FILL_IN in (value if isinstance(value, list) else [value]):
-        raise ValueError(missing_bounds(name))
+        raise ValueError(missing_bounds(name, kind))
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError(
             f"schema: column {name!r}: bounds must be [lowest, highest], got {value!r}."
         )
-    low, high = (real_number(f"schema: column {name!r}: a bound", each) for each in value)
+    read = day_number if kind == "date" else real_number
+    low, high = (read(f"schema: column {name!r}: a bound", each) for each in value)
     if not -1e30 < low < high < 1e30:  # squares and differences stay finite
         raise ValueError(
-            f"schema: column {name!r}: bounds must be two finite numbers, the lower first, got "
-            f"{value!r}."
+            f"schema: column {name!r}: bounds must be two finite numbers, or dates, the lower "
+            f"first, got {value!r}."
         )
     return low, high
 

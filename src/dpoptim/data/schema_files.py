@@ -6,18 +6,22 @@ from pathlib import Path
 
 import numpy as np
 
+from dpoptim.data.damaged_files import kind_of
+from dpoptim.data.dates import as_days, day_text
 from dpoptim.data.numbers import as_numbers, as_texts, is_missing
-from dpoptim.data.schema import FILL_IN, Column, Schema
-from dpoptim.data.table_files import Values, abridged, column_names, read_columns
+from dpoptim.data.schema import FILL_IN, Column, Decimal, Schema
+from dpoptim.data.table_files import Values, abridged, column_names, read_columns, separator_of
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 IDENTIFIER = re.compile(
     r"(^|[_\s-])(id|uuid|key|index|name|email|phone)$|^(id|unnamed)", re.IGNORECASE
 )
+DECIMALS: tuple[Decimal, Decimal] = (".", ",")
 MOST_CATEGORIES = 30  # of a public column of text, before it is dropped from a draft
 HEAD = """\
 # What is publicly known about the columns. Nothing here may be read off private data.
 #   number:   bounds = [lowest, highest] as possible, not as found; fill = value for gaps
+#   date:     bounds = [2020-01-01, 2024-12-31], the first and last day
 #   category: categories = ["a", "b"], the values that count
 #   person:   whose row it is; one person is then what the guarantee protects
 #   target:   classes = ["no", "yes"], or bounds = [lowest, highest] of a number to predict
@@ -27,17 +31,19 @@ HEAD = """\
 
 def to_toml(schema: Schema) -> str:
     """Write a schema so that `parse_schema` gives an equal one."""
-    return f'scaling = "{schema.scaling}"\n' + "".join(
+    comma = f'decimal = "{schema.decimal}"\n' if schema.decimal != "." else ""
+    return f'scaling = "{schema.scaling}"\n{comma}' + "".join(
         table_of(column) for column in schema.columns
     )
 
 
 def table_of(column: Column) -> str:
     lines = [f"\n[columns.{key(column.name)}]", f'kind = "{column.kind}"']
+    text = day_text if column.kind == "date" else number
     if column.bounds is not None:
-        lines.append(f"bounds = [{number(column.bounds[0])}, {number(column.bounds[1])}]")
+        lines.append(f"bounds = [{text(column.bounds[0])}, {text(column.bounds[1])}]")
     if column.fill is not None:
-        lines.append(f"fill = {number(column.fill)}")
+        lines.append(f"fill = {text(column.fill)}")
     if column.unit is not None:
         lines.append(f"unit = {quoted(column.unit)}")
     for name in ("categories", "classes"):
@@ -70,6 +76,8 @@ def draft(path: Path, *, target: str | None = None, person: str | None = None) -
     columns = column_names(path)
     check_names(path, [name for name, _ in columns], target, person)
     parts = [HEAD, 'scaling = "bounds"\n']
+    if kind_of(path) == ".csv" and separator_of(path) != ",":
+        parts.append('# decimal = ","  # where numbers are written 0,5\n')
     for name, found in columns:
         head = f"\n[columns.{key(name)}]\n"
         if name == target:
@@ -81,8 +89,9 @@ def draft(path: Path, *, target: str | None = None, person: str | None = None) -
         elif found in ("text", "boolean"):
             parts.append(f'{head}kind = "category"\ncategories = {values_of(found)}\n')
         else:
-            guess = "" if found == "number" else "  # or category"
-            parts.append(f'{head}kind = "number"{guess}\nbounds = ["{FILL_IN}", "{FILL_IN}"]\n')
+            kind = "date" if found == "date" else "number"
+            guess = "" if found else "  # or category, or date"
+            parts.append(f'{head}kind = "{kind}"{guess}\nbounds = ["{FILL_IN}", "{FILL_IN}"]\n')
     return "".join(parts)
 
 
@@ -106,16 +115,27 @@ def from_public_table(
     names = [name for name, _ in column_names(path)]
     check_names(path, names, target, person)
     parts = whole_columns(path, names)
+    decimal = found_decimal(parts)
     return Schema(
         tuple(
-            found_target(path, name, values, regression=regression)
+            found_target(path, name, values, regression=regression, decimal=decimal)
             if name == target
             else Column(name, "person")
             if name == person
-            else found_column(name, values)
+            else found_column(name, values, decimal)
             for name, values in parts.items()
-        )
+        ),
+        decimal=decimal,
     )
+
+
+def found_decimal(parts: dict[str, list[Values]]) -> Decimal:
+    """The mark with which more columns of a public table are numbers; a point, if as many."""
+    points, commas = (
+        sum(found_bounds(values, mark) is not None for values in parts.values())
+        for mark in DECIMALS
+    )
+    return "," if commas > points else "."
 
 
 def public_target(path: Path, target: str, *, regression: bool) -> Column:
@@ -131,7 +151,9 @@ def whole_columns(path: Path, names: list[str]) -> dict[str, list[Values]]:
     return parts
 
 
-def found_target(path: Path, name: str, parts: list[Values], *, regression: bool) -> Column:
+def found_target(
+    path: Path, name: str, parts: list[Values], *, regression: bool, decimal: Decimal = "."
+) -> Column:
     if not parts:
         raise ValueError(f"{path} has no records.")
     if not regression:
@@ -141,7 +163,7 @@ def found_target(path: Path, name: str, parts: list[Values], *, regression: bool
                 f"{path}: the label takes fewer than two values; there is nothing to classify."
             )
         return Column(name, "target", classes=tuple(sorted(texts, key=natural_order)))
-    bounds = found_bounds(parts)
+    bounds = found_bounds(parts, decimal)
     if bounds is None:
         raise ValueError(
             f"{path}: the target {name!r} holds text or a single number; regression predicts "
@@ -150,16 +172,19 @@ def found_target(path: Path, name: str, parts: list[Values], *, regression: bool
     return Column(name, "target", bounds=bounds)
 
 
-def found_column(name: str, parts: list[Values]) -> Column:
+def found_column(name: str, parts: list[Values], decimal: Decimal) -> Column:
     if IDENTIFIER.search(name):
         return Column(name, "drop")
-    bounds = found_bounds(parts)
+    bounds = found_bounds(parts, decimal)
     if bounds is not None:
-        known = np.concatenate([as_numbers(values)[0] for values in parts])
+        known = np.concatenate([as_numbers(values, decimal)[0] for values in parts])
         gaps = np.isnan(known)
         return Column(
             name, "number", bounds, fill=float(np.median(known[~gaps])) if gaps.any() else None
         )
+    dates = found_dates(name, parts)
+    if dates is not None:
+        return dates
     texts = {text for values in parts for text in as_texts(values) if not is_missing(text)}
     few = 2 <= len(texts) <= MOST_CATEGORIES
     return (
@@ -167,9 +192,22 @@ def found_column(name: str, parts: list[Values]) -> Column:
     )
 
 
-def found_bounds(parts: list[Values]) -> tuple[float, float] | None:
+def found_dates(name: str, parts: list[Values]) -> Column | None:
+    """A column of ISO dates on two days or more; None for any other."""
+    pieces = [as_days(values) for values in parts]
+    if any(bad is not None for _, bad in pieces):
+        return None
+    days = np.floor(np.concatenate([each for each, _ in pieces]))
+    gaps = np.isnan(days)
+    if gaps.all() or (low := float(np.nanmin(days))) == (high := float(np.nanmax(days))):
+        return None
+    fill = float(np.floor(np.median(days[~gaps]))) if gaps.any() else None
+    return Column(name, "date", (low, high + 1), fill=fill)
+
+
+def found_bounds(parts: list[Values], decimal: Decimal) -> tuple[float, float] | None:
     """Lowest and highest number; None for text, and where there are no two numbers."""
-    pieces = [as_numbers(values) for values in parts]
+    pieces = [as_numbers(values, decimal) for values in parts]
     if any(bad is not None for _, bad in pieces):
         return None
     numbers = np.concatenate([each for each, _ in pieces])

@@ -47,7 +47,7 @@ def is_table(path: Path) -> bool:
 
 
 def column_names(path: Path) -> list[tuple[str, str | None]]:
-    """The columns in order: ``"number"``, ``"boolean"``, ``"text"``; None where no file says it."""
+    """The columns in order: number, boolean, date or text; None where the file does not say."""
     if kind_of(path) in arrow_files.ENDINGS:
         return arrow_files.names_and_kinds(path)
     with csv_rows(path, header_only=True) as rows:

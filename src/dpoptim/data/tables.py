@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.damaged_files import kind_of
+from dpoptim.data.damaged_files import kind_of, name_of
 from dpoptim.data.dataset import Data
 from dpoptim.data.encoding import encode_table
 from dpoptim.data.rows import Rows
@@ -70,7 +70,7 @@ def load_table(path: str | Path, schema: Schema, *, public: bool = False) -> Dat
         raise ValueError(f"{path} has no records.")
     assert target is not None
     return Data(
-        path.stem,
+        name_of(path),
         rows.array(),
         np.concatenate([part for part in parts if part is not None]),
         None,

@@ -1,103 +1,104 @@
-"""Checkpoints of runs in several processes.
+"""State of several processes for a checkpoint, the same for any number of them.
 
-What ranks keep in parts is joined for the file, and cut for those that resume.
-
-The file is the one that a single process would write, so a run goes on in any number of processes.
+What ranks keep in parts stays where it is: the checkpoint gets `Boxes` of it, by parameter, and
+those that resume fill theirs. Only lists of records that were drawn ahead are joined.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dpoptim.distributed.ranks import Ranks
+from dpoptim.gradients.boxes import Stored
 from dpoptim.gradients.summation_groups import Indices
 from dpoptim.gradients.totals import Totals
 
 State = dict[str, Any]
 
 
-def joined(state: State, ranks: Ranks, totals: Totals, records: int | None) -> State:
-    """Join the ranks' states between two steps to that of one process; on rank 0.
+def common(state: State, ranks: Ranks, totals: Totals, records: int | None) -> State:
+    """From this rank's own state between two steps to one for any number of ranks.
 
-    **Secret**, as its parts are.
+    **Secret**, as its parts are. What is in no `Boxes` is right on rank 0.
 
     Args:
         state: what `Steps` keeps; as many batches drawn ahead on every rank.
         totals: which part of a step's sum is here.
         records: on this rank, where it has its own; None where all have the same.
     """
-    side, gate, queue = state["side"], state["gate"], state["queue"]
-    if records is not None:
-        queue = queue | {"shards": ranks.gathered(queue | {"records": records})}
-    if ranks.size == 1:
-        return state | {"queue": queue}
-    if records is None:
-        everyone = ranks.gathered(queue["waiting"])
-        queue = queue | {"waiting": [torch.cat(parts) for parts in zip(*everyone, strict=True)]}
+    side, gate = state["side"], state["gate"]
     if side is not None and side["error"] is not None:
-        error = [totals.joined(place, part) for place, part in enumerate(side["error"])]
-        side = side | {"error": error}
+        side = side | {"error": totals.boxes(side["error"])}
     if (noise := gate["correlated"]) is not None:
-        # What follows the sums is rank 0's alone: counts, of which the others have empty tensors.
-        vectors = [*map(list, noise["vectors"])]
-        for place in range(len(totals.entries)):
-            own = vectors[place]
-            # of a part without entries
-            own += [torch.zeros(0, dtype=torch.float64)] * (ranks.most(len(own)) - len(own))
-            vectors[place] = [totals.joined(place, part) for part in own]
-        sizes = [*totals.entries, *noise["sizes"][len(totals.entries) :]]
-        gate = gate | {"correlated": noise | {"vectors": vectors, "sizes": sizes}}
+        count = len(totals.entries)
+        # of a part without entries nothing is remembered
+        none = torch.zeros(0, dtype=torch.float64)
+        remembered = zip_longest(*noise["vectors"][:count], fillvalue=none)
+        noise = noise | {
+            "parameters": [totals.boxes([*vectors]) for vectors in remembered],
+            # what follows the sums is rank 0's alone: counts, of which the others have none
+            "vectors": noise["vectors"][count:],
+            "sizes": noise["sizes"][count:],
+        }
+        gate = gate | {"correlated": noise}
+    queue = common_queue(state["queue"], ranks, records)
     return state | {"queue": queue, "side": side, "gate": gate}
 
 
-def cut(
+def filled(totals: Totals, saved: Sequence[Tensor | Stored]) -> list[Tensor]:
+    """This rank's parts of vectors that were saved by parameter."""
+    vectors = [torch.empty(size, dtype=torch.float64) for size in totals.own_entries]
+    for boxes, tensor in zip(totals.boxes(vectors), saved, strict=True):
+        boxes.fill(tensor)
+    return vectors
+
+
+def common_queue(queue: State, ranks: Ranks, records: int | None) -> State:
+    if records is not None:
+        return queue | {"shards": ranks.gathered(queue | {"records": records})}
+    everyone = ranks.gathered(queue["waiting"])
+    return queue | {"waiting": [torch.cat(parts) for parts in zip(*everyone, strict=True)]}
+
+
+def own(
     state: State,
     ranks: Ranks,
     totals: Totals,
     deal: Callable[[Indices], Indices],
     records: int | None,
 ) -> State:
-    """From the state of one process to this rank's own.
+    """From what `common` returned, in any number of ranks, to this rank's own state.
 
     Args:
         deal: this rank's part of each batch that was drawn ahead.
-        records: as for `joined`.
+        records: as for `common`.
 
     Raises:
         ValueError: batches were drawn ahead, or orders are in force, of records that are not on
-            the same ranks any more.
+            the same ranks any more; or a rank's file is missing, or another one.
     """
     state = state | {"queue": own_queue(state["queue"], ranks, deal, records)}
-    if ranks.size == 1:
-        return state
     side, gate = state["side"], state["gate"]
-
     if side is not None and side["error"] is not None:
-        side = side | {
-            "error": [totals.own(place, whole) for place, whole in enumerate(side["error"])]
-        }
+        side = side | {"error": filled(totals, side["error"])}
     if (noise := gate["correlated"]) is not None:
-        count = len(totals.entries)
         first = ranks.rank == 0
-        vectors = [
-            [totals.own(place, vector) for vector in each]
-            for place, each in enumerate(noise["vectors"][:count])
-        ]
-        vectors += [
-            [vector if first else vector[:0] for vector in each]
-            for each in noise["vectors"][count:]
-        ]
-        sizes = [*totals.own_entries]
-        sizes += [size if first else 0 for size in noise["sizes"][count:]]
-        gate = gate | {"correlated": noise | {"vectors": vectors, "sizes": sizes}}
+        remembered = [filled(totals, saved) for saved in noise["parameters"]]
+        vectors = [[each[place] for each in remembered] for place in range(len(totals.entries))]
+        vectors += [[v if first else v[:0] for v in each] for each in noise["vectors"]]
+        sizes = [*totals.own_entries, *(size if first else 0 for size in noise["sizes"])]
+        own_noise = {key: value for key, value in noise.items() if key != "parameters"}
+        gate = gate | {"correlated": own_noise | {"vectors": vectors, "sizes": sizes}}
     return state | {"side": side, "gate": gate}
 
 
 def own_queue(
     queue: State, ranks: Ranks, deal: Callable[[Indices], Indices], records: int | None
 ) -> State:
-    """Which batches this rank has before it. See `cut`."""
+    """Which batches this rank has before it. See `own`."""
     shards = queue.get("shards")
     if shards is None and records is None:
         waiting = [torch.from_numpy(deal(batch.numpy())) for batch in queue["waiting"]]
@@ -106,8 +107,8 @@ def own_queue(
     if shards is not None and records is not None:
         here = ranks.gathered(records)
         if here == [shard["records"] for shard in shards]:
-            own: State = shards[ranks.rank]
-            return own
+            mine: State = shards[ranks.rank]
+            return mine
     if any(shard["waiting"] or shard["order"] is not None for shard in saved):
         raise ValueError(
             "resume: the checkpoint holds batches that were drawn ahead, or an order of the "

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from dpoptim.distributed.ranks import part_sizes
-from dpoptim.distributed.stored import Stored
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.boxes import Boxes, Stored
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
@@ -169,24 +169,20 @@ def place_of_shards(model: nn.Module) -> tuple[int, int]:
     return mesh.get_local_rank(), mesh.size()
 
 
-def cut_of(t: DTensor) -> tuple[int, list[int]]:
-    """The axis that is cut, and how long each process's part of it is."""
+def boxes_of(t: DTensor) -> Boxes:
+    """This process's part."""
     (placement,) = t.placements
     assert isinstance(placement, Shard)
-    return placement.dim, part_sizes(t.shape[placement.dim], t.device_mesh.size())
+    sizes = part_sizes(t.shape[placement.dim], t.device_mesh.size())
+    start = sum(sizes[: t.device_mesh.get_local_rank()])
+    return Boxes.of_part(tuple(t.shape), placement.dim, start, t.to_local().detach())
 
 
-def cut_like(like: DTensor, whole: Tensor | Stored) -> Tensor:
-    """This process's part of a whole tensor, as a DTensor placed like another one."""
-    axis, sizes = cut_of(like)
-    rank = like.device_mesh.get_local_rank()
-    start, length = sum(sizes[:rank]), sizes[rank]
-    if isinstance(whole, Stored) and whole.axis == axis:
-        part = whole.part(start, length)
-    else:
-        whole = whole.whole() if isinstance(whole, Stored) else whole
-        part = whole.narrow(axis, start, length)
-    return dtensor_of(like, part.to(like.device).contiguous())
+def part_like(like: DTensor, saved: Tensor | Stored) -> Tensor:
+    """This process's part of a tensor in a checkpoint, placed like a parameter."""
+    found = dtensor_of(like, torch.empty_like(like.to_local(), dtype=saved.dtype))
+    boxes_of(found).fill(saved)
+    return found
 
 
 def dtensor_of(like: Tensor, part: Tensor) -> DTensor:

@@ -1,6 +1,6 @@
 """Models under ``fully_shard`` (FSDP2): where their parameters are, and what travels."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,18 +12,19 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dpoptim.distributed import fsdp_internals as fsdp
-from dpoptim.distributed.ranks import OneProcess, Ranks, part_sizes
+from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.sharded import Cut, ShardedTotals
-from dpoptim.distributed.stored import Stored, changed, note
+from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.boxes import Stored, changed
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.totals import MakeTotals
 
 Row = TypeVar("Row")
 
 
-class FullySharded:
-    """A model under ``fully_shard``, as a whole or in parts; see `wrapping.Wrapping`.
+class FullySharded(Wrapping):
+    """A model under ``fully_shard``, as a whole or in parts.
 
     Its layers' hooks see whole parameters, in forward and in backward passes, and give autograd
     nothing for them; so FSDP has nothing to reduce, and is told besides not to.
@@ -35,7 +36,6 @@ class FullySharded:
         PrivacyError: it is sharded in a way that is not supported, by name.
     """
 
-    hooks: Collection[int] = ()
     spread = True
 
     def __init__(self, model: nn.Module) -> None:
@@ -150,11 +150,10 @@ class FullySharded:
         fsdp.let_send_gradients(self._before)
         self._before = []
 
-    def noted(self, state: Any, parts: list[Tensor]) -> Any:
-        if isinstance(state, DTensor):
-            parts.append(state.to_local().detach().cpu())
-            return note(len(parts) - 1, tuple(state.shape), *fsdp.cut_of(state))
-        return changed(state, lambda each: self.noted(each, parts))
+    def in_boxes(self, state: Any) -> Any:
+        return changed(
+            state, lambda _, each: fsdp.boxes_of(each) if isinstance(each, DTensor) else each
+        )
 
     def model_state(self, saved: dict[str, Any]) -> dict[str, Any]:
         held = self.module.state_dict()
@@ -169,7 +168,7 @@ class FullySharded:
 
 
 @dataclass
-class SameSums(OneProcess):
+class SameSums(Ranks):
     """Ranks that all have the same sums: nothing is added up, each keeps its part."""
 
     rank: int
@@ -183,5 +182,5 @@ def own_part(like: Any, value: Any) -> Any:
     """This process's part of what has the shape of a parameter that is sharded; else all of it."""
     sharded = isinstance(like, DTensor) and isinstance(value, Tensor | Stored)
     if sharded and tuple(value.shape) == tuple(like.shape):
-        return fsdp.cut_like(like, value)
+        return fsdp.part_like(like, value)
     return value.whole() if isinstance(value, Stored) else value

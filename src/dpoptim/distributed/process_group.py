@@ -21,7 +21,7 @@ from dpoptim.clipping import Directions
 from dpoptim.distributed.c10d_internals import rendezvous_store, time_out_of
 from dpoptim.distributed.control_groups import control_group, control_groups, lost_groups
 from dpoptim.distributed.exchange import Change, add_parts, join_parts
-from dpoptim.distributed.ranks import part_sizes
+from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.distributed.signs import (
     ARRIVED,
@@ -47,10 +47,8 @@ Answer = TypeVar("Answer")
 ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they live may take
 
 
-class ProcessGroup:
-    """The ranks of a ``torch.distributed`` process group; see `Ranks`.
-
-    Made on all of them together.
+class ProcessGroup(Ranks):
+    """The ranks of a ``torch.distributed`` process group, made on all of them together: `Ranks`.
 
     Args:
         group: of the training processes. Its time-out holds for everything that they wait for
@@ -115,6 +113,10 @@ class ProcessGroup:
         if not good:
             raise answer
         return answer
+
+    def together(self, doing: str, act: Callable[[Any], Answer]) -> Answer:
+        with self._connected(doing):
+            return act(self._control)
 
     def begin_microbatch(self, step: int, microbatch: int) -> None:
         self._meet(MICROBATCH, step * MOST_MICROBATCHES + microbatch, f"run a part of step {step}")
@@ -188,10 +190,7 @@ class ProcessGroup:
         return [(int(kind), int(step)) for kind, step in signs.tolist()]
 
     def lost(self, error: BaseException | None) -> RankError | None:
-        """Explain an error of `torch.distributed` that a wrapper's communication raised.
-
-        None of others.
-        """
+        """Explain an error of `torch.distributed` in a wrapper's communication; else None."""
         theirs = isinstance(error, dist.DistError) or (
             type(error) is RuntimeError and "gloo" in str(error).lower()
         )

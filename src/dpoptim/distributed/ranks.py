@@ -1,10 +1,10 @@
 """The processes of one run: what they agree on, add up and hand out.
 
-`OneProcess` is the ordinary case, in which nothing travels. `ProcessGroup` is any number of them.
+`Ranks` is the ordinary case, one process, in which nothing travels; `ProcessGroup` any number.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -20,14 +20,13 @@ from dpoptim.sampling import Indices
 Answer = TypeVar("Answer")
 
 
-class Ranks(Protocol):
-    """The processes of one run, numbered from 0, as one of them sees them.
+class Ranks:
+    """The processes of one run, numbered from 0, as one of them sees them: here, one alone.
 
-    All call the same methods in the same order.
+    All call the same methods in the same order. `ProcessGroup` says all of them anew.
     """
 
-    rank: int
-    size: int
+    rank, size = 0, 1
 
     def arrive(self, what: str) -> None:
         """Wait until all ranks have got as far as this.
@@ -37,7 +36,6 @@ class Ranks(Protocol):
         Raises:
             RankError: one has failed; named.
         """
-        ...
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Compare what the ranks are about to do, by name; the texts stay among them.
@@ -45,23 +43,30 @@ class Ranks(Protocol):
         Raises:
             RankError: on all ranks, naming those that differ from rank 0, and in what.
         """
-        ...
 
     def from_first(self, ask: Callable[[], Answer]) -> Answer:
         """Ask on rank 0 alone, and have its answer, or its error, everywhere."""
-        ...
+        return ask()
+
+    def together(self, doing: str, act: Callable[[Any], Answer]) -> Answer:
+        """Do what communicates by itself, in the ranks' group on the CPU; None of one process.
+
+        Raises:
+            RankError: one is lost while it is done; named.
+        """
+        return act(None)
 
     def ledger(self, ledger: Ledger) -> Ledger:
         """A ledger that only rank 0 writes."""
-        ...
+        return ledger
 
     def own_stream(self, seed: int | None, purpose: str) -> KeyStream:
         """Randomness of this rank, independent of that of all others; OS-keyed without a seed."""
-        ...
+        return key_stream(seed, purpose)
 
     def common_stream(self, seed: int | None, purpose: str) -> KeyStream:
         """Randomness that all ranks have in common: each finds the same words in it."""
-        ...
+        return self.own_stream(seed, purpose)
 
     def dealer(self, coins: KeyStream) -> Callable[[Indices], Indices]:
         """Deal batches, which all ranks draw the same, and take this rank's parts.
@@ -72,11 +77,11 @@ class Ranks(Protocol):
         **Guarantee.** Every record of a batch is in exactly one rank's part, chosen by a coin of
         its own.
         """
-        ...
+        return lambda indices: indices
 
     def totals(self, parameters: Sequence[nn.Parameter], directions: Directions) -> Totals:
         """Where the sums of this rank's records live, and become the sums of all ranks'."""
-        ...
+        return Totals(parameters, directions)
 
     def sum_parts(self, vector: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         """Add up all ranks' vectors, and return this rank's part of the sum.
@@ -86,7 +91,7 @@ class Ranks(Protocol):
         Args:
             sizes: of the ranks' parts, in order; see `part_sizes`.
         """
-        ...
+        return vector
 
     def join_parts(
         self, part: Tensor, into: Sequence[Tensor], sent: Change = lambda stretch: stretch
@@ -98,37 +103,31 @@ class Ranks(Protocol):
             into: flat tensors that follow each other, of any dtypes.
             sent: what is handed out of a stretch of the part.
         """
-        ...
+        write(into, 0, sent(part))
 
     def norm(self, parts: Sequence[Tensor]) -> float:
-        """The Euclidean norm of a vector of which each rank has a part.
-
-        The same number on every rank.
-        """
-        ...
+        """The norm of a vector of which each rank has a part; the same number on every rank."""
+        return norm(parts)
 
     def total(self, local: Tensor) -> Tensor:
-        """The sum of a few numbers over all ranks, on rank 0, as a tensor of its own.
-
-        An empty tensor on the others.
-        """
-        ...
+        """The sum of a few numbers over all ranks, a new tensor on rank 0; else empty."""
+        return local
 
     def known(self, released: Tensor, like: Tensor) -> Tensor:
         """Give every rank what rank 0 released; shaped like ``like``."""
-        ...
+        return released
 
     def gathered(self, mine: Any) -> list[Any]:
         """Gather what each rank hands over, in order."""
-        ...
+        return [mine]
 
     def added(self, number: int) -> int:
         """The sum of the ranks' numbers."""
-        ...
+        return number
 
     def most(self, number: int) -> int:
         """The largest of the ranks' numbers."""
-        ...
+        return number
 
     def begin_microbatch(self, step: int, microbatch: int) -> None:
         """Begin this microbatch of this step on all ranks, which go through its passes together.
@@ -136,7 +135,6 @@ class Ranks(Protocol):
         Raises:
             RankError: one is elsewhere, has left, or has failed; named.
         """
-        ...
 
     def begin_release(self, step: int) -> None:
         """All ranks are about to release this step.
@@ -144,22 +142,16 @@ class Ranks(Protocol):
         Raises:
             RankError: one is at another step, has left, or has failed; named.
         """
-        ...
 
     def begin_save(self, step: int) -> None:
         """All ranks are about to save this step; as `begin_release`."""
-        ...
 
     def begin_finish(self, step: int) -> None:
         """All ranks are about to end the run after this step; as `begin_release`."""
-        ...
 
     def lost(self, error: BaseException | None) -> RankError | None:
-        """The error that names who is missing, of one that a wrapper's communication raised.
-
-        None of others (see `wrapping`).
-        """
-        ...
+        """The error that names who is missing, of one in a wrapper's communication; or None."""
+        return None
 
     def leave(self, step: int, *, failed: bool) -> None:
         """All ranks leave the run here.
@@ -167,90 +159,12 @@ class Ranks(Protocol):
         Raises:
             RankError: one goes on, or has failed; never if this rank failed itself.
         """
-        ...
 
 
-class OneProcess:
-    """All there is to agree on is done."""
-
-    rank, size = 0, 1
-
-    def arrive(self, what: str) -> None:
-        pass
-
-    def agree(self, facts: Mapping[str, str]) -> None:
-        pass
-
-    def from_first(self, ask: Callable[[], Answer]) -> Answer:
-        return ask()
-
-    def ledger(self, ledger: Ledger) -> Ledger:
-        return ledger
-
-    def own_stream(self, seed: int | None, purpose: str) -> KeyStream:
-        return key_stream(seed, purpose)
-
-    def common_stream(self, seed: int | None, purpose: str) -> KeyStream:
-        return self.own_stream(seed, purpose)
-
-    def dealer(self, coins: KeyStream) -> Callable[[Indices], Indices]:
-        return lambda indices: indices
-
-    def totals(self, parameters: Sequence[nn.Parameter], directions: Directions) -> Totals:
-        return Totals(parameters, directions)
-
-    def sum_parts(self, vector: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-        return vector
-
-    def join_parts(
-        self, part: Tensor, into: Sequence[Tensor], sent: Change = lambda stretch: stretch
-    ) -> None:
-        write(into, 0, sent(part))
-
-    def norm(self, parts: Sequence[Tensor]) -> float:
-        return norm(parts)
-
-    def total(self, local: Tensor) -> Tensor:
-        return local
-
-    def known(self, released: Tensor, like: Tensor) -> Tensor:
-        return released
-
-    def gathered(self, mine: Any) -> list[Any]:
-        return [mine]
-
-    def added(self, number: int) -> int:
-        return number
-
-    def most(self, number: int) -> int:
-        return number
-
-    def begin_microbatch(self, step: int, microbatch: int) -> None:
-        pass
-
-    def begin_release(self, step: int) -> None:
-        pass
-
-    def begin_save(self, step: int) -> None:
-        pass
-
-    def begin_finish(self, step: int) -> None:
-        pass
-
-    def lost(self, error: BaseException | None) -> RankError | None:
-        return None
-
-    def leave(self, step: int, *, failed: bool) -> None:
-        pass
-
-
-ALONE = OneProcess()
+ALONE = Ranks()
 
 
 def part_sizes(entries: int, size: int) -> list[int]:
-    """How many entries of a vector each of ``size`` ranks owns.
-
-    Equally many, but for what the last ones lack.
-    """
+    """Entries of a vector that each rank owns: equally many, but for what the last ones lack."""
     each = -(-entries // size)
     return [min(each, max(0, entries - rank * each)) for rank in range(size)]

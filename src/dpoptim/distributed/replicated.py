@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Directions
 from dpoptim.distributed.ranks import Ranks, part_sizes
+from dpoptim.gradients.boxes import Boxes
 from dpoptim.gradients.totals import Totals, mean_of
 
 
@@ -44,21 +45,26 @@ class ReplicatedTotals(Totals):
     def own_entries(self) -> list[int]:
         return [part_sizes(whole, self._ranks.size)[self._ranks.rank] for whole in self.entries]
 
-    def joined(self, place: int, part: Tensor) -> Tensor:
-        whole = part.new_empty(self.entries[place])
-        self._ranks.join_parts(part, [whole])
-        return whole
+    def boxes(self, taken: list[Tensor]) -> list[Boxes]:
+        starts: dict[torch.device, Iterator[int]] = {}
+        for device, sizes in self._layout:
+            before = self._start(sum(sizes))
+            firsts = [0, *accumulate(sizes)]
+            starts[device] = iter([max(before - first, 0) for first in firsts])
+        return [
+            Boxes.of_stretch(tuple(p.shape), next(starts[p.device]), view)
+            for p, view in zip(self._parameters, self.own_views(taken), strict=True)
+        ]
 
-    def own(self, place: int, whole: Tensor) -> Tensor:
-        sizes = part_sizes(len(whole), self._ranks.size)
-        start = sum(sizes[: self._ranks.rank])
-        return whole[start : start + sizes[self._ranks.rank]].clone()
+    def _start(self, entries: int) -> int:
+        """Where this rank's part of a vector begins."""
+        return sum(part_sizes(entries, self._ranks.size)[: self._ranks.rank])
 
     def own_views(self, taken: list[Tensor]) -> list[Tensor]:
         """See `Totals.own_views`; empty where another rank has all of a parameter."""
         views: dict[torch.device, Iterator[Tensor]] = {}
         for (device, sizes), part in zip(self._layout, taken, strict=True):
-            before = sum(part_sizes(sum(sizes), self._ranks.size)[: self._ranks.rank])
+            before = self._start(sum(sizes))
             ends = [min(max(end - before, 0), len(part)) for end in accumulate(sizes)]
             views[device] = iter([part[start:end] for start, end in pairwise([0, *ends])])
         return [next(views[p.device]) for p in self._parameters]

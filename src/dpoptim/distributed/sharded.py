@@ -5,7 +5,6 @@ Sums are formed for some parameters at a time, and each rank keeps those of its 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from dpoptim.clipping import Directions
 from dpoptim.distributed.fsdp_internals import dtensor_of
 from dpoptim.distributed.ranks import Ranks, part_sizes
+from dpoptim.gradients.boxes import Boxes
 from dpoptim.gradients.sums import Sums
 from dpoptim.gradients.totals import Totals
 
@@ -53,6 +53,13 @@ class Cut:
 
     def entries(self, rank: int) -> int:
         return torch.Size(self.part_shape(rank)).numel()
+
+    def boxes(self, shape: tuple[int, ...], rank: int, part: Tensor) -> Boxes:
+        """A rank's part, flat or not, as of a tensor of this shape."""
+        start = sum(self.sizes[:rank])
+        if self.shape != shape:  # cut anywhere
+            return Boxes.of_stretch(shape, start, part.view(-1))
+        return Boxes.of_part(shape, self.axis, start, part.view(self.part_shape(rank)))
 
 
 class ShardedTotals(Totals):
@@ -211,29 +218,13 @@ class ShardedTotals(Totals):
                     self._ranks.join_parts(mean, [grad.view(-1)])
                     p.grad = grad
 
-    def joined(self, place: int, part: Tensor) -> Tensor:
-        everyone = self._ranks.gathered(part.cpu())
-        whole = torch.empty(self.entries[place], dtype=part.dtype)
-        _, places = self._places[place]
-        ends = list(accumulate(self._parameters[i].numel() for i in places))
-        for rank, theirs in enumerate(everyone):
-            parts = iter(theirs.split([self._cuts[i].entries(rank) for i in places]))
-            for i, end in zip(places, ends, strict=True):
-                out = whole[end - self._parameters[i].numel() : end]
-                self._cuts[i].part(rank, out).copy_(
-                    next(parts).view(self._cuts[i].part_shape(rank))
-                )
-        return whole
-
-    def own(self, place: int, whole: Tensor) -> Tensor:
-        _, places = self._places[place]
-        wholes = whole.split([self._parameters[i].numel() for i in places])
-        return torch.cat(
-            [
-                self._cuts[i].part(self._ranks.rank, each).reshape(-1)
-                for i, each in zip(places, wholes, strict=True)
-            ]
-        )
+    def boxes(self, taken: list[Tensor]) -> list[Boxes]:
+        return [
+            cut.boxes(tuple(p.shape), self._ranks.rank, view)
+            for p, cut, view in zip(
+                self._parameters, self._cuts, self.own_views(taken), strict=True
+            )
+        ]
 
 
 def travel_together(parameters: Sequence[nn.Parameter]) -> Iterator[list[int]]:

@@ -29,7 +29,7 @@ def told(kind: int, at: int) -> str:
     return f"{said.get(kind, 'releases')} (step {at})"
 
 
-def portable(error: Exception) -> Exception:
+def portable(error: BaseException) -> BaseException:
     """The error as another process can raise it."""
     try:
         return pickle.loads(pickle.dumps(error))

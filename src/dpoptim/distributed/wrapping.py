@@ -3,18 +3,20 @@
 No wrapper sends gradients around the gate.
 """
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from dpoptim.distributed.alone import is_alone
 from dpoptim.distributed.process_group import ProcessGroup
-from dpoptim.distributed.ranks import OneProcess, Ranks
-from dpoptim.distributed.stored import whole
+from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.placement import InPlace, Placement
+from dpoptim.gradients.boxes import whole
+from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.totals import MakeTotals
 from dpoptim.torch_internals import delays_gradients, running_wrapper
 
@@ -24,24 +26,26 @@ Row = TypeVar("Row")
 def ranks_of(model: nn.Module | None, group: dist.ProcessGroup | None) -> Ranks:
     """The processes that train ``model``, or fit something else, together.
 
-    Those of ``group``, of the model's wrapper, or all there are.
+    Those of ``group``, of the model's wrapper, or all there are; one where it works `alone`.
 
     Raises:
         ValueError: ``group`` was given without `torch.distributed`, or this process is not in it.
     """
+    if group is None and is_alone():
+        return Ranks()
     if not (dist.is_available() and dist.is_initialized()):
         if group is not None:
             raise ValueError(
                 "process_group was given, but torch.distributed.init_process_group was not called."
             )
-        return OneProcess()
+        return Ranks()
     if group is None:
         group = group_of(model) or dist.group.WORLD
     if group is None or dist.get_rank(group) < 0:
         raise ValueError(
             "process_group: this process is not in it. Fix: attach in the group's processes alone."
         )
-    return OneProcess() if dist.get_world_size(group) == 1 else ProcessGroup(group)
+    return Ranks() if dist.get_world_size(group) == 1 else ProcessGroup(group)
 
 
 def group_of(model: nn.Module | None) -> dist.ProcessGroup | None:
@@ -65,8 +69,8 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(p, DTensor) for p in model.parameters())
 
 
-class Wrapping(Placement, Protocol):
-    """A wrapper: what it does by itself, and where it keeps parameters.
+class Wrapping(Placement, ABC):
+    """A wrapper: what it does by itself, and where it keeps parameters; here, whole ones.
 
     Attributes:
         module: the bare model.
@@ -75,46 +79,39 @@ class Wrapping(Placement, Protocol):
     module: nn.Module
 
     def trying(self) -> AbstractContextManager[None]:
-        """A ``with`` in which the model may be run on made-up records.
-
-        By all ranks together, where passes have collectives.
-        """
-        ...
+        """A ``with`` to run the model on made-up records, entered by all ranks together."""
+        return nullcontext()
 
     def trial_rows(self, rows: list[Row], ranks: Ranks) -> list[Row]:
         """Rows on which a model is tried, of what each rank would take.
 
         The same on all ranks, where passes have collectives.
         """
-        ...
+        return rows
 
     def totals(self, ranks: Ranks) -> MakeTotals:
         """Totals that make the sums of this rank's records those of all ranks'."""
-        ...
+        return ranks.totals
 
+    @abstractmethod
     def switch_off(self) -> Self:
         """Keep the wrapper from sending gradients."""
-        ...
 
+    @abstractmethod
     def restore(self) -> None:
         """As it was before `switch_off`. Harmless when repeated."""
-        ...
 
-    def noted(self, state: Any, parts: list[Tensor]) -> Any:
-        """A state dict (or a nest of them) for a checkpoint.
-
-        What no process has whole goes to ``parts``, as this one's part, and a `stored.note` stands
-        for it.
-        """
-        ...
+    def in_boxes(self, state: Any) -> Any:
+        """A state dict, or a nest of them, with `Boxes` of what no process has whole."""
+        return state
 
     def model_state(self, saved: dict[str, Any]) -> dict[str, Any]:
         """This rank's part of a checkpoint's model state, or of tensors by the same names."""
-        ...
+        return dict(whole(saved))
 
     def optimizer_state(self, parameters: list[Tensor], saved: dict[str, Any]) -> dict[str, Any]:
         """This rank's part of an optimizer's state, whose parameters these are."""
-        ...
+        return dict(whole(saved))
 
 
 def wrapping_of(model: nn.Module) -> Wrapping:
@@ -130,7 +127,7 @@ def wrapping_of(model: nn.Module) -> Wrapping:
     return FullySharded(model)
 
 
-class OwnSynchronisation(InPlace):
+class OwnSynchronisation(Wrapping):
     """A model that is whole in each process, also under `DistributedDataParallel`.
 
     What the wrapper would send by itself is off while attached, and as it was afterwards; also
@@ -148,24 +145,6 @@ class OwnSynchronisation(InPlace):
         self.module: nn.Module = model if self._wrapper is None else self._wrapper.module
         self._before: dict[nn.parallel.DistributedDataParallel, tuple[bool, bool]] = {}
         self._watch: RemovableHandle | None = None
-
-    def trying(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def trial_rows(self, rows: list[Row], ranks: Ranks) -> list[Row]:
-        return rows
-
-    def totals(self, ranks: Ranks) -> MakeTotals:
-        return ranks.totals
-
-    def noted(self, state: Any, parts: list[Tensor]) -> Any:
-        return state
-
-    def model_state(self, saved: dict[str, Any]) -> dict[str, Any]:
-        return dict(whole(saved))
-
-    def optimizer_state(self, parameters: list[Tensor], saved: dict[str, Any]) -> dict[str, Any]:
-        return dict(whole(saved))
 
     def switch_off(self) -> Self:
         if self._wrapper is not None:
@@ -195,7 +174,6 @@ class OwnSynchronisation(InPlace):
         wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = False
 
     def restore(self) -> None:
-        """Harmless when repeated."""
         if self._watch is not None:
             self._watch.remove()
             self._watch, self.hooks = None, ()

@@ -21,7 +21,7 @@ from dpoptim.estimators.table import BLOCK, ClippedRows, public_norm, stated_del
 from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
-from dpoptim.training.units import Persons
+from dpoptim.training.privacy_units import Persons
 
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by
 # default

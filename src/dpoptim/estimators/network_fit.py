@@ -143,10 +143,7 @@ class NetworkFit(PrivateSettings):
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
     ) -> Plan:
-        """The plan of a fit on ``n`` records.
-
-        For an ``epsilon`` or with a ``noise_multiplier``.
-        """
+        """The plan of a fit on ``n`` records, by its ``epsilon`` or its ``noise_multiplier``."""
         chosen = entry(self.method)
         if chosen.solver:
             raise ValueError(
@@ -182,8 +179,8 @@ class NetworkFit(PrivateSettings):
     ) -> float:
         """The epsilon of a fit that costs ``epsilon`` together with fixed ``events``; public.
 
-        For a pipeline that shares out one budget: composing the events costs less than adding up
-        epsilons.
+        A pipeline that shares out one budget asks for it: composing the events costs less than
+        adding up epsilons.
         """
 
         def whole(noise_multiplier: float) -> dp_accounting.DpEvent:

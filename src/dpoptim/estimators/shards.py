@@ -15,9 +15,10 @@ from dpoptim.distributed.agreement import LEAST_RECORDS, refuse_equal_shards
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.wrapping import ranks_of
 from dpoptim.training.persons_of_ranks import one_rank_a_person
-from dpoptim.training.units import Persons
+from dpoptim.training.privacy_units import Persons
 from dpoptim.version import __version__
 
+SAME_TABLE = "on trust: all processes have the same table"
 SAMPLED = 256  # rows that are compared where all ranks should have the same
 
 
@@ -70,6 +71,30 @@ def own_part(
     return equal_part(x, ranks), equal_part(y, ranks)
 
 
+def agree_on_all(estimator: BaseEstimator, x: Any, y: Any, ranks: Ranks) -> None:
+    """Compare settings and table of what several ranks fit together, each with the whole table.
+
+    Raises:
+        ValueError: it asks for shards. RankError: on all ranks: one differs, or has failed.
+    """
+    if ranks.size == 1:
+        return
+    settings = estimator.get_params(deep=True)
+    if any(name.endswith("sharded") and value is True for name, value in settings.items()):
+        raise ValueError(
+            f"sharded=True: {type(estimator).__name__} trains more than once on one table, which "
+            "every rank must have whole. Fix: the same table on all ranks, without sharded; or fit "
+            "the estimator by itself on shards, with the settings found."
+        )
+    ranks.arrive("fit")
+    plain = {
+        name: without_addresses(value)
+        for name, value in settings.items()
+        if not (name.endswith("ledger") or name == "steps" or hasattr(value, "get_params"))
+    }
+    ranks.agree({**plain, "data set": sample_of(np.asarray(x), np.asarray(y))})
+
+
 def equal_part(rows: Any, ranks: Ranks) -> Any:
     """This rank's part of what all ranks have."""
     sizes = part_sizes(len(rows), ranks.size)
@@ -92,7 +117,7 @@ def notes_of_ranks(ranks: Ranks, owners: Persons | None, *, sharded: bool) -> tu
     elif sharded:
         how = "on trust: no record is in the tables of two processes"
     else:
-        how = "on trust: all processes have the same table"
+        how = SAME_TABLE
     return (f"fitted in {ranks.size} processes, with one release of every number; {how}",)
 
 
@@ -106,7 +131,12 @@ def without_addresses(value: object) -> str:
 def sample_of(x: Any, y: NDArray[Any]) -> str:
     """The number of rows, and a digest of some; it stays among the ranks."""
     rows = np.linspace(0, len(x) - 1, min(len(x), SAMPLED)).astype(np.int64)
-    whole = hashlib.sha256(np.ascontiguousarray(y[rows]).tobytes())
+    whole = hashlib.sha256(in_bytes(y[rows]))
     if isinstance(x, np.ndarray):
-        whole.update(np.ascontiguousarray(x[rows]).tobytes())
+        whole.update(in_bytes(x[rows]))
     return f"{len(x)} rows, {whole.hexdigest()[:16]}"
+
+
+def in_bytes(rows: NDArray[Any]) -> bytes:
+    """Bytes of rows; of objects those of their text, since their own are addresses."""
+    return np.ascontiguousarray(rows.astype(str) if rows.dtype == object else rows).tobytes()

@@ -1,7 +1,4 @@
-"""From an estimator's settings to a solver's run.
-
-Every solver gets its numbers from public bounds.
-"""
+"""From an estimator's settings and public bounds to a solver's run."""
 
 import inspect
 import math
@@ -254,9 +251,7 @@ def momentum_settings(
 
 
 def sums_are_sharp(model: LinearModel, n: int, budget: Budget) -> bool:
-    """Whether noisy sums X^T X will be known well enough to beat clipped gradients.
-
-    By public numbers alone.
+    """Whether public numbers say that noisy sums X^T X will beat clipped gradients.
 
     In units of the squared radius the noise has an operator norm near ``sqrt 2 / mu sqrt(2 d)``,
     and X^T X an average eigenvalue of at most n / d. Gradients are clipped to a tenth of the

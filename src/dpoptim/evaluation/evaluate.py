@@ -19,7 +19,7 @@ from dpoptim.arguments import real_number, whole_number
 from dpoptim.data.unquoted import number_array
 from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.table import stated_delta
-from dpoptim.evaluation.intervals import Interval, of_a_mean, of_the_area
+from dpoptim.evaluation.intervals import Interval, of_a_mean, of_the_area, variance_of_loss
 from dpoptim.statistics import BOUND_ROUNDING, Floats, bounded_sum, price_of, release_sum
 
 Delta = float | Literal["auto"]
@@ -150,10 +150,8 @@ def evaluate_classifier(
     loss = (
         released.values[-1] / math.sqrt(SHARES[2]) * LARGEST_LOSS / 2 + records * LARGEST_LOSS / 2
     )
-    in_cells, in_bins = (
-        released.deviation / math.sqrt(SHARES[0]),
-        released.deviation / math.sqrt(SHARES[1]),
-    )
+    in_cells = released.deviation / math.sqrt(SHARES[0])
+    in_bins = released.deviation / math.sqrt(SHARES[1])
     return ClassifierScores(
         accuracy=of_a_mean(
             float(np.trace(confusion)), records, in_cells * math.sqrt(k), confidence=level
@@ -164,6 +162,14 @@ def evaluate_classifier(
             released.deviation / math.sqrt(SHARES[2]) * LARGEST_LOSS / 2,
             confidence=level,
             high=LARGEST_LOSS,
+            variance=variance_of_loss(
+                histogram,
+                records,
+                in_bins,
+                min(max(loss / records, 0.0), LARGEST_LOSS),
+                largest=LARGEST_LOSS,
+                binary=k == 2,
+            ),
         ),
         auc=of_the_area(histogram, records, in_bins, confidence=level) if k == 2 else None,
         confusion=confusion,

@@ -14,8 +14,6 @@ from dpoptim.evaluation.evaluate import ClassifierScores, evaluate_classifier
 from dpoptim.evaluation.regressor import RegressorScores, evaluate_regressor
 from dpoptim.statistics import Floats, ask_first
 
-__all__ = ["evaluate_hold_out"]
-
 
 def evaluate_hold_out(
     model: nn.Module,
@@ -82,10 +80,7 @@ def first_rows(persons: Sequence[Any], items: int) -> list[int]:
 def outputs_alone(
     model: nn.Module, hold_out: Dataset[Any], rows: Sequence[int]
 ) -> tuple[Floats, Floats]:
-    """The model's outputs for each record by itself, shape (records, outputs), and the targets.
-
-    Private.
-    """
+    """Outputs for each record by itself, (records, outputs), and the targets; private."""
     device = next(model.parameters()).device
     was = [(module, module.training) for module in model.modules()]
     outputs, targets = [], []

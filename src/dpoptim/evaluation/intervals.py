@@ -18,7 +18,9 @@ class Interval:
     Attributes:
         value: the point estimate.
         low, high: ends of the interval, cut to the figure's range.
-        confidence: such as 0.95; approximate, by normal limits.
+        confidence: such as 0.95; approximate, by normal limits. Too high for some hundred records
+            of which few decide the figure, with or without privacy; the noise's own variance makes
+            up for more than it takes there (docs/guides/tables.md).
     """
 
     value: float
@@ -102,6 +104,40 @@ def mean_square(counts: Floats, largest: float, noise: float) -> float:
     if first > 0:
         likely[first - 1] = max(float(larger[first - 1]), 0.0) + 2 * noise
     return float(likely @ squares)
+
+
+def variance_of_loss(
+    histogram: Floats, n: float, noise: float, mean: float, *, largest: float, binary: bool
+) -> float:
+    """The variance of the log-loss from a noisy histogram of scores; rather too much.
+
+    Args:
+        histogram: as in `ClassifierScores`.
+        noise: standard deviation of each count.
+        mean: of the losses.
+        largest: where losses are clipped.
+        binary: whether scores are of the second of two classes; else of the predicted one.
+
+    A record's bin says between which ends its loss is: -log of a score, or of what a score leaves
+    to the others (as all of it, or, with several classes, at most as much as the score). As losses
+    l have mean m, for any number t their variance is the mean of (l - m)^2 - t (l - m), which is
+    convex in l, so in each bin no more than at one of its ends; the t that gives least is taken
+    (the dual of moving losses within their bins; with one bin, Bhatia and Davis's bound). A
+    standard deviation of the sum's noise comes on top: where more than that is hidden, the noise of
+    the mean loss is many times what its records scatter.
+    """
+    edges = np.linspace(0, 1, histogram.shape[1] + 1)
+    with np.errstate(divide="ignore"):
+        of_score = np.minimum(-np.log(edges), largest)
+        of_rest = of_score[::-1]
+    lows, highs = np.stack([[of_rest[:-1], of_score[1:]], [of_rest[1:], of_score[:-1]]])
+    if not binary:
+        lows[0], highs[0] = np.maximum(of_rest[:-1], of_score[1:]), largest
+    low, high = (lows - mean).ravel(), (highs - mean).ravel()
+    t = np.append(low + high, 0.0)[:, None]  # where the worse end of a bin changes
+    most = np.maximum(low**2 - t * low, high**2 - t * high)
+    sums = most @ histogram.ravel() + noise * np.sqrt((most**2).sum(1))
+    return max(0.0, float(sums.min()) / n)
 
 
 def area_under_curve(counts: Floats) -> float:

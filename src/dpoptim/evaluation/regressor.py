@@ -98,10 +98,8 @@ def evaluate_regressor(
         >>> scores.squared_error.value < 0.1
         True
     """
-    bound, level = (
-        positive_number("target_bound", target_bound),
-        real_number("confidence", confidence),
-    )
+    bound = positive_number("target_bound", target_bound)
+    level = real_number("confidence", confidence)
     found, true = number_array("predictions", predictions), number_array("y", y)
     if found.ndim != 1 or found.shape != true.shape:
         raise ValueError("predictions and y must have one number for each record, of shape (n,).")

@@ -9,6 +9,7 @@ import dp_accounting
 from torch import Tensor
 
 from dpoptim.accounting.filters import GaussianFilter, selection_mu
+from dpoptim.accounting.guarantee import neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
 from dpoptim.accounting.ledger_charge import Charge
 from dpoptim.errors import PrivacyError
@@ -48,7 +49,7 @@ class FilteredGate:
     ) -> None:
         self.filter = GaussianFilter(mu)
         self.neighboring, self.label = neighboring, label
-        self.neighbours_differ_by = 2.0 if neighboring == "replace-one" else 1.0  # in norm bounds
+        self.neighbours_differ_by = neighbours_differ_by(neighboring)  # in norm bounds
         self.event = dp_accounting.GaussianDpEvent(self.neighbours_differ_by / mu)
         self._process, self._released, self._ended = os.getpid(), 0, False
         self._charge, self._noise = Charge(ledger, self.event, neighboring, label), noise

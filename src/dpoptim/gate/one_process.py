@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
+from dpoptim.distributed.alone import is_alone
 from dpoptim.errors import PrivacyError, RankError
 
 
@@ -20,7 +21,9 @@ def refuse_fork(process: int) -> None:
 
 
 def rank_of_several() -> int | None:
-    """This process's rank under `torch.distributed`; None where it is the only one."""
+    """This process's rank under `torch.distributed`; None where it is the only one, or alone."""
+    if is_alone():
+        return None
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return dist.get_rank() if several else None
 
@@ -40,17 +43,4 @@ def refuse_other_ranks(what: str, ledger: Ledger | None) -> None:
             f"{what} was called on rank {rank}: each rank would draw noise, and charge, of its "
             "own. Fix: call it on rank 0 alone, and hand what it returned, or was fitted, on to "
             "the others: torch.distributed.broadcast_object_list."
-        )
-
-
-def refuse_several_ranks(what: str, fix: str) -> None:
-    """Refuse what has several releases, of which some need all ranks and others one.
-
-    Raises:
-        RankError: on all ranks.
-    """
-    if rank_of_several() is not None:
-        raise RankError(
-            f"{what} was called in a process group of several ranks, each of which would draw "
-            f"noise, and charge, of its own. Fix: {fix}."
         )

@@ -1,12 +1,14 @@
 """Sums that a planned run releases, and how much noise each gets: decided beforehand."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import dp_accounting
+import numpy as np
 
-from dpoptim.noise.correlated.increments import increment_std
-from dpoptim.noise.correlated.strategy import Strategy
+from dpoptim.noise.correlated.strategy import Floats, Strategy
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,12 @@ class CorrelatedSum:
             self.steps, self.participations, self.separation, regular=self.regular
         )
 
+    @cached_property
+    def _increments(self) -> Floats:
+        # another package's strategy need not say it
+        said: Callable[[int], Floats] | None = getattr(self.strategy, "increment_std", None)
+        return np.full(self.steps, math.nan) if said is None else said(self.steps)
+
     @property
     def standard_deviation(self) -> float:
         """Standard deviation of z's entries; see `noise.correlated.strategy`."""
@@ -76,7 +84,7 @@ class CorrelatedSum:
         """Standard deviation of the noise in every entry of a release; ``nan``: not known."""
         if self.noise_multiplier == 0:
             return 0.0
-        return self.standard_deviation * increment_std(self.strategy, self.steps, step)
+        return self.standard_deviation * float(self._increments[step])
 
 
 Query = GaussianSum | CorrelatedSum

@@ -47,17 +47,13 @@ def kinds_of_device() -> list[str]:
 def exact_arithmetic() -> Iterator[None]:
     """Keep products as precise as the theorem in `products` assumes: no TF32 and no autocast."""
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends]
-    for backend, precision in zip(backends, before, strict=True):
-        if precision not in ("none", "ieee"):
-            backend.fp32_precision = "ieee"
-    try:
-        with ExitStack() as off:
-            for device in kinds_of_device():
-                if torch.is_autocast_enabled(device):
-                    off.enter_context(torch.autocast(device, enabled=False))
-            yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            if backend.fp32_precision != precision:
-                backend.fp32_precision = precision
+    with ExitStack() as restored:
+        for backend in backends:
+            precision = backend.fp32_precision
+            if precision not in ("none", "ieee"):
+                restored.callback(setattr, backend, "fp32_precision", precision)
+                backend.fp32_precision = "ieee"
+        for device in kinds_of_device():
+            if torch.is_autocast_enabled(device):
+                restored.enter_context(torch.autocast(device, enabled=False))
+        yield

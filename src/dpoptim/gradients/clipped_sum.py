@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from dpoptim.clipping import Units
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
-from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.per_sample_grads import Outer, PerSampleGrad
 from dpoptim.gradients.products import Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
 from dpoptim.gradients.sums import Sums
@@ -48,7 +49,10 @@ class ClippedSum:
     Attributes:
         units: which parameters are clipped together, and by which rule.
         margin: share of the bound that is left to rounding.
-        scale: what turns sums over a record's rows into its gradient: float64, (B,).
+        scale: what turns sums over a record's rows into its gradient: float64, (B,); None: 1 for
+            every record.
+        records: B.
+        device: of norms and factors.
         groups: of records that one product may sum.
         common_factor: whether all gradients carry a factor that depends on the pass's other
             records: see `products`.
@@ -56,7 +60,9 @@ class ClippedSum:
 
     units: Units
     margin: float
-    scale: Tensor
+    scale: Tensor | None
+    records: int
+    device: torch.device
     groups: Groups
     common_factor: bool
 
@@ -88,9 +94,9 @@ class ClippedSum:
 
             def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
                 for unit, each in measured.items():
-                    norms.squared[unit][part] += each.to(self.scale.device) * self.scale[part] ** 2
+                    norms.squared[unit][part] += self.scaled_squares(each, part)
                 factors, _ = self.clip(norms.of(part))
-                return {unit: each * self.scale[part] for unit, each in factors.items()}
+                return {unit: self.scaled(each, part) for unit, each in factors.items()}
 
             add_record_by_record(in_turn, self.units.of, sums, self.groups, self.block, weigh)
         factors, tapers = self.clip(norms)
@@ -104,19 +110,41 @@ class ClippedSum:
         Args:
             places: of all parameters that have gradients, in whose units nothing else may be.
         """
-        zero = torch.zeros_like(self.scale)
         squared: dict[str, list[Tensor]] = {self.units.of[i]: [] for i in places}
-        lengths = [zero]
+        lengths: list[Tensor] = []
+        Outer.measure_together(
+            [each for each in gradients.values() if isinstance(each, Outer)], self.block
+        )
         for i, each in gradients.items():
-            measured = each.squared_norms(self.groups, self.block).to(zero.device)
-            squared[self.units.of[i]].append(measured * self.scale**2)
+            measured = each.squared_norms(self.groups, self.block)
+            squared[self.units.of[i]].append(self.scaled_squares(measured))
             longest = each.longest() if self.common_factor else None
             if longest is not None:
-                lengths.append(longest.to(zero.device) * self.scale**2)
+                lengths.append(self.scaled_squares(longest))
         return Norms(
-            {unit: torch.stack([*parts, zero]).sum(0) for unit, parts in squared.items()},
-            torch.stack(lengths).amax(0) if self.common_factor else None,
+            {unit: self._stacked(parts).sum(0) for unit, parts in squared.items()},
+            self._stacked(lengths).amax(0) if self.common_factor else None,
         )
+
+    def _stacked(self, parts: list[Tensor]) -> Tensor:
+        """Vectors (B,) one above the other; a row of zeros where there is none."""
+        if parts:
+            return torch.stack(parts)
+        return torch.zeros(1, self.records, dtype=torch.float64, device=self.device)
+
+    def scaled(self, values: Tensor, part: slice = slice(None)) -> Tensor:
+        """Numbers of some records, (..., b), times their scale."""
+        return values if self.scale is None else values * self.scale[part]
+
+    def scaled_squares(self, squared: Tensor, part: slice = slice(None)) -> Tensor:
+        """Squared lengths of some records, (b,), where norms are, times their scale's square."""
+        squared = squared.to(self.device)
+        return squared if self.scale is None else squared * self._squared_scale[part]
+
+    @cached_property
+    def _squared_scale(self) -> Tensor:
+        assert self.scale is not None
+        return self.scale**2
 
     def clip(self, norms: Norms) -> tuple[dict[str, Tensor], Tensor | None]:
         """The factors of each unit, (k, B), and what they were multiplied with (see `taper`).
@@ -143,12 +171,13 @@ class ClippedSum:
         finish: Callable[[int], None] = lambda place: None,
     ) -> None:
         """Add the weighted sums, without records of factor zero; ``gradients`` is emptied."""
-        countable = next(iter(factors.values()))[0] > 0
-        every = bool(countable.all())
+        first = next(iter(factors.values()))[0]
+        every = len(first) == 0 or float(first.amin()) > 0
+        weights = {unit: self.scaled(each) for unit, each in factors.items()}
         for i in range(len(sums)):
             if (each := gradients.pop(i, None)) is not None:
-                each = each if every else each.without(countable)
-                weights = (factors[self.units.of[i]] * self.scale).to(sums[i].device)
-                each.add_weighted_sums(sums[i], weights, self.groups)
+                each = each if every else each.without(first > 0)
+                of_unit = weights[self.units.of[i]].to(sums[i].device)
+                each.add_weighted_sums(sums[i], of_unit, self.groups)
                 del each  # which others need not have while the sum travels
             finish(i)

@@ -21,7 +21,7 @@ from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
-from dpoptim.gradients.placement import InPlace, Placement
+from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.products import Groups, consecutive_groups, margin
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.single_record_hooks import hooks_for
@@ -89,7 +89,7 @@ class Engine:
         totals: MakeTotals = Totals,
         placement: Placement | None = None,
     ) -> None:
-        self._placement = placement or InPlace()
+        self._placement = placement or IN_PLACE
         self._placement.settle()
         self.model, self.clipping = model, clipping
         self.capacity, self.reduction = capacity, reduction
@@ -123,12 +123,16 @@ class Engine:
         return self.partial_backward and self.rows_open > 0
 
     def attach(self) -> None:
-        """Put the model's layers under hooks; `detach` takes every trace away."""
+        """Put the model's layers under hooks; `detach` takes every trace away, as an error does."""
         with self._placement.in_forward():
             self.hooks = hooks_for(self.model, self.recorder, self.isolation)
-        self.recorder.close = self._close
-        self._placement.settle()
-        self.state = self.hooks.watch_state()
+        try:
+            self.recorder.close = self._close
+            self._placement.settle()
+            self.state = self.hooks.watch_state()
+        except BaseException:
+            self.detach()
+            raise
         self.reads_in_turn = self.state.in_turn
 
     def detach(self) -> None:
@@ -255,7 +259,8 @@ class Engine:
         )
         for use, places in uses:
             positions = self.positions.get(use.layer, 0) * self.rows.per_record or None
-            public, of_rows = replace(sizes, positions=positions), use.per_sample_grads()
+            public = replace(sizes, positions=positions) if positions else sizes
+            of_rows = use.per_sample_grads()
             for key, place in places.items():
                 of_records = self.rows.of_records(of_rows[key], use.records, self.present)
                 found.setdefault(place, []).append(of_records.chosen(public))
@@ -268,6 +273,8 @@ class Engine:
             self.clipping.units(self.layers),
             self.margin(),
             self._from_loss_to_records(records),
+            records,
+            self.parameters[0].device,
             self._groups_of(records),
             self._common_factor,
         )
@@ -284,11 +291,17 @@ class Engine:
             raise ValueError("groups must add up to the records of the pass.")
         return self._groups
 
-    def _from_loss_to_records(self, records: int) -> Tensor:
-        """Factors from sums over a record's rows to its gradient, (records,): means undone."""
-        shares = self.rows.shares(records, self.present, self.parameters[0].device)
+    def _from_loss_to_records(self, records: int) -> Tensor | None:
+        """Factors from sums over a record's rows to its gradient, (records,): means undone.
+
+        None: 1 for every record.
+        """
         # of ignored labels alone: all gradients are zero
-        if self.reduction == "sum" or self._total_weight == 0:
+        undone = self.reduction == "sum" or self._total_weight == 0
+        if undone and self.present is None and self.rows.per_record == 1:
+            return None
+        shares = self.rows.shares(records, self.present, self.parameters[0].device)
+        if undone:
             return shares
         factor = 1 / (self._total_weight or records * self.rows.per_record)
         narrow = self.parameters[0].dtype == torch.float32

@@ -88,14 +88,16 @@ class HookManager:
     def see_microbatch(self, rows: int) -> None:
         """A microbatch is delivered."""
         self.rows = self._delivered = rows
-        self._iterate_spectral_norms()
+        if self._still:
+            self._iterate_spectral_norms()
 
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note how many records the model is given, and that no layer uses batch statistics."""
         for name, layer in self._watched:
             if layer.training:
                 raise batch_statistics(name, layer)
-        leaves = pytree.tree_leaves((args, kwargs))
+        one = len(args) == 1 and not kwargs and type(args[0]) is Tensor
+        leaves = args if one else pytree.tree_leaves((args, kwargs))
         axis = self.isolation.batch_axis
         sizes = [
             leaf.shape[axis if leaf.dim() > axis else 0]

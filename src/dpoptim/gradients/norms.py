@@ -1,6 +1,7 @@
 """Squared norms of records, never read low, and what becomes of too long ones."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ SMALLEST_SQUARE_64, SMALLEST_SUM = 2.0**-1022, 2.0**-900
 # squared norms that float32 can add up; others are added in float64
 SAFE_SQUARES = (2.0**-60, 2.0**120)
 TAPER_OCTAVES = 8
+DIVIDED_SUM = 1 << 15  # numbers from which on threads divide sums among them (`batch_invariant`)
 
 
 def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
@@ -42,13 +44,47 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
     if not rows.is_cpu:  # bound by memory; and asking for extremes would wait for the device
         return in_float64(rows)
     squared = raised(in_blocks(rows, block), rows.shape[1], block)
-    if len(squared):
-        smallest, largest = squared.aminmax()
-        # also where one is NaN
-        if not SAFE_SQUARES[0] < float(smallest) <= float(largest) < SAFE_SQUARES[1]:
-            extreme = ~((squared > SAFE_SQUARES[0]) & (squared < SAFE_SQUARES[1]))
-            squared[extreme] = in_float64(rows[extreme])
+    if len(squared) and not safe(squared):
+        measure_extremes(squared, rows)
     return squared
+
+
+def squared_norms_together(
+    several: Sequence[Tensor], *, block: int = NORM_BLOCK
+) -> tuple[Sequence[Tensor], bool]:
+    """`row_squared_norms` of several (B, entries), to the same bits, in fewer operations.
+
+    Returns:
+        Those of each, float64, (B,), and whether all are known to lie within `SAFE_SQUARES`.
+    """
+    usual = all(x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() for x in several)
+    if not usual or not len(several[0]):
+        return [row_squared_norms(x, block=block) for x in several], False
+    entries = tuple(x.shape[1] for x in several)
+    if max(entries) <= block:
+        norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in several])
+        squared = norms.double().square_()
+    else:
+        squared = torch.stack([in_blocks(x, block) for x in several])
+    factors, terms = losses(entries, block)
+    tame = safe(squared.mul_(factors).add_(terms))
+    each = squared.unbind()
+    if not tame:
+        for one, rows in zip(each, several, strict=True):
+            measure_extremes(one, rows)
+    return each, tame
+
+
+def safe(squared: Tensor) -> bool:
+    """Whether all lie within `SAFE_SQUARES`; not where one is NaN."""
+    smallest, largest = squared.aminmax()
+    return SAFE_SQUARES[0] < float(smallest) <= float(largest) < SAFE_SQUARES[1]
+
+
+def measure_extremes(squared: Tensor, rows: Tensor) -> None:
+    """Measure in float64 what float32 cannot, (B,), in place."""
+    extreme = ~((squared > SAFE_SQUARES[0]) & (squared < SAFE_SQUARES[1]))
+    squared[extreme] = in_float64(rows[extreme])
 
 
 def blocks_in(entries: int, block: int) -> int:
@@ -57,35 +93,43 @@ def blocks_in(entries: int, block: int) -> int:
 
 
 def read_part(part: Tensor, out: Tensor, *, block: int = NORM_BLOCK) -> None:
-    """Write the norms of the blocks of a dense float32 vector on the CPU to ``out``.
+    """Write the norms of the blocks of dense float32 vectors on the CPU to ``out``.
 
     Args:
-        out: float32, (`blocks_in`,); for `squared_norm_of_parts`.
+        part: (..., entries).
+        out: float32, (..., `blocks_in`); for `squared_norms_of_parts`.
     """
-    entries = part.shape[0]
+    entries = part.shape[-1]
     whole = entries - entries % block
     if whole == entries:
-        torch.linalg.vector_norm(part.view(-1, block), dim=1, out=out)
+        torch.linalg.vector_norm(part.unflatten(-1, (-1, block)), dim=-1, out=out)
         return
     if whole:
-        torch.linalg.vector_norm(part[:whole].view(-1, block), dim=1, out=out[:-1])
-    torch.linalg.vector_norm(part[whole:], out=out[-1])
+        blocks = part[..., :whole].unflatten(-1, (-1, block))
+        torch.linalg.vector_norm(blocks, dim=-1, out=out[..., :-1])
+    torch.linalg.vector_norm(part[..., whole:], dim=-1, out=out[..., -1])
 
 
-def squared_norm_of_parts(
-    parts: Sequence[Tensor], read: Tensor, *, block: int = NORM_BLOCK
+def squared_norms_of_parts(
+    parts: Sequence[Sequence[Tensor] | Tensor], read: Tensor, *, block: int = NORM_BLOCK
 ) -> Tensor:
-    """`row_squared_norms` of one record whose numbers lie in several places: float64, (1,).
+    """`row_squared_norms` of some records whose numbers lie in several places: float64, (b,).
 
     Args:
-        parts: dense vectors of float32 on the CPU.
-        read: what `read_part` wrote of them, one after the other, as float64.
+        parts: each place's dense vectors of float32 on the CPU, one a record.
+        read: what `read_part` wrote of them, one place after the other, as float64: (b, blocks).
     """
-    squared = read.square().sum(0, keepdim=True)
+    squares = read.square()
+    squared = (
+        squares.sum(1)
+        if squares.numel() < DIVIDED_SUM
+        else torch.stack([each.sum(0) for each in squares])
+    )
     # By as much for short parts, whatever other parts there are.
-    raised(squared, max(block, sum(part.shape[0] for part in parts)), block)
-    if not SAFE_SQUARES[0] < float(squared) < SAFE_SQUARES[1]:  # also where it is NaN
-        return torch.cat([in_float64(part[None]) for part in parts]).sum(0, keepdim=True)
+    raised(squared, max(block, sum(part[0].shape[0] for part in parts)), block)
+    extreme = ~((squared > SAFE_SQUARES[0]) & (squared < SAFE_SQUARES[1]))  # also where it is NaN
+    for record in extreme.nonzero().view(-1).tolist():
+        squared[record] = torch.cat([in_float64(part[record][None]) for part in parts]).sum()
     return squared
 
 
@@ -109,10 +153,24 @@ def in_blocks(rows: Tensor, block: int) -> Tensor:
 
 def raised(squared: Tensor, entries: int, block: int) -> Tensor:
     """Raise what `in_blocks` read, in place, by the most that it may have lost."""
+    factor, term = most_lost(entries, block)
+    return squared.mul_(factor).add_(term)
+
+
+def most_lost(entries: int, block: int) -> tuple[float, float]:
+    """Factor and term that raise a squared norm by the most that `in_blocks` may have lost."""
     # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs
     # by at most 2^-24.
     loss = (min(entries, block) + 4) * UNIT_ROUNDOFF[torch.float32]
-    return squared.mul_(1 + loss).add_(entries * SMALLEST_SQUARE)
+    return 1 + loss, entries * SMALLEST_SQUARE
+
+
+@cache
+def losses(entries: Sequence[int], block: int) -> tuple[Tensor, Tensor]:
+    """`most_lost` of rows of each of these lengths: two columns, (k, 1)."""
+    of_each = [most_lost(each, block) for each in entries]
+    factors, terms = torch.tensor(of_each, dtype=torch.float64, device="cpu").T.contiguous()
+    return factors[:, None], terms[:, None]
 
 
 def in_float64(rows: Tensor) -> Tensor:

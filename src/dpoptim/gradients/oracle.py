@@ -97,10 +97,7 @@ class RecordsAlone:
         return [torch.stack(each) for each in zip(*self, strict=True)]
 
     def subtract(self, sums: Sequence[Tensor], weights: Sequence[float]) -> None:
-        """Take weighted gradients from sums, in place.
-
-        With a weight of zero not even one that is not finite.
-        """
+        """Take weighted gradients from sums, in place; leave out those of weight 0, even NaN."""
         for weight, gradients in zip(weights, self, strict=True):
             if weight:
                 for total, g in zip(sums, gradients, strict=True):
@@ -109,9 +106,7 @@ class RecordsAlone:
     def distances(
         self, ours: Sequence[Tensor], clipping: Clipping, order: Sequence[int], reduction: Reduction
     ) -> dict[str, float]:
-        """How far the engine's sums of each parameter, by name, are off (Euclidean).
-
-        Writes over them.
+        """How far the engine's sums are off by parameter (Euclidean); writes over them.
 
         Args:
             order: which of the records each one of the batch is.

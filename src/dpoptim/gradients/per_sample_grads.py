@@ -13,7 +13,7 @@ gradient_i`` for each j (mostly one). Two rules keep this honest:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,11 +22,12 @@ from torch import Tensor
 
 from dpoptim.gradients.arithmetic import NARROW
 from dpoptim.gradients.choose_formula import PublicSizes
-from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
+from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms, squared_norms_together
 from dpoptim.gradients.products import Groups, add_weighted_outer, add_weighted_rows
 from dpoptim.gradients.sums import Sums
 
-# of a product that is not zero: longer ones would leave float32 when they are weighted
+# of a product that is not zero: longer ones would leave float32 when they are weighted; as long
+# as `norms.SAFE_SQUARES` allow
 LONGEST_FACTOR = 2.0**60
 
 
@@ -35,9 +36,7 @@ class PerSampleGrad(ABC):
 
     @abstractmethod
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
-        """Squared norm of each record's gradient: float64, shape (B,).
-
-        Not finite where a record does not count.
+        """Each record's squared gradient norm: float64, (B,); not finite if it does not count.
 
         Args:
             groups: as in `add_weighted_sums`. What is formed twice is formed in the same chunks
@@ -47,16 +46,11 @@ class PerSampleGrad(ABC):
 
     @abstractmethod
     def materialise(self, records: slice) -> Tensor:
-        """The gradients themselves, shape (records, number of entries).
-
-        For oracles and mixed uses.
-        """
+        """The gradients themselves, (records, number of entries), for oracles and mixed uses."""
 
     @abstractmethod
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
-        """Add ``sum_i weights[j, i] * gradient_i`` to the j-th of ``sums``.
-
-        These have as many entries as the parameter.
+        """Add ``sum_i weights[j, i] * gradient_i`` to the j-th of ``sums``, parameter-sized.
 
         Args:
             weights: float64, shape (k, B).
@@ -82,10 +76,7 @@ class PerSampleGrad(ABC):
         return None
 
     def longest(self) -> Tensor | None:
-        """The squared length of each record's longest factor, (B,).
-
-        Where gradients are products that were measured by their factors.
-        """
+        """Squared length, (B,), of records' longest factors, if gradients are measured by these."""
         return None
 
 
@@ -99,11 +90,15 @@ class Chunk:
         start, entries: of the first, in the order of `OneByOne.in_order`, and how many.
         form: maps a record to their gradient: float32, (entries,), dense, from a 64-byte boundary
             on. It is asked by one thread at a time.
+        form_few: maps some consecutive records, and room for them, to all their gradients, (b,
+            entries), in that room if it is not None: each as ``form`` has it. None: there is no
+            faster way than ``form``.
     """
 
     start: int
     entries: int
     form: Callable[[int], Tensor]
+    form_few: Callable[[slice, Tensor | None], Tensor] | None = None
 
 
 class OneByOne(Protocol):
@@ -119,10 +114,7 @@ class OneByOne(Protocol):
 
 
 def zero_outside(x: Tensor, keep: Tensor) -> Tensor:
-    """Replace the records of ``x`` outside ``keep`` by zeros.
-
-    Whatever they held: 0 * NaN would stay NaN.
-    """
+    """Put zeros in the place of records outside ``keep``: a product 0 * NaN would stay NaN."""
     return torch.where(
         keep.to(x.device).view(-1, *[1] * (x.dim() - 1)),
         x,
@@ -132,10 +124,7 @@ def zero_outside(x: Tensor, keep: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dense(PerSampleGrad):
-    """Gradients that are stored: ``values`` of shape (B, ...), any trailing shape.
-
-    Narrow ones as float32.
-    """
+    """Gradients that are stored: ``values`` of shape (B, ...), narrow dtypes as float32."""
 
     values: Tensor
 
@@ -159,15 +148,26 @@ class Dense(PerSampleGrad):
 
 @dataclass
 class Outer(PerSampleGrad):
-    """Gradients ``outer(g[i], a[i])``: g of shape (B, p), a of shape (B, d).
-
-    Never formed: |g| |a| is their norm.
-    """
+    """Gradients ``outer(g[i], a[i])``, (B, p) and (B, d), never formed: |g| |a| is the norm."""
 
     g: Tensor
     a: Tensor
     _left: Tensor | None = field(default=None, repr=False)
+    _right: Tensor | None = field(default=None, repr=False)
     _squared: Tensor | None = field(default=None, repr=False)
+    # whether no factor is known to be zero, or too long
+    _tame: bool = field(default=False, repr=False, kw_only=True)
+
+    @staticmethod
+    def measure_together(several: Sequence["Outer"], block: int) -> None:
+        """Measure the factors of all, for `squared_norms`: to the same bits, in less time."""
+        if several:
+            both = [each.g for each in several] + [each.a for each in several]
+            squared, tame = squared_norms_together(both, block=block)
+            for each, left, right in zip(
+                several, squared[: len(several)], squared[len(several) :], strict=True
+            ):
+                each._left, each._right, each._tame = left, right, tame
 
     def left_squared_norms(self, block: int = NORM_BLOCK) -> Tensor:
         """Squared norms of ``g``, measured once for a weight and its bias."""
@@ -176,9 +176,9 @@ class Outer(PerSampleGrad):
         return self._left
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
-        self._squared = product_of_squares(
-            self.left_squared_norms(block), row_squared_norms(self.a, block=block)
-        )
+        left = self.left_squared_norms(block)
+        right = row_squared_norms(self.a, block=block) if self._right is None else self._right
+        self._squared = left * right if self._tame else product_of_squares(left, right)
         return self._squared
 
     def longest(self) -> Tensor:
@@ -194,7 +194,7 @@ class Outer(PerSampleGrad):
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         # a weight above 1 could carry the one factor to infinity beside zeros in the other
-        if self._squared is not None:
+        if self._squared is not None and not self._tame:
             weights = torch.where(self._squared == 0, 0.0, weights)
         add_weighted_outer(sums, self.g, self.a, weights, groups)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +10,8 @@ from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.totals import MakeTotals, Totals
 
 
-class Placement(Protocol):
-    """Knowledge of it that an engine needs.
+class Placement:
+    """Knowledge of it that an engine needs: here, parameters are always where they are.
 
     Attributes:
         hooks: of its own on the model, by id, while it is attached.
@@ -20,51 +19,6 @@ class Placement(Protocol):
             optimizers move; empty where these are the same.
         spread: whether this process has parts of parameters only.
     """
-
-    hooks: Collection[int]
-    spread: bool
-
-    @property
-    def used(self) -> Mapping[nn.Parameter, nn.Parameter]: ...
-
-    def in_forward(self) -> AbstractContextManager[None]:
-        """A ``with`` in which modules hold forward passes' parameters, maybe without values."""
-        ...
-
-    def settle(self) -> None:
-        """Let modules hold what optimizers move, between passes."""
-        ...
-
-    # ---- trials on records that all processes have in common -----------------------------------
-
-    def refuse(self, isolation: Isolation) -> None:
-        """Refuse a way of keeping records apart that cannot be gone here.
-
-        Raises:
-            PrivacyError: naming the module.
-        """
-        ...
-
-    @property
-    def trial_totals(self) -> MakeTotals:
-        """Totals of a trial: this process's parts of them."""
-        ...
-
-    def part_shape(self, p: nn.Parameter) -> tuple[int, ...]:
-        """Shape of this process's part of what is shaped as a parameter."""
-        ...
-
-    def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """This process's parts of a loss's gradients, by autograd; zeros where it reaches none."""
-        ...
-
-    def added(self, numbers: Tensor) -> Tensor:
-        """Numbers that were found on this process's parts, added up over all processes."""
-        ...
-
-
-class InPlace:
-    """Parameters are always where they are."""
 
     hooks: Collection[int] = ()
     spread = False
@@ -74,29 +28,40 @@ class InPlace:
         return {}
 
     def in_forward(self) -> AbstractContextManager[None]:
+        """A ``with`` in which modules hold forward passes' parameters, maybe without values."""
         return nullcontext()
 
     def settle(self) -> None:
-        pass
+        """Let modules hold what optimizers move, between passes."""
+
+    # ---- trials on records that all processes have in common -----------------------------------
 
     def refuse(self, isolation: Isolation) -> None:
-        pass
+        """Refuse a way of keeping records apart that cannot be gone here.
+
+        Raises:
+            PrivacyError: naming the module.
+        """
 
     @property
     def trial_totals(self) -> MakeTotals:
+        """Totals of a trial: this process's parts of them."""
         return Totals
 
     def part_shape(self, p: nn.Parameter) -> tuple[int, ...]:
+        """Shape of this process's part of what is shaped as a parameter."""
         return tuple(p.shape)
 
     def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """This process's parts of a loss's gradients, by autograd; zeros where it reaches none."""
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         return [
             torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
         ]
 
     def added(self, numbers: Tensor) -> Tensor:
+        """Numbers that were found on this process's parts, added up over all processes."""
         return numbers
 
 
-IN_PLACE = InPlace()
+IN_PLACE = Placement()

@@ -8,8 +8,10 @@ read them, and a pickled model has them. Many models keep what they computed las
 to look at. So a change is not refused, but must be said.
 """
 
+import warnings
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,8 +30,11 @@ MOST_OBJECTS = 20_000  # that are looked at; a model that holds more counts as o
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 NUMBERS = (bool, int, float, complex, np.generic)
 # What holds no values, or such as come from releases alone; nobody reads a model's loss in them.
-SKIPPED = (str, bytes, type, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-SKIPPED_PACKAGES = ("torch._", "dpoptim.")
+SKIPPED = (
+    *(str, bytes, type, ModuleType),
+    *(torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler),
+)
+SKIPPED_PACKAGES = ("torch._", "torch.distributed.", "dpoptim.")
 
 
 class PlainAttributes:
@@ -40,8 +45,8 @@ class PlainAttributes:
 
     **Guarantee.** ``change`` is true after ``compare(everything=True)`` if a tensor, an array or a
     number that can be reached from the modules' attributes, by containers and by attributes of
-    objects, is another one than at the beginning, or holds other values. Not seen: what functions
-    and iterators hold.
+    objects, is another one than at the beginning, or holds other values. Not seen: what functions,
+    iterators, Python's modules and PyTorch's own objects hold.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,7 +58,7 @@ class PlainAttributes:
             if is_transformed(holder):
                 continue
             size += holder.nbytes
-            values = holder if isinstance(holder, Tensor) else torch.from_numpy(holder)
+            values = holder if isinstance(holder, Tensor) else bytes_of_array(holder)
             parts[size > READ_ALWAYS].append((str(place), values))
         self._versions = [version(holder) for holder in self._holders]
         self._small, self._large = map(Values, parts)
@@ -110,6 +115,17 @@ def holds_numbers(value: Any) -> bool:
     return isinstance(value, Tensor) or (
         isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
     )
+
+
+def bytes_of_array(array: NDArray[Any]) -> Tensor:
+    """An array's memory as a tensor of bytes, uncopied: of any type, order of bytes, and strides.
+
+    PyTorch lacks some types, and strides that lead backwards; subclasses index in their own ways.
+    """
+    array = array.view(np.ndarray)
+    forwards = tuple(slice(None, None, -1 if stride < 0 else 1) for stride in array.strides)
+    with warnings.catch_warnings(action="ignore"):  # of arrays for reading only: it is only read
+        return torch.from_numpy(array[forwards][..., None].view(np.uint8))
 
 
 def is_transformed(value: Holder) -> bool:

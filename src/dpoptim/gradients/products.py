@@ -91,6 +91,7 @@ FLOAT64_ENTRIES = 1 << 15  # that are converted to float64 at a time: they stay 
 NARROW = 512
 SMALL_RESULT = 1 << 12  # entries up to which groups are multiplied in one batched product
 LEAST_BATCHED = 8  # blocks
+WEIGHTED_AT_ONCE = 1 << 17  # entries that are weighted before they are grouped: they stay in cache
 BATCHED_ROWS = 64 * GROUP_ROWS  # rows of one batched product
 COMMON_FACTOR_ERROR = 42 * 2.0**-24  # that a mean gives up for each record: see above
 
@@ -152,7 +153,7 @@ def side_by_side(g: Tensor, weights: Tensor) -> Tensor:
     """Rows of g (R, p) times each of their weights (R, k): (R, k p), for one product."""
     if weights.shape[1] == 1:
         return g * weights
-    return (g[:, None] * weights[:, :, None]).contiguous().view(len(g), -1)
+    return (g[:, None] * weights[:, :, None]).contiguous().flatten(1)
 
 
 def add_weighted_outer(sums: Sums, g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> None:
@@ -233,14 +234,27 @@ def add_products(
 
     by_onednn = onednn_multiplies(g, g.shape[1] * weights.shape[1], a.shape[1])
 
+    # few numbers: all rows are weighted at once
+    weighted = (
+        side_by_side(g, narrow)
+        if narrow is not None
+        and g.is_cpu
+        and g.is_contiguous()  # so that a group's rows lie alike however many others there are
+        and g.numel() * weights.shape[1] <= WEIGHTED_AT_ONCE
+        else None
+    )
+
     def product(part: slice, room: Tensor | None) -> Tensor:
         part = slice(part.start + start, part.stop + start)
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
-            left, right = side_by_side(g[part], narrow[part]), aligned(a[part])
+            left = (
+                side_by_side(g[part], narrow[part]) if weighted is None else aligned(weighted[part])
+            )
+            right = aligned(a[part])
             if by_onednn:
                 return transposed_product(left, right)
             room = room if room is not None and room.dtype == g.dtype else None
-            return torch.mm(left.T, right, out=room)
+            return torch.mm(left.t(), right, out=room)
         exact = g.new_zeros(g.shape[1] * weights.shape[1], a.shape[1], dtype=torch.float64)
         for first in range(part.start, part.stop, FLOAT64_ROWS):
             rows = slice(first, min(first + FLOAT64_ROWS, part.stop))
@@ -282,12 +296,16 @@ def add_weighted_rows(sums: Sums, values: Tensor, weights: Tensor, groups: Group
 
 def exact_weighted_rows(values: Tensor, weights: Tensor) -> Tensor:
     """``weights @ values`` in float64: (R, N), (k, R) -> (k, N)."""
+    if len(weights) == 1 and values.is_cpu and 0 < values.numel() <= FLOAT64_ENTRIES:
+        return torch.mv(values.double().t(), weights[0])[None]
     total = values.new_zeros(len(weights), values.shape[1], dtype=torch.float64)
+    of_each = total.unbind()
     converted = values.is_cpu and values.dtype != torch.float64
     at_a_time = max(1, FLOAT64_ENTRIES // max(1, values.shape[1])) if converted else FLOAT64_ROWS
     for start in range(0, len(values), at_a_time):
-        rows = values[start : start + at_a_time].double().T
-        for each, out in zip(weights[:, start : start + at_a_time], total, strict=True):
+        part = slice(start, start + at_a_time)
+        rows = values[part].double().t()
+        for each, out in zip(weights[:, part].unbind(), of_each, strict=True):
             out.addmv_(rows, each)
     return total
 

@@ -15,14 +15,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.norms import blocks_in, read_part, squared_norm_of_parts
-from dpoptim.gradients.parts import all_groups, parts_of
+from dpoptim.gradients.norms import blocks_in, read_part, squared_norms_of_parts
+from dpoptim.gradients.parts import all_groups, at_once, parts_of
 from dpoptim.gradients.per_sample_grads import Chunk, OneByOne
 from dpoptim.gradients.products import GROUP_ROWS, Groups
 from dpoptim.gradients.sums import Sums
 from dpoptim.gradients.worker_threads import worker_threads
 
 Weigh = Callable[[slice, Mapping[str, Tensor]], Mapping[str, Tensor]]
+Weights = Mapping[str, list[list[float]]]  # of some records, by unit: one for each sum
+FEW = 4  # records that must fit into cache for all to be formed at once
 
 
 def add_record_by_record(
@@ -61,6 +63,7 @@ def add_record_by_record(
         block,
     )
     entries = sum(sums[place].entries for place in layers)
+    few = at_once(entries) >= FEW
     with worker_threads(len(shares)) as run:
         for group in all_groups(groups):
             if group.stop == group.start:
@@ -70,7 +73,7 @@ def add_record_by_record(
             weights: dict[str, list[list[float]]] = {}
             for part in parts_of(group, entries):
                 # what is formed of one part is added before the next takes its memory
-                run([partial(share.turn, of_group, weights, part) for share in shares])
+                run([partial(share.turn, of_group, weights, part, few=few) for share in shares])
                 weights = {
                     unit: each.T.tolist()
                     for unit, each in weigh(part, measured(shares, block)).items()
@@ -86,15 +89,16 @@ class Share:
 
     Attributes:
         chunks: with the place of the parameter, and its unit.
-        formed: of some records, each chunk's gradients.
+        formed: each chunk's gradients of some records, (b, entries) where they were formed at once.
         norms: of their blocks, float32, one chunk's after the other's; see `read_part`.
     """
 
     chunks: list[tuple[int, str, Chunk]]
     block: int
-    formed: list[list[Tensor]] = field(default_factory=list)
+    formed: list[Sequence[Tensor] | Tensor] = field(default_factory=list)
     norms: Tensor = field(default_factory=partial(torch.empty, 0, 0))
     _totals: list[list[Tensor]] = field(default_factory=list)
+    _rooms: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def blocks(self) -> list[int]:
@@ -102,12 +106,13 @@ class Share:
         return [blocks_in(chunk.entries, self.block) for _, _, chunk in self.chunks]
 
     def turn(
-        self, of_group: Mapping[int, Tensor], weights: Mapping[str, list[list[float]]], part: slice
+        self, of_group: Mapping[int, Tensor], weights: Weights, part: slice, *, few: bool
     ) -> None:
         """Add what is formed, and form the gradients of the next records.
 
         Args:
             of_group: what is added to until `finish`: of each place, (k, entries).
+            few: whether the part's records are formed at once by chunks that can.
         """
         if not self._totals:
             self._totals = [
@@ -115,31 +120,58 @@ class Share:
                 for place, _, chunk in self.chunks
             ]
         self._add(weights)
-        blocks = self.blocks
-        self.norms = torch.empty(
-            part.stop - part.start, sum(blocks), dtype=torch.float32, device="cpu"
-        )
-        for record, norms in zip(range(part.start, part.stop), self.norms, strict=True):
-            gradients = []
-            for (_, _, chunk), out in zip(self.chunks, norms.split(blocks), strict=True):
+        blocks, records = self.blocks, part.stop - part.start
+        self.norms = torch.empty(records, sum(blocks), dtype=torch.float32, device="cpu")
+        one_by_one: list[tuple[list[Tensor], Chunk, Sequence[Tensor]]] = []
+        for place, ((_, _, chunk), out) in enumerate(
+            zip(self.chunks, self.norms.split(blocks, 1), strict=True)
+        ):
+            if few and chunk.form_few is not None:
+                room = self._rooms.get(place)
+                fits = room is not None and len(room) >= records
+                formed = chunk.form_few(part, room[:records] if fits and room is not None else None)
+                if not fits:
+                    self._rooms[place] = formed
+                read_part(formed, out, block=self.block)
+                self.formed.append(formed)
+            else:
+                gradients: list[Tensor] = []
+                self.formed.append(gradients)
+                one_by_one.append((gradients, chunk, out.unbind()))
+        for i, record in enumerate(range(part.start, part.stop)):
+            for gradients, chunk, norms in one_by_one:
                 gradients.append(chunk.form(record))
-                read_part(gradients[-1], out, block=self.block)
-            self.formed.append(gradients)
+                read_part(gradients[-1], norms[i], block=self.block)
 
-    def finish(self, weights: Mapping[str, list[list[float]]]) -> None:
+    def finish(self, weights: Weights) -> None:
         """Add what is formed; the group is over."""
         self._add(weights)
         self._totals = []
 
-    def _add(self, weights: Mapping[str, list[list[float]]]) -> None:
-        for i, gradients in enumerate(self.formed):
-            for totals, (_, unit, _), gradient in zip(
-                self._totals, self.chunks, gradients, strict=True
-            ):
-                for total, weight in zip(totals, weights[unit][i], strict=True):
+    def _add(self, weights: Weights) -> None:
+        for totals, (_, unit, _), gradients in zip(
+            self._totals, self.chunks, self.formed, strict=False
+        ):
+            of_unit = weights[unit]
+            if isinstance(gradients, Tensor):
+                add_few(totals, gradients, of_unit)
+                continue
+            for gradient, of_record in zip(gradients, of_unit, strict=True):
+                for total, weight in zip(totals, of_record, strict=True):
                     if weight != 0:  # what does not count may be anything
                         total.add_(gradient, alpha=weight)
         self.formed = []
+
+
+def add_few(totals: Sequence[Tensor], gradients: Tensor, weights: list[list[float]]) -> None:
+    """Add the weighted gradients of some records, (b, entries), to each of the totals."""
+    for record, of_record in enumerate(weights):
+        if not any(of_record):
+            gradients[record].zero_()  # what does not count may be anything
+    rows = gradients.to(totals[0].dtype).T
+    factors = torch.tensor(weights, dtype=rows.dtype, device=rows.device)
+    for total, factor in zip(totals, factors.T.contiguous(), strict=True):
+        total.addmv_(rows, factor)
 
 
 def dealt(chunks: list[tuple[int, str, Chunk]], hands: int, block: int) -> list[Share]:
@@ -167,14 +199,8 @@ def measured(shares: Sequence[Share], block: int) -> dict[str, Tensor]:
     for unit, places in of_unit.items():
         order = [(hand, i) for _, _, hand, i in sorted(places)]
         read = torch.cat([norms[hand][i] for hand, i in order], 1).double()
-        squared[unit] = torch.cat(
-            [
-                squared_norm_of_parts(
-                    [shares[hand].formed[record][i] for hand, i in order], each, block=block
-                )
-                for record, each in enumerate(read)
-            ]
-        )
+        parts = [shares[hand].formed[i] for hand, i in order]
+        squared[unit] = squared_norms_of_parts(parts, read, block=block)
     return squared
 
 

@@ -1,5 +1,6 @@
 """Models that cannot be put under hooks, or whose records meet in their layers by definition."""
 
+import torch
 from torch import nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -20,6 +21,12 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
             gave a forward pass around its class's: no rule stands for it, and it is run where
             models are tried.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise PrivacyError(
+            f"{label!r} was compiled by torch.jit, whose layers no hook reaches. Fix: attach the "
+            "model as it was before torch.jit.script or torch.jit.trace, and compile it after "
+            "training."
+        )
     own = vars(module).get("forward")
     if "_original_forward" in vars(module):
         raise PrivacyError(

@@ -120,6 +120,8 @@ class SequenceOuter(PerSampleGrad):
         """Chunks of a few rows of the weight each."""
         p, d = self.g.shape[2], self.a.shape[2]
         rows = max(WHOLE, CHUNK // d // WHOLE * WHOLE)
+        if rows >= p and not onednn_forms_gradients(self.g.new_empty(0, dtype=self.dtype), p, d):
+            return [Chunk(0, p * d, self.form_rows(0, p), self.form)]
         return [
             Chunk(start * d, min(rows, p - start) * d, self.form_rows(start, min(start + rows, p)))
             for start in range(0, p, rows)

@@ -54,7 +54,7 @@ class Sums:
         Args:
             direction: where given there is one term, which is added to every sum as many times.
         """
-        each = terms.view(-1, *self.shape)
+        each = terms.view(self.count if direction is None else 1, *self.shape).unbind()
         for j, held in enumerate(self._held):
             term, times = (each[j], 1.0) if direction is None else (each[0], direction[j])
             if times == 0:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Directions, Units
+from dpoptim.gradients.boxes import Boxes
 from dpoptim.gradients.sums import Sums
 
 MEAN_BLOCK = 1 << 17  # entries that are rounded and divided at a time: they stay in cache
@@ -45,16 +46,9 @@ class Totals:
         """Those of them that `take` returns in this process."""
         return self.entries
 
-    def joined(self, place: int, part: Tensor) -> Tensor:
-        """Join a whole vector, in the order of parameters, from the processes' parts of it.
-
-        ``place``: that of its device in `entries`.
-        """
-        return part
-
-    def own(self, place: int, whole: Tensor) -> Tensor:
-        """This process's part of a whole vector."""
-        return whole
+    def boxes(self, taken: list[Tensor]) -> list[Boxes]:
+        """Views of one of `take`'s sums: the boxes of each parameter's that are in this process."""
+        return [Boxes.whole(view if view.dim() else view[None]) for view in self.split(taken)]
 
     def finish(self, place: int) -> None:
         """A backward pass has added all it has for the parameter at this place."""
@@ -144,10 +138,10 @@ def mean_of(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
     if alone and total.dtype == dtype and dtype != torch.float64:
         total.div_(divisor)
         # the same memory, but no view: whoever zeroes gradients in place may detach them
-        return total.new_empty(0).set_(
-            total.untyped_storage(), total.storage_offset(), total.shape, total.stride()
-        )
+        return total.new_empty(0).set_(total)  # type: ignore[call-overload]
     mean = torch.empty_like(total, dtype=dtype)
+    if total.numel() <= MEAN_BLOCK:
+        return mean.copy_(total).div_(divisor)
     size = MEAN_BLOCK if total.is_cpu else max(1, total.numel())
     for part, of_total in zip(mean.view(-1).split(size), total.view(-1).split(size), strict=True):
         part.copy_(of_total).div_(divisor)

@@ -1,9 +1,12 @@
 """Whether tensors hold what they held; ``_version`` misses writes through ``.data``."""
 
 import hashlib
+import io
 import pickle
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +32,10 @@ class _Memory:
 
     def read(self) -> Tensor:
         """Shape (words,): first what is copied, then the sums."""
-        parts = [source.to(torch.int64) for source in self.sources]
+        parts = [
+            source if source.dtype == torch.int64 else source.to(torch.int64)
+            for source in self.sources
+        ]
         parts += [table.sum(0) for table in self.summed]
         return torch.cat(parts)
 
@@ -63,19 +69,24 @@ class Values:
         self._odd: list[tuple[str, Tensor]] = []  # whose memory is not one dense piece
         self.note()
 
-    @torch.no_grad()
     def note(self) -> None:
         """Take what the tensors hold now as what they shall hold."""
         addresses = [address(tensor) for _, tensor in self.tensors]
-        if addresses != self._addresses:
-            self._addresses = addresses
-            self._look_up()
-        self._noted = {device: memory.read() for device, memory in self._memories.items()}
-        self._noted_odd = [digest(tensor) for _, tensor in self._odd]
+        with torch.no_grad() if addresses else nullcontext():
+            if addresses != self._addresses:
+                self._addresses = addresses
+                self._look_up()
+            self._noted = {device: memory.read() for device, memory in self._memories.items()}
+            self._noted_odd = [digest(tensor) for _, tensor in self._odd]
 
-    @torch.no_grad()
     def changed(self) -> str | None:
         """The name of a tensor that holds something else than noted, or lies elsewhere; or None."""
+        if not self.tensors:
+            return None
+        with torch.no_grad():
+            return self._changed()
+
+    def _changed(self) -> str | None:
         assert self._addresses is not None
         for (name, tensor), noted in zip(self.tensors, self._addresses, strict=True):
             if address(tensor) != noted:
@@ -134,15 +145,23 @@ def bytes_of(tensor: Tensor) -> Tensor | None:
 
 def digest(value: object) -> bytes:
     """Digest of anything, best of what can be pickled."""
-    if isinstance(value, Tensor):
-        value = local_part(value)
-        value = (
-            value.detach().cpu().to_dense()
-            if value.layout != torch.strided
-            else value.detach().cpu()
-        ).clone()
+    written = io.BytesIO()
     try:
-        written = pickle.dumps(value)
+        ByContents(written).dump(value)
     except Exception:  # whatever objects raise that cannot be pickled
-        written = repr(value).encode()
-    return hashlib.sha256(written).digest()
+        return hashlib.sha256(repr(value).encode()).digest()
+    return hashlib.sha256(written.getvalue()).digest()
+
+
+class ByContents(pickle.Pickler):
+    """Writes tensors by what they hold; as PyTorch writes them, they say where they lie."""
+
+    def reducer_override(self, value: object) -> Any:
+        if not isinstance(value, Tensor):
+            return NotImplemented
+        here = local_part(value).detach().cpu()
+        if here.is_quantized:
+            here = here.dequantize()
+        dense = here.to_dense() if here.layout != torch.strided else here
+        held = dense.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return tuple, ((str(value.dtype), tuple(value.shape), held),)

@@ -33,8 +33,5 @@ def names_of_figures(names: Collection[str]) -> frozenset[str]:
 
 
 def is_public(name: str, vouched: Collection[str]) -> bool:
-    """Whether a figure of this name may be shown.
-
-    It is of public numbers, of public records, or vouched for.
-    """
+    """Whether a figure of this name is of public numbers or records, or vouched for."""
     return name in PUBLIC or name in vouched or name.startswith(SCORES)

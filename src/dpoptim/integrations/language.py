@@ -67,10 +67,7 @@ def losses_from_labels(
 def token_losses(
     logits: Tensor, labels: Tensor, *, causal: bool, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Average cross-entropy over each record's own counted tokens.
-
-    Logits (B, T, V), labels (B, T) -> (B,).
-    """
+    """Mean cross-entropy of each record's own counted tokens: (B, T, V), (B, T) -> (B,)."""
     if logits.shape[:2] != labels.shape:
         raise ValueError(
             "logits and labels do not have the same rows and tokens (their shapes are not shown: "

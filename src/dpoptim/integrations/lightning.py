@@ -142,10 +142,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         self._undo.append(lambda: own.pop("training_step", None))
 
     def _call_directly(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Let the strategy call the module's steps as it does in one process.
-
-        Its own way is through the wrapper's forward pass, in place of the module's.
-        """
+        """Let the strategy call the module's own steps, not the wrapper's forward pass."""
         for name in ("training_step", "validation_step"):
 
             def step(*rest: Any, name: str = name) -> Any:
@@ -165,10 +162,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         step: LogicalStep,
         *rest: int,
     ) -> Tensor:
-        """Take all microbatches of a step through the module's own ``training_step``.
-
-        The loss that leaves is 0.
-        """
+        """Take a step's microbatches through the module's ``training_step``; return 0."""
         assert self.private is not None
         for microbatch in step:
             batch = trainer.precision_plugin.convert_input(microbatch)
@@ -227,10 +221,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Write the private state beside the Trainer's checkpoints.
-
-        These themselves hold what is released only.
-        """
+        """Write the private state beside checkpoints, which hold released numbers only."""
         if self.private is None or trainer.checkpoint_callback is None:
             return
         folder = Path(

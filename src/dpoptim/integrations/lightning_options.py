@@ -1,7 +1,4 @@
-"""Options of a Lightning Trainer that cannot be kept.
-
-They are refused by name before anything is charged.
-"""
+"""Options of a Lightning Trainer that cannot be kept, refused before anything is charged."""
 
 import warnings
 from collections.abc import Collection
@@ -34,10 +31,7 @@ def refuse_loaders(trainer: pl.Trainer, loader: PlanLoader, train_set: object) -
 
 
 def refuse_options(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Refuse what changes gradients that are clipped and noised already, or splits the module.
-
-    These are options of a Trainer, and its strategies for several processes.
-    """
+    """Refuse options and strategies that change noised gradients, or split the module."""
     if trainer.world_size > 1 and type(trainer.strategy) is not DDPStrategy:
         raise ValueError(
             f"{type(trainer.strategy).__name__} is not supported by PrivateCallback. Fix: "
@@ -66,9 +60,7 @@ def refuse_options(trainer: pl.Trainer, module: pl.LightningModule) -> None:
 
 
 def refuse_monitors(trainer: pl.Trainer, logged: Collection[str] | None) -> None:
-    """Refuse callbacks that wait for a figure that nobody logs.
-
-    They would stop a run that is paid for, or keep no checkpoint.
+    """Refuse callbacks that wait for what nobody logs: they end a paid run, or keep no checkpoint.
 
     Args:
         logged: names that validation has shown and that may be shown in training; None: not known.

@@ -1,7 +1,4 @@
-"""Logs of a training for everybody to read: TensorBoard, MLflow, or what you have.
-
-Only public figures pass.
-"""
+"""Logs of a training's public figures alone, to TensorBoard, MLflow, or what you have."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any

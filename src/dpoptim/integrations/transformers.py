@@ -1,7 +1,4 @@
-"""Hugging Face's Trainer, made private.
-
-A drop-in subclass, and a mixin for its other subclasses (TRL's).
-"""
+"""Hugging Face's Trainer, made private: a subclass, and a mixin for other subclasses (TRL's)."""
 
 import math
 import warnings
@@ -84,12 +81,10 @@ class PrivateTrainerMixin(KnowsOpacus):
         self.plan, self.debug_private = plan, debug_private
         self._public, self._left_out = names_of_figures(public_figures), set(USUAL)
         self.private: PrivateTraining | None = None
-        self._losses, self._ledger, self._label, self._noise_seed = (
-            losses,
-            ledger,
-            ledger_label,
-            noise_seed,
-        )
+        self._losses = losses
+        self._ledger = ledger
+        self._label = ledger_label
+        self._noise_seed = noise_seed
         super().__init__(
             *(with_steps_of(plan, each) for each in args),
             **{name: with_steps_of(plan, each) for name, each in trainer.items()},
@@ -149,10 +144,7 @@ class PrivateTrainerMixin(KnowsOpacus):
         )
 
     def _attached(self) -> nn.Module:
-        """The model; in several processes in the wrapper that the loop calls.
-
-        The wrapper's own sending is switched off by `attach`.
-        """
+        """The model; in several processes its wrapper, whose sending `attach` switches off."""
         wrapped: nn.Module = self.model_wrapped  # type: ignore[attr-defined]
         several = isinstance(wrapped, nn.parallel.DistributedDataParallel)
         return wrapped if several else self.model  # type: ignore[attr-defined]
@@ -167,10 +159,7 @@ class PrivateTrainerMixin(KnowsOpacus):
     def training_step(
         self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Run one step's forward and backward passes of a `LogicalStep`.
-
-        Returns 0: the training loss is private.
-        """
+        """Run a `LogicalStep`'s forward and backward passes; return 0, as the loss is private."""
         assert self.private is not None
         model.train()
         shown = torch.zeros((), device=self.args.device)  # type: ignore[attr-defined]

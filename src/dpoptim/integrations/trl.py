@@ -121,10 +121,7 @@ class PrivateDPOMixin(PrivateTRLMixin):
         return PairRows(dataset, collate), PadRows(padding or 0)
 
     def per_sample_losses(self, model: nn.Module, inputs: Any) -> Tensor:
-        """One loss a pair, as ``args.loss_type`` and ``args.loss_weights`` say.
-
-        Of rows (2 pairs, tokens), the chosen one of each pair first.
-        """
+        """One loss a pair of rows, chosen and rejected, by ``loss_type`` and ``loss_weights``."""
         if self._losses is not None:
             return self._losses(model, inputs)
         args, mask = self.args, inputs["completion_mask"]  # type: ignore[attr-defined]

@@ -42,8 +42,8 @@ class IndependentNoise(StepMechanism):
     ) -> dp_accounting.DpEvent | None:
         """The sampler's composition of the steps released.
 
-        Those made twice at the least noise of the run, and only where a record's coins are fresh in
-        every step, of one rate.
+        Steps made twice count at the least noise of the run, and have a price only where a record's
+        coins are fresh in every step, at one rate.
         """
         noise = noise_multiplier * self.scales(run.steps)
         of_one_kind = not isinstance(run.sampler, PlannedPoissonSampling)

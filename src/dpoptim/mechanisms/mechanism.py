@@ -119,9 +119,8 @@ class StepMechanism(Mechanism):
     def prefix_noise(self, run: RunShape) -> float:
         """Return the noise in the sums of the first t steps, over that of independent noise.
 
-        Root mean square over t; independent noise as large as the norm bound; at a noise multiplier
-        of 1. Public.
-
-        A planner compares mechanisms by it. Here: of independent noise that the query states.
+        It is the root mean square over t at a noise multiplier of 1, over independent noise as
+        large as the norm bound: public, and what a planner compares mechanisms by. Here it is that
+        of independent noise as the query states it.
         """
         return self.query(run, 1.0, 1.0).standard_deviation

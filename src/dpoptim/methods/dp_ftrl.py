@@ -11,12 +11,9 @@ sees prefix sums of what is released, and their noise is small where steps are c
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-from dp_accounting import NeighboringRelation
-
 from dpoptim.accounting.allocation import FAILURE_SHARE
-from dpoptim.accounting.guarantee import neighboring_name, parse_neighboring
 from dpoptim.arguments import one_of, whole_number
-from dpoptim.assumptions import Assumption
+from dpoptim.assumptions import Assumption, enforced, trusted
 from dpoptim.clipping import Groups, Style
 from dpoptim.mechanisms.bands import best_bands
 from dpoptim.mechanisms.correlated import CorrelatedNoise
@@ -36,7 +33,6 @@ from dpoptim.noise.correlated import (
 from dpoptim.noise.correlated.best import BUFFERS
 from dpoptim.sampling import BallsInBins, CyclicPoissonSampling, FixedBatches, Sampler
 from dpoptim.sampling.balls_in_bins import bins_of
-from dpoptim.sampling.length import number_of_steps
 
 MOST_VARIANTS = 4  # bands 2 to 16: more are amplified too little to win where they were tried
 
@@ -160,17 +156,7 @@ class DPFTRL(TrainingMethod):
             return CorrelatedNoise(BestStrategy(self.buffers, self.momentum))
         return CorrelatedNoise(STRATEGIES[self.noise])
 
-    def settled(
-        self,
-        *,
-        n: int,
-        batch_size: int,
-        epochs: float | None,
-        steps: int | None,
-        epsilon: float | None,
-        delta: float | None,
-        neighboring: str | NeighboringRelation | None,
-    ) -> "DPFTRL":
+    def settled(self, run: RunShape, *, epsilon: float | None, delta: float | None) -> "DPFTRL":
         """Choose the number of bands for the budget, where it is left open."""
         if self.sampling == "fixed" or self.bands is not None:
             return self
@@ -179,20 +165,7 @@ class DPFTRL(TrainingMethod):
                 "bands is missing: it is chosen for an epsilon and delta. Fix: give these, or "
                 "bands=."
             )
-        n, batch_size = (
-            whole_number("n", n, least=1),
-            whole_number("batch_size", batch_size, least=1),
-        )
-        sampler = self.sampler(n, min(batch_size, n))
-        relation = (
-            sampler.relations[0]
-            if neighboring is None
-            else neighboring_name(parse_neighboring(neighboring))
-        )
-        run = RunShape(
-            sampler, n, min(batch_size, n), number_of_steps(sampler, epochs, steps), relation
-        )
-        most = min(max(1, n // run.batch_size), self.buffers + 1)
+        most = min(max(1, run.n // run.batch_size), self.buffers + 1)
         return replace(
             self, bands=best_bands(run, most, self.momentum, epsilon=epsilon, delta=delta)
         )
@@ -224,9 +197,9 @@ class DPFTRL(TrainingMethod):
                 f"the noise is correlated over steps ({self.noise}), for records that take part "
                 "once a pass"
             )
-        order = Assumption("trusted", "the order of the data set depends on no record")
+        order = trusted("the order of the data set depends on no record")
         return (
             *([] if self.value_bound is None else [PROVED]),
-            Assumption("enforced", noise),
+            enforced(noise),
             *([order] if self.order == "given" else []),
         )

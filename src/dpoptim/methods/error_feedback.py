@@ -73,7 +73,7 @@ import dp_accounting
 import torch
 from torch import Tensor
 
-from dpoptim.assumptions import Assumption
+from dpoptim.assumptions import Assumption, enforced
 from dpoptim.gate import GaussianSum
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 from dpoptim.methods.sensitive_state import Peers
@@ -177,13 +177,8 @@ class HiddenStateNoise(StepMechanism):
         reset = "at the end of every pass" if self.reset else "never"
         share = f"{self.residual / self.clip:g} times that"
         return (
-            Assumption(
-                "enforced", f"and at most {share} to the error state, which is reset {reset}"
-            ),
-            Assumption(
-                "enforced",
-                "the error state is private: it is fed back clipped, never saved or shown",
-            ),
+            enforced(f"and at most {share} to the error state, which is reset {reset}"),
+            enforced("the error state is private: it is fed back clipped, never saved or shown"),
         )
 
 
@@ -275,10 +270,7 @@ class ErrorFeedback:
 
 
 def norm(tensors: Sequence[Tensor]) -> float:
-    """Euclidean norm of float64 tensors together, to 2^-40 of it for up to 2^36 entries.
-
-    However a backend adds blocks of 4,096 squares; blocks are added exactly.
-    """
+    """Norm of float64 tensors together, to 2^-40 of it for 2^36 entries, on any backend."""
     squares = []
     for tensor in tensors:
         entries = tensor.flatten()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from dp_accounting import NeighboringRelation
 
-from dpoptim.assumptions import NOISE, Assumption, bounded
+from dpoptim.assumptions import NOISE, Assumption, bounded, enforced
 from dpoptim.clipping import Clipping, ClippingRule, Groups, Style, style_of
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 from dpoptim.methods.planned_clip_norm import PlannedClipNorm
@@ -96,15 +96,7 @@ class TrainingMethod(KnowsOpacus, ABC):
         return self.rule.norm if self.policy is None else 1.0
 
     def settled(
-        self,
-        *,
-        n: int,
-        batch_size: int,
-        epochs: float | None,
-        steps: int | None,
-        epsilon: float | None,
-        delta: float | None,
-        neighboring: str | NeighboringRelation | None,
+        self, run: RunShape, *, epsilon: float | None, delta: float | None
     ) -> "TrainingMethod":
         """Return the method with open choices made by the plan's public numbers; see `plan`."""
         return self
@@ -130,7 +122,7 @@ class TrainingMethod(KnowsOpacus, ABC):
             bound: tuple[Assumption, ...] = (bounded(self.rule.norm),)
         else:
             moving = "each record adds at most the current clip norm to the sum, rounding included"
-            bound = (Assumption("enforced", moving), policy.assumption())
+            bound = (enforced(moving), policy.assumption())
         return (*bound, *self.mechanism.assumptions(run), *self.method_assumptions(), NOISE)
 
     @knows_opacus
@@ -167,17 +159,8 @@ class TrainingMethod(KnowsOpacus, ABC):
         Raises:
             ValueError, TypeError: naming the argument and the fix.
         """
-        method = self.settled(
-            n=n,
-            batch_size=batch_size,
-            epochs=epochs,
-            steps=steps,
-            epsilon=epsilon,
-            delta=delta,
-            neighboring=neighboring,
-        )
         plan = make_plan(
-            method,
+            self,
             n=n,
             batch_size=batch_size,
             epochs=epochs,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from dpoptim.arguments import positive_number
-from dpoptim.assumptions import Assumption
+from dpoptim.assumptions import Assumption, enforced
 from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm
 from dpoptim.opacus_words import KnowsOpacus
@@ -60,9 +60,8 @@ class PlannedClipNorm(KnowsOpacus):
             )
 
     def assumption(self) -> Assumption:
-        return Assumption(
-            "enforced",
-            f"the clip norm follows a plan: {', '.join(f'{norm:g}' for norm in self.norms)}",
+        return enforced(
+            f"the clip norm follows a plan: {', '.join(f'{norm:g}' for norm in self.norms)}"
         )
 
 
@@ -80,29 +79,6 @@ class PlannedNorms(AdaptiveClipNorm):
         self._done = 0
         self.rule = rule_of(planned.start)
         self.share_below = math.nan
-
-    @property
-    def gain(self) -> float:
-        return self.rule.norm
-
-    @property
-    def found(self) -> bool:
-        return True
-
-    def meet(self, ranks: object) -> None:
-        pass  # nothing is observed, so processes have nothing to add up
-
-    def observe(self, squared_norms: Tensor, tapers: Tensor | None = None) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
-    def scaled(self, sums: list[list[Tensor]]) -> list[list[Tensor]]:
-        return [[total.div_(self.rule.norm) for total in each] for each in sums]
-
-    def query(self, sums: list[Tensor]) -> list[Tensor]:
-        return sums
 
     def answer(self, released: list[Tensor]) -> list[Tensor]:
         norm = self.rule.norm

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.arguments import number_from_zero, one_of, positive_number, proportion
-from dpoptim.assumptions import Assumption
+from dpoptim.assumptions import Assumption, enforced
 from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.gradients.products import COMMON_FACTOR_ERROR
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm, Peers
@@ -124,15 +124,13 @@ class PrivateQuantile(KnowsOpacus):
 
     def assumption(self) -> Assumption:
         if self.rate == 0 and self.when == "all along":
-            return Assumption(
-                "enforced",
+            return enforced(
                 "each step releases a noisy count of unclipped gradients, which the guarantee "
                 "covers",
             )
         where = "in steps of their own" if self.when == "at the start" else "in every step"
-        return Assumption(
-            "enforced",
-            f"the clip norm was found from noisy counts {where}, which the guarantee covers",
+        return enforced(
+            f"the clip norm was found from noisy counts {where}, which the guarantee covers"
         )
 
 
@@ -195,9 +193,6 @@ class QuantileSearch(AdaptiveClipNorm):
         else:
             below = ((math.log2(self.rule.norm) - octaves) / VOTE_OCTAVES).clamp(-0.5, 0.5)
             self._count += float((below * votes).sum()) * self._shrunk
-
-    def scaled(self, sums: list[list[Tensor]]) -> list[list[Tensor]]:
-        return [[total.div_(self.rule.norm) for total in each] for each in sums]
 
     def query(self, sums: list[Tensor]) -> list[Tensor]:
         """Sums and counts together; zeros in the place of what a step is not for.

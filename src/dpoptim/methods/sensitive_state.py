@@ -1,5 +1,6 @@
 """Private state of a run beside the engine: a method's memory, a clip norm that changes."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -63,7 +64,10 @@ class SensitiveState(Protocol):
 
 
 class AdaptiveClipNorm(Protocol):
-    """A clip norm that changes by what was released or planned; queries have norm bound 1."""
+    """A clip norm that changes by what was released or planned; queries have norm bound 1.
+
+    What is not overridden is that of a plan: nothing is observed, and every step trains.
+    """
 
     rule: ClippingRule
     # the last noisy share of gradients below the clip norm; nan if none was released
@@ -72,16 +76,16 @@ class AdaptiveClipNorm(Protocol):
     @property
     def gain(self) -> float:
         """Factor of this step's released sums in `answer`; public."""
-        ...
+        return self.rule.norm
 
     @property
     def found(self) -> bool:
         """Whether this step trains; else it only measures."""
-        ...
+        return True
 
     def meet(self, peers: Peers) -> None:
         """Learn who observes other records of the same steps, and has the rest of the sums."""
-        ...
+        return None
 
     def observe(self, squared_norms: Tensor, tapers: Tensor | None = None) -> None:
         """Look at the gradients of some records of the step. Private.
@@ -90,34 +94,34 @@ class AdaptiveClipNorm(Protocol):
             squared_norms: float64, shape (B,).
             tapers: what share of each counts where huge ones fade out; None: all of it.
         """
-        ...
+        return None
 
     def forget(self) -> None:
         """Drop what was observed of a step that starts again."""
-        ...
+        return None
 
     def scaled(self, sums: list[list[Tensor]]) -> list[list[Tensor]]:
         """Divide the engine's sums by the clip norm, in place."""
-        ...
+        return [[total.div_(self.rule.norm) for total in each] for each in sums]
 
     def query(self, sums: list[Tensor]) -> list[Tensor]:
         """From a step's scaled sum to what the gate releases; of the same shapes in every step.
 
         One record's part of it is at most as long as its part of the scaled sum could be.
         """
-        ...
+        return sums
 
+    @abstractmethod
     def answer(self, released: list[Tensor]) -> list[Tensor] | None:
         """Return a release's noisy sums, None if it only measured; choose the next ``rule``."""
-        ...
 
+    @abstractmethod
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs between two steps: released numbers only."""
-        ...
 
+    @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
         """Go on, from a fresh start, where `state` was taken."""
-        ...
 
 
 class ClipNormPolicy(Protocol):

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from dpoptim.arguments import one_of
-from dpoptim.assumptions import Assumption
+from dpoptim.assumptions import Assumption, enforced
 from dpoptim.mechanisms.independent import IndependentNoise
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.sensitive_state import ClipNormPolicy
 from dpoptim.sampling import PoissonSampling
 
 Bound = Literal["sharp", "paper"]
-PROVED = Assumption(
-    "enforced", "bounds on gradients are proved for the model's layers; any other layer is refused"
+PROVED = enforced(
+    "bounds on gradients are proved for the model's layers; any other layer is refused"
 )
 
 

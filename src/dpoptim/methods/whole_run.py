@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import dp_accounting
 
-from dpoptim.assumptions import NOISE, Assumption, bounded
+from dpoptim.assumptions import NOISE, Assumption, bounded, enforced
 from dpoptim.clipping import Clipping
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape
 from dpoptim.opacus_words import KnowsOpacus
@@ -45,7 +45,7 @@ class FilteredBudget(Mechanism):
             "a privacy filter is asked before every release, and keeps their total within the "
             "budget"
         )
-        return (Assumption("enforced", filtered),)
+        return (enforced(filtered),)
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,9 @@ class WholeRun(KnowsOpacus):
 
     def sampler(self, n: int, batch_size: int) -> AllRecords:
         return AllRecords()
+
+    def settled(self, run: RunShape, *, epsilon: float | None, delta: float | None) -> "WholeRun":
+        return self
 
     def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
         return (bounded(self.clip_norm), *self.mechanism.assumptions(run), NOISE)

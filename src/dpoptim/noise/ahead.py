@@ -5,8 +5,6 @@ draws ahead gets what the gate would have drawn, to the last bit, because the br
 stream come in the same order (`KeyStream.reserve`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from weakref import WeakKeyDictionary
@@ -15,8 +13,6 @@ import torch
 from torch import Tensor
 
 from dpoptim.noise.stream import KeyStream, this_process
-
-__all__ = ["DrawnAhead"]
 
 Fill = Callable[[KeyStream, Tensor], None]
 

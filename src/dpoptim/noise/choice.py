@@ -6,8 +6,6 @@ intervals, and a uniform number is refined until it lies in one candidate's shar
 of its digits are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
@@ -15,8 +13,6 @@ from fractions import Fraction
 import numpy as np
 
 from dpoptim.noise.stream import KeyStream
-
-__all__ = ["exponential_choice"]
 
 _DIGITS = 40  # of the weights at first; so many are not enough about once in 10^37 draws
 _WORDS = 2  # of 64 bits, by which the uniform number grows

@@ -6,8 +6,6 @@ multiplier 1). Here every draw is made in float64, by `ziggurat`, whose docstrin
 its law is to the normal. Rounding to a smaller dtype comes after.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,8 +20,6 @@ from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.on_device import normals
 from dpoptim.noise.stream import BLOCK_WORDS, KeyStream
 from dpoptim.noise.ziggurat import Scratch, settle, throw
-
-__all__ = ["LEAST_ON_DEVICE", "add_normal", "draw_normal_ahead", "fill_standard_normal"]
 
 # A chunk is what one thread draws from one branch of the stream. The 0.4 % of draws outside their
 # layer are settled once a chunk, because settling a handful costs as much as settling thousands.

@@ -34,14 +34,17 @@ def heads_in_blocks(blocks: int, j: int, draw: Draw) -> NDArray[np.int64]:
         j: 1 to 32.
         draw: so many uniform words of 64 bits.
     """
-    owners = np.repeat(np.arange(blocks), numbers_of_heads(blocks, j, draw))
-    heads = np.empty(0, np.int64)
-    while len(owners):
-        places = draw(len(owners)) >> np.uint64(64 - PLACE_BITS)
-        found = np.concatenate([heads, owners * BLOCK + places.astype(np.int64)])
-        found.sort()
-        again = found[1:] == found[:-1]  # drawn before: its block needs another
-        heads, owners = np.delete(found, np.flatnonzero(again)), found[1:][again] // BLOCK
+    starts = np.arange(0, blocks * BLOCK, BLOCK)
+
+    def places_in(blocks_of: NDArray[np.int64]) -> NDArray[np.int64]:
+        places = draw(len(blocks_of)) >> np.uint64(64 - PLACE_BITS)
+        return np.sort(blocks_of + places.view(np.int64))
+
+    heads = places_in(np.repeat(starts, numbers_of_heads(blocks, j, draw)))
+    while len(again := np.flatnonzero(heads[1:] == heads[:-1])):  # drawn before: another place
+        others = places_in(heads[again] & -BLOCK)
+        heads = np.delete(heads, again)
+        heads = np.insert(heads, np.searchsorted(heads, others), others)
     return heads
 
 

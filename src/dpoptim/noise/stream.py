@@ -239,11 +239,10 @@ class KeyStream:
         zeros = min(53 - threshold.bit_length(), MOST_ZEROS)  # of the first bits, if it is heads
         if zeros < LEAST_ZEROS or n < MANY:
             return self._toss(n, threshold)
-        blocks = n // BLOCK
-        heads = heads_in_blocks(blocks, zeros, self._draw)
+        heads = heads_in_blocks(-(-n // BLOCK), zeros, self._draw)
         other_bits = self._draw(len(heads)) >> np.uint64(11 + zeros)
-        rest = self._toss(n % BLOCK, threshold) + blocks * BLOCK
-        return np.concatenate([heads[other_bits < np.uint64(threshold)], rest])
+        heads = heads[other_bits < np.uint64(threshold)]
+        return heads[: np.searchsorted(heads, n)]  # the last block's coins may be more than asked
 
     def _toss(self, n: int, threshold: int) -> NDArray[np.int64]:
         """Toss `n` coins, each of 53 bits; heads are below the threshold."""

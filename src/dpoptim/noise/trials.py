@@ -1,7 +1,5 @@
 """How many trials a private search makes, of which settings: coins that read no data."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 
@@ -9,8 +7,6 @@ import numpy as np
 from scipy.optimize import brentq
 
 from dpoptim.noise.stream import KeyStream
-
-__all__ = ["even_choice", "logarithmic_count", "logarithmic_parameter"]
 
 _BITS = 256  # of the weights
 

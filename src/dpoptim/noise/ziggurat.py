@@ -35,16 +35,12 @@ How right it is
     not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.noise.stream import KeyStream
-
-__all__ = ["LAYERS", "TAIL_START", "Scratch", "places_of", "settle", "tables", "tail", "throw"]
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -90,7 +86,7 @@ class Scratch:
     outside: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, size: int) -> Scratch:
+    def of(cls, size: int) -> "Scratch":
         words, layer = np.empty(size, np.uint64), np.empty(size, np.int64)
         return cls(words, layer, np.empty(size), np.empty(size, np.bool_))
 

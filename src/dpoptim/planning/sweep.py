@@ -169,10 +169,7 @@ def is_independent(method: TrainingMethod) -> bool:
 def settings(
     question: Question, method: TrainingMethod, batch_size: int, epochs: float
 ) -> Iterator[Setting]:
-    """The method, and the variants of it that it names, at this batch size.
-
-    None where it does not fit.
-    """
+    """The method and its own variants at this batch size; nothing where none fits."""
     for variant in method.variants(question.n, batch_size):
         sampler = variant.sampler(question.n, batch_size)
         if sampler.whole_passes and epochs != int(epochs):

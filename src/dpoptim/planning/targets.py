@@ -8,14 +8,13 @@ import math
 from dataclasses import dataclass
 
 import dp_accounting
-from dp_accounting import NeighboringRelation
 from scipy.optimize import brentq
 
 from dpoptim.accounting.accountant import check_delta, check_epsilon, compute_epsilon
 from dpoptim.accounting.attacker import LEAST_NOISE, AttackerTarget, calibrate_to_attacker
 from dpoptim.accounting.canonical import canonical
 from dpoptim.accounting.gaussian import gdp_mu
-from dpoptim.accounting.guarantee import parse_neighboring
+from dpoptim.accounting.guarantee import neighbours_differ_by
 from dpoptim.accounting.profiles import parts
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape
 
@@ -51,9 +50,7 @@ class NotEstimatedError(ValueError):
 
 
 def estimated_noise(mechanism: Mechanism, run: RunShape, mu: float) -> float:
-    """About the noise multiplier with which the run is as private as a mu-GDP Gaussian.
-
-    At least 0.3.
+    """About the noise multiplier, at least 0.3, at which a run is as private as a mu-GDP Gaussian.
 
     The central limit theorem for Poisson-sampled Gaussians (Bu, Dong, Long and Su 2020, Corollary
     4), which is exact without sampling: ``mu^2 = sum of q^2 (e^(z^-2) - 1)`` over the steps. Up to
@@ -63,7 +60,7 @@ def estimated_noise(mechanism: Mechanism, run: RunShape, mu: float) -> float:
     Raises:
         NotEstimatedError: the event is not made of Gaussians.
     """
-    two = parse_neighboring(run.neighboring) is NeighboringRelation.REPLACE_ONE
+    apart = neighbours_differ_by(run.neighboring)
     steps = []
     for leaf, count in canonical(mechanism.event(run, 1.0)):
         rate, inner = parts(leaf)
@@ -71,7 +68,7 @@ def estimated_noise(mechanism: Mechanism, run: RunShape, mu: float) -> float:
             raise NotEstimatedError(
                 "the noise of this method is not Gaussian, and is not estimated."
             )
-        steps.append((rate, (2.0 if two else 1.0) / inner.noise_multiplier, count))
+        steps.append((rate, apart / inner.noise_multiplier, count))
 
     def excess(log_noise: float) -> float:
         total = 0.0

@@ -12,6 +12,7 @@ from scipy.special import ndtri
 from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.arguments import whole_number
+from dpoptim.data.unquoted import checked_table
 from dpoptim.preprocessing.private_step import SummedStep
 from dpoptim.statistics import Floats, histogram_bound
 
@@ -83,7 +84,7 @@ class DPOneHot(SummedStep):
             ValueError: not as many lists of categories as columns, one that names a category twice,
                 no epsilon where one is needed, or a setting out of range; before anything is spent.
         """
-        columns = _columns(X)
+        columns = self._columns(X, reset=True)
         given = [None] * columns.shape[1] if self.categories is None else list(self.categories)
         if len(given) != columns.shape[1]:
             raise ValueError(
@@ -97,7 +98,6 @@ class DPOneHot(SummedStep):
                 raise ValueError(
                     f"categories[{column}] must name each category once, and at least one."
                 )
-        self.n_features_in_ = columns.shape[1]
         counted = [column for column, names in enumerate(given) if names is None]
         self.privacy_ = None
         found = self._frequent(columns, counted) if counted else {}
@@ -132,9 +132,7 @@ class DPOneHot(SummedStep):
     def transform(self, X: Any) -> Floats:
         """Shape (n, categories of all columns); a value that is no category gives zeros."""
         check_is_fitted(self)
-        columns = _columns(X)
-        if columns.shape[1] != self.n_features_in_:
-            raise ValueError(f"X must have {self.n_features_in_} columns, as in fit.")
+        columns = self._columns(X, reset=False)
         parts = []
         for i, names in enumerate(self.categories_):
             values = columns[:, i]
@@ -149,11 +147,13 @@ class DPOneHot(SummedStep):
     ) -> NDArray[np.object_]:
         """``column_category`` for every column of the result, or ``column_bucket17``."""
         check_is_fitted(self)
-        names = (
-            [f"x{i}" for i in range(self.n_features_in_)]
-            if input_features is None
-            else list(input_features)
-        )
+        numbered = [f"x{i}" for i in range(self.n_features_in_)]
+        own = list(getattr(self, "feature_names_in_", numbered))
+        names = own if input_features is None else list(input_features)
+        if len(names) != len(own) or (hasattr(self, "feature_names_in_") and names != own):
+            raise ValueError(
+                f"input_features must be the {self.n_features_in_} columns of fit, in order."
+            )
         found = [
             f"{name}_{'bucket' * (i in self.counted_)}{category}"
             for i, (name, known) in enumerate(zip(names, self.categories_, strict=True))
@@ -161,13 +161,12 @@ class DPOneHot(SummedStep):
         ]
         return np.array(found, dtype=object)
 
-
-def _columns(x: Any) -> NDArray[np.str_]:
-    """X as text, shape (n, columns)."""
-    array = np.asarray(x, dtype=object)
-    if array.ndim != 2:
-        raise ValueError("X must have two axes: records and columns.")
-    return array.astype(str)
+    def _columns(self, x: Any, *, reset: bool) -> NDArray[np.str_]:
+        """X as text, shape (n, columns); its columns must be those of fit, in the same order."""
+        found: NDArray[Any] = checked_table(
+            self, x, reset=reset, dtype=object, ensure_all_finite=False, ensure_min_samples=1
+        )
+        return found.astype(str)
 
 
 def _buckets(values: NDArray[np.str_], buckets: int) -> NDArray[np.int64]:

@@ -15,11 +15,13 @@ from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
+from dpoptim.distributed.alone import alone
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.scope import ALONE, ON_TRUST, public_number_of_records, with_scope
+from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import stated_delta
-from dpoptim.gate.one_process import refuse_several_ranks
 from dpoptim.opacus_words import KnowsOpacus
+from dpoptim.preprocessing.handed_on import packed, unpack
 from dpoptim.preprocessing.private_step import PrivateStep
 from dpoptim.statistics import price_of
 
@@ -88,6 +90,9 @@ class PrivatePipeline(KnowsOpacus, Pipeline):
     def fit(self, X: Any, y: Any = None, *, persons: Any = None, **params: Any) -> Self:
         """Fit every step on its share of the budget.
 
+        In several processes, which all have the whole table, the first one fits, and hands on to
+        the others what it has learnt.
+
         Args:
             persons: the owner of each row, where the guarantee shall protect persons who have
                 several; for the last step, the only one that may then learn from records.
@@ -96,13 +101,27 @@ class PrivatePipeline(KnowsOpacus, Pipeline):
         Raises:
             ValueError: a last step without a budget, steps under different neighbouring relations,
                 bad shares, or persons whom a step does not know; before anything is spent.
-            RankError: in a process group of several ranks.
+            RankError: another process has failed, or does not agree.
         """
-        refuse_several_ranks(
-            type(self).__name__,
-            "fit the steps by themselves, with budgets of their own: preprocessing on rank 0, the "
-            "estimator on all ranks",
-        )
+        with all_ranks() as ranks:
+            agree_on_all(self, X, y, ranks)
+
+            def here() -> bytes:
+                with alone():
+                    self._learn(X, y, persons, params)
+                if ranks.size == 1:
+                    return b""
+                note = f"fitted in one of {ranks.size} processes, and handed on; {SAME_TABLE}"
+                self.privacy_ = replace(self.privacy_, notes=(*self.privacy_.notes, note))
+                self.steps[-1][1].privacy_ = self.privacy_
+                return packed(self, ("privacy_", "shares_"))
+
+            handed = ranks.from_first(here)
+            if ranks.rank:
+                unpack(self, handed)
+        return self
+
+    def _learn(self, X: Any, y: Any, persons: Any, params: dict[str, Any]) -> None:
         last, charged = self._steps_with_budgets()
         name = f"{self.steps[-1][0]}__persons"
         persons = params.pop(name, None) if persons is None else persons
@@ -141,7 +160,6 @@ class PrivatePipeline(KnowsOpacus, Pipeline):
         whole = replace(whole, unit=unit.name)
         self.privacy_ = with_scope(replace(whole, notes=(*own_notes(last), *said)), self.ledger)
         last.privacy_ = self.privacy_
-        return self
 
     def _steps_with_budgets(self) -> tuple[Any, dict[str, PrivateStep]]:
         """The last step, and those before it that pay, by name; of one relation."""

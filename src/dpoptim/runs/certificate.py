@@ -18,7 +18,8 @@ from dpoptim.accounting.guarantee import Guarantee, neighboring_name
 from dpoptim.documents import dump, with_digest
 from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
-from dpoptim.runs.result import LedgerEntry, RunResult, Scores
+from dpoptim.plan_words import of_each
+from dpoptim.runs.result import LedgerEntry, RunResult
 
 FORMAT = "dpoptim.certificate/3"
 FURTHER_DELTAS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
@@ -151,7 +152,7 @@ def certificate(result: RunResult) -> dict[str, Any]:
             **{name: _jsonable(value) for name, value in asdict(plan.method).items()},  # type: ignore[call-overload]
             "n": plan.n,
             "expected_batch_size": plan.batch_size,
-            "sampling": plan.sampler.promise(),
+            "sampling": of_each(plan.unit.name, plan.sampler.promise()),
             "steps": plan.steps,
             "expected_epochs": plan.epochs,
             "noise_multiplier": plan.noise_multiplier,
@@ -220,14 +221,13 @@ def curve(plan: Plan) -> tuple[tuple[float, float], ...]:
 
 def scores(result: RunResult) -> dict[str, Any] | None:
     """Hold-out scores and their measure, said to be on public data; None where there are none."""
-    private, comparison = _listed(result.private_scores), _listed(result.comparison_scores)
-    if private is None and comparison is None:
+    if not (result.private_scores or result.comparison_scores):
         return None
     return {
         "measure": result.measure,
         "measured": f"after each epoch, {PUBLIC}",
-        "private": private,
-        "without_privacy": comparison,
+        "private": list(result.private_scores or ()) or None,
+        "without_privacy": list(result.comparison_scores or ()) or None,
     }
 
 
@@ -260,10 +260,6 @@ def account_command(plan: Plan) -> str | None:
 def percent_up(share: float) -> str:
     """A bound as a percentage, never rounded to below itself."""
     return f"{math.ceil(share * 1000) / 10:.1f}\N{NO-BREAK SPACE}%"
-
-
-def _listed(scores: Scores | None) -> list[float] | None:
-    return list(scores.per_epoch) if scores is not None and scores.per_epoch else None
 
 
 def _jsonable(value: Any) -> Any:

@@ -3,7 +3,7 @@
 import copy
 import datetime
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,6 @@ from dpoptim.files import write_atomically
 from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
 from dpoptim.planning import warnings_about_plan
-from dpoptim.recipes import Recipe
 from dpoptim.runs.inputs import BUNDLED, advice, load
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
@@ -28,7 +27,6 @@ from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.outcome import entry_of, parameters_of, print_summary, result_of, write_run
 from dpoptim.runs.plans import defaults_of, plan_of
 from dpoptim.runs.processes import launched, refused_together
-from dpoptim.runs.result import Scores
 from dpoptim.runs.saved_model import save_model
 from dpoptim.runs.train import (
     Optimization,
@@ -59,21 +57,12 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         console = console if first else Console(quiet=True)
         with refused_together(ranks, "dpoptim train"):
             data = load(request)
-            defaults = defaults_of(request, data, bundled=request.data in BUNDLED)
-            plan = plan_of(
-                request,
-                data.units,
-                bundled=request.data in BUNDLED,
-                largest_gradient=solver_clip(data),
-                defaults=defaults,
-            )
-            plan = for_unit(plan, data, request.records_per_person)
+            plan, optimization = planned_run(request, data)
             most_seconds = seconds_of(request, plan)
             compare = wants_comparison(request, data)
             torch.manual_seed(request.seed)
             model = build_model(request.model, data.x.shape[1:], data.outputs)
             comparison = copy.deepcopy(model)
-            optimization = optimization_of(request, defaults)
             folder = Path()
             ledger = Ledger(neighboring=plan.neighboring)  # of which rank 0's is charged
             if first:
@@ -114,9 +103,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         scores = None
         if compare and not stop.asked:
             epochs = comparison_epochs(data)
-            scores = Scores(
-                train_without_privacy(data, comparison, epochs=epochs, seed=request.seed)
-            )
+            scores = train_without_privacy(data, comparison, epochs=epochs, seed=request.seed)
         result = result_of(
             request, data, plan, optimization, trained, parameters_of(model), entry, scores, digest
         )
@@ -162,17 +149,15 @@ def notes_on(
         )
 
 
-def for_unit(plan: Plan, data: Data, most_records: int) -> Plan:
-    """The plan, of persons where records belong to persons."""
-    if data.persons is None:
-        return plan
-    return replace(plan, unit=Unit("person", most_records))
-
-
-def optimization_of(request: TrainRequest, defaults: Recipe) -> Optimization:
-    """SGD's settings as given, or by default."""
+def planned_run(request: TrainRequest, data: Data) -> tuple[Plan, Optimization]:
+    """The plan, of persons where records belong to persons, and SGD: as given, or by default."""
+    bundled, clip = request.data in BUNDLED, solver_clip(data)
+    defaults = defaults_of(request, data, bundled=bundled)
+    plan = plan_of(request, data.units, bundled=bundled, largest_gradient=clip, defaults=defaults)
+    if data.persons is not None:
+        plan = replace(plan, unit=Unit("person", request.records_per_person))
     rate, momentum = request.learning_rate, request.momentum
-    return Optimization(
+    return plan, Optimization(
         learning_rate=defaults.learning_rate if rate is None else rate,
         momentum=defaults.momentum if momentum is None else momentum,
         averaged=defaults.averaged,
@@ -235,8 +220,8 @@ def try_writing(folder: Path) -> None:
 
 
 @contextmanager
-def progress_bar(console: Console, plan: Plan) -> Iterator["StepCounter"]:
-    """A bar of public figures: steps, and the epsilon that is reserved."""
+def progress_bar(console: Console, plan: Plan) -> Iterator[Callable[[int], None]]:
+    """A bar of public figures: steps, of which it is told, and the epsilon that is reserved."""
     promise = (
         f"epsilon {rounded_up(plan.guarantee.epsilon)} reserved"
         if plan.noise_multiplier > 0
@@ -250,15 +235,5 @@ def progress_bar(console: Console, plan: Plan) -> Iterator["StepCounter"]:
     with Progress(
         *columns, TextColumn(promise), TimeRemainingColumn(), StepsPerSecond(), console=console
     ) as progress:
-        yield StepCounter(progress, plan.steps)
-
-
-class StepCounter:
-    """Called with the number of finished steps."""
-
-    def __init__(self, progress: Progress, steps: int) -> None:
-        self._progress = progress
-        self._task = progress.add_task("training", total=steps)
-
-    def __call__(self, step: int) -> None:
-        self._progress.update(self._task, completed=step)
+        task = progress.add_task("training", total=plan.steps)
+        yield lambda step: progress.update(task, completed=step)

@@ -11,17 +11,16 @@ import torch
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Data
 from dpoptim.methods import WholeRun
-from dpoptim.runs.command import for_unit, optimization_of
-from dpoptim.runs.inputs import BUNDLED, load
+from dpoptim.runs.command import planned_run
+from dpoptim.runs.inputs import load
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
-from dpoptim.runs.plans import defaults_of, plan_of
 from dpoptim.runs.train import (
     comparison_epochs,
     train_privately,
     train_without_privacy,
 )
-from dpoptim.runs.train_solver import solver_clip, train_by_solver
+from dpoptim.runs.train_solver import train_by_solver
 
 WITHOUT_PRIVACY = "without privacy"
 
@@ -89,12 +88,7 @@ def compare_methods(
 
 
 def run_method(request: TrainRequest, data: Data, seeds: int) -> Compared:
-    defaults = defaults_of(request, data, bundled=request.data in BUNDLED)
-    bundled = request.data in BUNDLED
-    clip = solver_clip(data)
-    plan = plan_of(request, data.units, bundled=bundled, largest_gradient=clip, defaults=defaults)
-    plan = for_unit(plan, data, request.records_per_person)
-    optimization = optimization_of(request, defaults)
+    plan, optimization = planned_run(request, data)
     train = train_by_solver if isinstance(plan.method, WholeRun) else train_privately
     scores, seconds = [], []
     for seed in range(seeds):

@@ -79,12 +79,12 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     return [middle + sign * gap / 2, middle - sign * gap / 2]
 
 
-def mark(axes: Axes, x: float, y: float, text: str, side: str) -> None:
-    """A point with its label above it; ``side`` is the side of the label that is aligned."""
+def mark(axes: Axes, x: float, y: float, text: str, side: str, *, below: bool = False) -> None:
+    """A point with its label; ``side`` is the side of the label that is aligned."""
     axes.plot(
         x, y, "o", color=WARM, markersize=8, markeredgecolor=PAPER, markeredgewidth=1.5, zorder=3
     )
-    offset = (5 if side == "left" else 0, 8)
+    offset = (5 if side == "left" else 0, -17 if below else 8)
     axes.annotate(
         text, (x, y), offset, textcoords="offset points", ha=side, color=WARM, weight="bold"
     )

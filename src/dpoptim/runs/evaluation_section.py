@@ -21,7 +21,7 @@ from dpoptim.runs.drawing import (
     power_of_ten,
     titles,
 )
-from dpoptim.runs.page import escape, facts, figure
+from dpoptim.runs.page import escape, facts, figure, number, percent
 
 BEGIN, END = "<!-- evaluation -->", "<!-- end of evaluation -->"
 NO_EVALUATION = BEGIN + END  # in a report, until there is one
@@ -198,11 +198,3 @@ def square(axes: Axes) -> None:
 
 def between(found: Interval, said: Callable[[float], str]) -> str:
     return f"{said(found.low)} to {said(found.high)}"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
-
-
-def number(value: float) -> str:
-    return f"{value:.3f}".replace("-", "\N{MINUS SIGN}")

@@ -1,6 +1,6 @@
 """From the options of ``dpoptim train`` to the data set, encoded record by record."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,21 +72,19 @@ def weighted(data: Data, weights: Mapping[str, float] | None) -> Data:
 
 
 def load_bundled(options: TrainRequest) -> Data:
-    for name, value in (
-        ("--target", options.target),
-        ("--classes", options.classes),
-        ("--schema", options.schema),
-        ("--person-column", options.person_column),
-        ("--target-bounds", options.target_bounds),
-    ):
-        if value is not None:
-            raise ValueError(
-                f"{name} is for a table of your own; {options.data} brings its labels."
-            )
+    names = ("target", "classes", "schema", "person_column", "target_bounds")
+    refuse_given(options, names, f"is for a table of your own; {options.data} brings its labels.")
     steps = pixel_steps(options)
     if options.data == "digits":
         return load_digits(options.seed, steps, options.cache)
     return load_fashion_mnist(options.data_dir or FASHION_MNIST_DIRECTORY, steps, options.cache)
+
+
+def refuse_given(options: TrainRequest, names: Sequence[str], why: str) -> None:
+    """Refuse the first of these options that is given."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} {why}")
 
 
 def pixel_steps(options: TrainRequest) -> tuple[Step, ...]:
@@ -105,14 +103,8 @@ def load_described(path: Path, options: TrainRequest) -> Data:
 
 def schema_of(path: Path, options: TrainRequest) -> Schema:
     if options.schema is not None:
-        for name, value in (
-            ("--classes", options.classes),
-            ("--target-bounds", options.target_bounds),
-        ):
-            if value is not None:
-                raise ValueError(
-                    f"{name} is given twice: the schema {options.schema} describes the target."
-                )
+        why = f"is given twice: the schema {options.schema} describes the target."
+        refuse_given(options, ("classes", "target_bounds"), why)
         return named_by_options(read_schema(options.schema), options)
     return schema_without_file(
         path,
@@ -143,15 +135,8 @@ def named_by_options(schema: Schema, options: TrainRequest) -> Schema:
 
 def load_unnamed(path: Path, options: TrainRequest) -> Data:
     """Arrays without column names."""
-    for name, value in (
-        ("--schema", options.schema),
-        ("--person-column", options.person_column),
-        ("--target-bounds", options.target_bounds),
-    ):
-        if value is not None:
-            raise ValueError(
-                f"{name} is for tables with named columns (.csv, .parquet, .arrow), not for {path}."
-            )
+    why = f"is for tables with named columns (.csv, .parquet, .arrow), not for {path}."
+    refuse_given(options, ("schema", "person_column", "target_bounds"), why)
     return load_arrays(
         path,
         options.target,

@@ -92,11 +92,12 @@ def hero(ledger: Ledger, entries: list[Reservation]) -> str:
     )
 
 
-def spent_so_far(ledger: Ledger, entries: list[Reservation]) -> str:
-    if not entries:
-        return "0"
-    epsilon = ledger.spent(delta_of(ledger)).epsilon
+def shown(epsilon: float) -> str:
     return rounded_up(epsilon) if math.isfinite(epsilon) else "∞"
+
+
+def spent_so_far(ledger: Ledger, entries: list[Reservation]) -> str:
+    return shown(ledger.spent(delta_of(ledger)).epsilon) if entries else "0"
 
 
 def key_facts(ledger: Ledger, entries: list[Reservation]) -> str:
@@ -170,8 +171,7 @@ def runs(ledger: Ledger, entries: list[Reservation]) -> str:
 
 
 def alone(entry: Reservation, delta: float) -> str:
-    epsilon = compute_epsilon(entry.event, delta, entry.neighboring).epsilon
-    return rounded_up(epsilon) if math.isfinite(epsilon) else "∞"
+    return shown(compute_epsilon(entry.event, delta, entry.neighboring).epsilon)
 
 
 def check(ledger: Ledger) -> str:

@@ -3,43 +3,15 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from dpoptim.registry import method_names
 
-
-class Relation(StrEnum):
-    """Which data sets count as neighbours."""
-
-    add_or_remove_one = "add-or-remove-one"
-    zero_out = "zero-out"
-    replace_one = "replace-one"
-
-
-class ModelName(StrEnum):
-    softmax = "softmax"
-    mlp = "mlp"
-    cnn = "cnn"
-
-
-class TaskName(StrEnum):
-    classification = "classification"
-    regression = "regression"
-
-
-class FeaturesName(StrEnum):
-    scattering = "scattering"
-
-
-class ClippingName(StrEnum):
-    flat = "flat"
-    automatic = "automatic"
-    per_layer = "per-layer"
-
+Relation = Literal["add-or-remove-one", "zero-out", "replace-one"]  # which data sets are neighbours
+ModelName = Literal["softmax", "mlp", "cnn"]
 
 # Options that several commands take, each declared once.
 SchemaOption = Annotated[
@@ -52,7 +24,8 @@ TargetOption = Annotated[
     str | None, typer.Option(help="Label column of a table, or array (.npz, default y).")
 ]
 TaskOption = Annotated[
-    TaskName | None, typer.Option(help="Default: what the target's description says.")
+    Literal["classification", "regression"] | None,
+    typer.Option(help="Default: what the target's description says."),
 ]
 TargetBoundsOption = Annotated[
     str | None,
@@ -130,7 +103,8 @@ class TrainRequest:
     person_column: PersonColumnOption = None
     records_per_person: RecordsPerPersonOption = ROWS_OF_PERSON
     features: Annotated[
-        FeaturesName | None, typer.Option(help="Of images: scattering, which no data has taught.")
+        Literal["scattering"] | None,
+        typer.Option(help="Of images: scattering, which no data has taught."),
     ] = None
     cache: Annotated[
         Path | None,
@@ -152,7 +126,7 @@ class TrainRequest:
     raw_pixels: Annotated[
         bool, typer.Option("--raw-pixels", help="Images as they are, not sqrt(pixel) - 0.4.")
     ] = False
-    model: ModelOption = ModelName.softmax
+    model: ModelOption = "softmax"
     method: Annotated[
         str,
         typer.Option(
@@ -189,9 +163,9 @@ class TrainRequest:
         ),
     ] = None
     clip_norm: Annotated[float | None, typer.Option(help="Bound on each record's gradient.")] = None
-    clipping: Annotated[ClippingName, typer.Option(help="How the bound is kept.")] = (
-        ClippingName.flat
-    )
+    clipping: Annotated[
+        Literal["flat", "automatic", "per-layer"], typer.Option(help="How the bound is kept.")
+    ] = "flat"
     batch_size: Annotated[int | None, typer.Option(help="Expected batch size.", min=1)] = None
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None
     learning_rate: Annotated[float | None, typer.Option(help="Of SGD.")] = None
@@ -299,11 +273,7 @@ def with_options_of(request: type[Any]) -> Callable[[Callable[[Any], None]], Cal
 
     def decorate(command: Callable[[Any], None]) -> Callable[..., None]:
         def called(**given: Any) -> None:
-            plain = {
-                name: value.value if isinstance(value, StrEnum) else value
-                for name, value in given.items()
-            }
-            command(request(**plain))
+            command(request(**given))
 
         called.__name__, called.__doc__ = command.__name__, command.__doc__
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

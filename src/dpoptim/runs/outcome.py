@@ -17,7 +17,7 @@ from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.inputs import describe_encoding
 from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.report import write_report
-from dpoptim.runs.result import LedgerEntry, RunResult, Scores
+from dpoptim.runs.result import LedgerEntry, RunResult
 from dpoptim.runs.train import Optimization, Trained, package_versions
 from dpoptim.terminal import cell
 
@@ -30,7 +30,7 @@ def result_of(
     trained: Trained,
     parameters: int,
     ledger: LedgerEntry | None,
-    comparison: Scores | None,
+    comparison: tuple[float, ...] | None,
     digest: str,
 ) -> RunResult:
     """Statements on a run that is over: covered by its guarantee, or declared public."""
@@ -49,7 +49,7 @@ def result_of(
         # how long it takes may depend on the data
         seconds=trained.seconds if data.public else None,
         ledger=ledger,
-        private_scores=Scores(trained.scores) if trained.scores else None,
+        private_scores=trained.scores or None,
         comparison_scores=comparison,
         versions=package_versions(),
         finished=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -110,11 +110,11 @@ def print_summary(console: Console, result: RunResult, folder: Path) -> None:
     table.add_row("guarantee", str(result.guarantee))
     if result.private_scores is not None:
         table.add_row(
-            f"{measure}, private", f"{result.private_scores.final:{form}} (hold-out of public data)"
+            f"{measure}, private", f"{result.private_scores[-1]:{form}} (hold-out of public data)"
         )
     if result.comparison_scores is not None:
         table.add_row(
-            f"{measure}, not private", f"{result.comparison_scores.final:{form}} (for comparison)"
+            f"{measure}, not private", f"{result.comparison_scores[-1]:{form}} (for comparison)"
         )
     duration = "" if result.seconds is None else f", {result.seconds:.1f} s"
     table.add_row("training", f"{result.plan.steps} steps{duration}")

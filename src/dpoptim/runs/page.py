@@ -91,6 +91,15 @@ def facts(cells: Iterable[tuple[str, str, str]]) -> str:
     return f'<dl class="facts">{rows}</dl>'
 
 
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
+
+
+def number(value: float) -> str:
+    """Three decimals."""
+    return f"{value:.3f}".replace("-", "\N{MINUS SIGN}")
+
+
 def duration(seconds: float) -> str:
     """Seconds as people say them."""
     if seconds < 60:

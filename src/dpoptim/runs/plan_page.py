@@ -7,7 +7,9 @@ from typing import Any
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpoptim.accounting.guarantee import rounded_up
+from dpoptim.plan_words import of_each
 from dpoptim.planning import EpsilonAtMost, Plans, Setting, learning_rate
+from dpoptim.planning.choice import PREDICTED
 from dpoptim.runs.certificate import FALSE_POSITIVE_RATES, best_guess, misses, percent_up
 from dpoptim.runs.drawing import (
     ACCENT,
@@ -46,21 +48,13 @@ FOOTER = (
 def shown(plans: Plans) -> list[Setting]:
     """The chosen setting, the best of each method and way of sampling, and the next best."""
     chosen = plans.chosen
-    others = (*plans.best_of_each, *spaced(plans))
+    of_each_length = [best for best, *_ in by_epochs(plans).values()]
+    others = (*plans.best_of_each, *of_each_length)
     found = [chosen]
     for each in others:
         if all((each.name, each.run) != (other.name, other.run) for other in found):
             found.append(each)
     return sorted(found[:ROWS], key=lambda each: rank(plans, each))
-
-
-def spaced(plans: Plans) -> list[Setting]:
-    """The best of every number of epochs of the chosen method."""
-    of_chosen = [each for each in plans.settings if each.name == plans.chosen.name]
-    found: dict[int, Setting] = {}
-    for each in of_chosen:
-        found.setdefault(round(each.epochs), each)
-    return list(found.values())
 
 
 def rank(plans: Plans, setting: Setting) -> int:
@@ -164,6 +158,7 @@ def hero(plans: Plans) -> str:
         f"at δ = {power_of_ten(guarantee.delta)}",
         plans.plan.neighboring,
         f"{guarantee.accountant} accounting",
+        *([f"per {guarantee.unit}"] if guarantee.unit != "record" else []),
     )
     chosen = plans.chosen
     return (
@@ -171,18 +166,23 @@ def hero(plans: Plans) -> str:
         f'<p class="epsilon">ε <small>≤</small> <span class="{long}">{epsilon}</span></p>'
         f'<p class="terms">{" · ".join(f"<span>{escape(term)}</span>" for term in terms)}</p></div>'
         f'<div><p class="reading">{escape(chosen.method.name)} with batches of '
-        f"{chosen.run.batch_size:,} records, {chosen.epochs:.3g} epochs. Asked for: "
-        f"{escape(str(plans.question.target))}.</p></div></div>"
+        f"{chosen.run.batch_size:,} {plans.plan.unit.name}s, {chosen.epochs:.3g} epochs. "
+        f"Asked for: {escape(str(plans.question.target))}.</p></div></div>"
     )
 
 
 def key_facts(plans: Plans) -> str:
     chosen, question = plans.chosen, plans.question
+    unit = question.unit.name
     return facts(
         [
-            ("Records", f"{question.n:,}", "a public number"),
+            (f"{unit.title()}s", f"{question.n:,}", "a public number"),
             ("Parameters", f"{question.parameters:,}", "trained"),
-            ("Noisy steps", f"{chosen.run.steps:,}", chosen.run.sampler.promise()),
+            (
+                "Noisy steps",
+                f"{chosen.run.steps:,}",
+                of_each(unit, chosen.run.sampler.promise()),
+            ),
             ("Noise multiplier", f"{chosen.noise_multiplier:.4g}", "noise / clip norm"),
             ("Noise to signal", f"{chosen.noise_to_signal:.2g}", "of one step, at least"),
             (
@@ -232,7 +232,8 @@ def table(plans: Plans) -> str:
     )
     return (
         '<section><h2>Settings compared</h2><p class="lead">The cheapest setting within 5 % of '
-        f"the best predicted error is taken; ranks among {len(plans.settings)} settings.</p>"
+        f"the best predicted error is taken; ranks among {len(plans.settings)} settings. "
+        f"{PREDICTED}.</p>"
         f'<div class="card">{grid(HEADINGS, [row(plans, each) for each in rows], marked)}</div>'
         "</section>"
     )
@@ -303,7 +304,8 @@ def epochs_figure(plans: Plans) -> str:
         lowest = [min(each.error for each in curves[count]) / best for count in epochs]
         axes.plot(epochs, lowest, color=ACCENT, marker="o", markersize=3.5)
         logarithmic(axes)
-        mark(axes, round(chosen.epochs), chosen.error / best, "chosen", "right")
+        mark(axes, round(chosen.epochs), chosen.error / best, "chosen", "right", below=True)
+        axes.margins(y=0.2)  # room for the label
         titles(axes, "predicted error over the best", "epochs")
         return inline_svg(axes, "epochs")
 

@@ -50,6 +50,8 @@ def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> P
     **Guarantee.** The model is private already, and nothing here touches its training data. The
     predictions are as private as the records in ``data``: whoever may see those may see these.
     """
+    if out.exists() and data.exists() and out.samefile(data):
+        raise ValueError(f"--out {out} would replace the records to predict. Fix: another name.")
     saved = load_model(run)
     if saved.encoding is None:
         raise ValueError(

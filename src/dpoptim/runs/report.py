@@ -10,11 +10,12 @@ from typing import Any
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
+from dpoptim.plan_words import of_each
 from dpoptim.runs import report_figures as figures
 from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.runs.drawing import power_of_ten
 from dpoptim.runs.evaluation_section import NO_EVALUATION
-from dpoptim.runs.page import bullets, duration, escape, figure, page, pairs
+from dpoptim.runs.page import bullets, duration, escape, figure, number, page, pairs, percent
 from dpoptim.runs.page import facts as key_figures
 from dpoptim.runs.result import RunResult
 from dpoptim.sampling import PoissonSampling
@@ -114,8 +115,12 @@ def _meter(facts: dict[str, Any]) -> str:
 def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
     plan, scores = result.plan, facts["scores"] or {}
     cells = [
-        ("Records", f"{plan.n:,}", "a public number"),
-        ("Expected batch", f"{plan.batch_size:,}", plan.sampler.promise()),
+        (f"{plan.unit.name.title()}s", f"{plan.n:,}", "a public number"),
+        (
+            "Expected batch",
+            f"{plan.batch_size:,}",
+            of_each(plan.unit.name, plan.sampler.promise()),
+        ),
         ("Noisy steps", f"{plan.steps:,}", f"about {plan.epochs:.3g} epochs"),
         ("Noise multiplier", f"{plan.noise_multiplier:.4g}", "noise / clip norm"),
     ]
@@ -298,8 +303,4 @@ def _number(value: object) -> str:
 
 
 def _score(result: RunResult, score: float) -> str:
-    return _percent(score) if result.classes else f"{score:.3f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.1f}\N{NO-BREAK SPACE}%"
+    return percent(score) if result.classes else number(score)

@@ -18,17 +18,6 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Accuracy or R2 (`RunResult.measure`) on a public hold-out, after each epoch in order."""
-
-    per_epoch: tuple[float, ...]
-
-    @property
-    def final(self) -> float:
-        return self.per_epoch[-1]
-
-
-@dataclass(frozen=True)
 class RunResult:
     """A finished private run.
 
@@ -39,7 +28,8 @@ class RunResult:
         settings: public settings in the order to print (optimizer, learning rate, seed, ...).
         seconds: wall time of the private training; None on private data, which it may depend on.
         ledger: where it was charged (None: the noise was off).
-        private_scores: on a hold-out declared public; None otherwise.
+        private_scores: accuracy or R2 (`measure`) on a hold-out declared public, after each epoch
+            in order; None otherwise.
         comparison_scores: the same model trained without privacy, on data declared public; None
             otherwise.
         versions: package name -> version.
@@ -57,8 +47,8 @@ class RunResult:
     settings: dict[str, str]
     seconds: float | None
     ledger: LedgerEntry | None
-    private_scores: Scores | None
-    comparison_scores: Scores | None
+    private_scores: tuple[float, ...] | None
+    comparison_scores: tuple[float, ...] | None
     versions: dict[str, str]
     finished: str
     model_sha256: str | None = None

@@ -108,11 +108,9 @@ def load_model(path: str | Path) -> SavedModel:
 def from_contents(saved: Mapping[str, Any]) -> SavedModel:
     if saved["format"] != FORMAT:
         raise ValueError(f"format {saved['format']!r} is not {FORMAT!r}; train again")
-    shape, names, bounds = (
-        tuple(saved["shape"]),
-        tuple(saved["class_names"]),
-        saved["target_bounds"],
-    )
+    shape = tuple(saved["shape"])
+    names = tuple(saved["class_names"])
+    bounds = saved["target_bounds"]
     model = build_model(saved["model"], shape, 1 if bounds is not None else len(names))
     model.load_state_dict(saved["state_dict"])
     schema, preparation = saved["schema"], saved["preparation"]

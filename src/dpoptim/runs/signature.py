@@ -13,8 +13,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from dpoptim.files import write_atomically
 from dpoptim.printable import printable
 
-__all__ = ["check_signature", "sign"]
-
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.sig"
 PURPOSE = b"dpoptim certificate 1\n"  # so that a signature for something else does not fit
 

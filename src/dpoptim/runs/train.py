@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.assumptions import Assumption
+from dpoptim.arguments import positive_number
+from dpoptim.assumptions import Assumption, trusted
 from dpoptim.data import Data
 from dpoptim.plan import Plan
 from dpoptim.runs.interrupted import SavedRun
@@ -24,11 +25,9 @@ from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.tail_average import TailAverage
 from dpoptim.version import __version__ as dpoptim_version
 
-BY_THE_CLOCK = Assumption(
-    "trusted", "how many steps a clock left time for tells nothing about the records"
-)
-PUBLIC_WEIGHTS = Assumption(
-    "trusted", "the weights of the classes are public: nobody counted these records for them"
+BY_THE_CLOCK = trusted("how many steps a clock left time for tells nothing about the records")
+PUBLIC_WEIGHTS = trusted(
+    "the weights of the classes are public: nobody counted these records for them"
 )
 SMALL_DATA = 10_000  # records below which ordinary training takes smaller batches and larger steps
 
@@ -43,10 +42,7 @@ class Optimization:
     physical_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(
-                f"learning_rate must be a finite number above 0, got {self.learning_rate!r}."
-            )
+        positive_number("learning_rate", self.learning_rate)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}.")
 
@@ -124,7 +120,6 @@ def train_privately(
     saved: SavedRun | None = None,
     resume: bool = False,
     most_seconds: float = math.inf,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Trained:
     """Train a model by SGD under ``plan``; the result is the mean of the last iterates.
 
@@ -133,7 +128,7 @@ def train_privately(
         on_step: told the number of finished steps.
         saved: where the run is kept while it is not complete. resume: go on from there.
         most_seconds: of this part of the run. After that it ends for good, and leaves to the
-            ledger's budget, if it has one, the steps that were not made. clock: seconds.
+            ledger's budget, if it has one, the steps that were not made.
 
     Raises:
         RunInterruptedError: it was asked to stop, and is saved.
@@ -148,7 +143,7 @@ def train_privately(
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
     scores = HoldOutCurve(plan, model, average, public_hold_out(data))
     checkpoint = saved.checkpoint if resume and saved is not None else None
-    started, ended = clock(), ""
+    started, ended = time.perf_counter(), ""
     with attach(
         plan,
         model,
@@ -164,7 +159,7 @@ def train_privately(
     ) as private:
         if checkpoint is not None and saved is not None:
             scores.values = saved.restore(private.steps_done, average)
-            ended = end_in_time(private, saved, clock() - started >= most_seconds)
+            ended = end_in_time(private, saved, time.perf_counter() - started >= most_seconds)
         size = optimization.physical_batch_size
         for x, y in () if ended else private.batches(physical_batch_size=size):
             private.backward(losses(model, (x, y)))
@@ -175,7 +170,7 @@ def train_privately(
             average.update(step)
             on_step(step)
             scores.after_step(step)
-            ended = end_in_time(private, saved, clock() - started >= most_seconds)
+            ended = end_in_time(private, saved, time.perf_counter() - started >= most_seconds)
             if saved is not None and not ended:
                 saved.after_step(private, average, scores.values)
         average.swap()
@@ -185,7 +180,7 @@ def train_privately(
             basis=(*private.basis, *basis_of_weights(data), *((BY_THE_CLOCK,) if ended else ())),
             reservation=private.reservation,
             scores=tuple(scores.values),
-            seconds=clock() - started,
+            seconds=time.perf_counter() - started,
             ended=ended,
         )
 

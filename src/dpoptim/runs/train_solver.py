@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpoptim.accounting.guarantee import SEEDED
+from dpoptim.accounting.guarantee import SEEDED, neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.assumptions import Assumption
+from dpoptim.assumptions import Assumption, enforced
 from dpoptim.data import Data, Schema
 from dpoptim.distributed.agreement import digest
 from dpoptim.estimators.linear_fit import CLIPPED_SHARE
@@ -26,7 +26,7 @@ from dpoptim.runs.train import Optimization, Trained, basis_of_weights, public_h
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel, Loss
 from dpoptim.training.persons_of_ranks import one_rank_a_person
-from dpoptim.training.units import Persons
+from dpoptim.training.privacy_units import Persons
 
 
 def row_norm(data: Data) -> float:
@@ -92,7 +92,7 @@ def train_by_solver(
             own,
             Budget(
                 delta=plan.delta,
-                mu=(2 if plan.neighboring == "replace-one" else 1) / plan.noise_multiplier,
+                mu=neighbours_differ_by(plan.neighboring) / plan.noise_multiplier,
             ),
             radius=math.hypot(row_norm(data), 1),
             clip_norm=method.clip_norm,
@@ -119,7 +119,7 @@ def train_by_solver(
         if noise_seed is None
         else [Assumption("unproven", f"{SEEDED}: whoever knows the seed sees the data")]
     )
-    chosen = () if owners is None else (Assumption("enforced", CHOSEN.format(owners.most)),)
+    chosen = () if owners is None else (enforced(CHOSEN.format(owners.most)),)
     return Trained(
         model=model,
         guarantee=replace(guarantee, unit=plan.unit.name),

@@ -147,7 +147,9 @@ def tune_privately(
     save_model(
         out / "model.pt", as_network(search.best_estimator_, data), "softmax", data, row_norm(data)
     )
-    measure = "accuracy" if data.target_bounds is None else "minus the squared error"
+    measure = "accuracy"
+    if data.target_bounds is not None:  # as of targets scaled to [-1, 1]
+        measure = "minus the squared error, of half the bounds' width as 1"
     tuned = Tuned(search.best_params_, search.best_score_, measure, search.privacy_, out)
     write_atomically(out / "tune.json", to_json(tuned))
     return tuned

@@ -20,9 +20,7 @@ from dpoptim.plan import Plan
 from dpoptim.plan_text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import FORMAT, certificate
-from dpoptim.runs.result import LedgerEntry, RunResult, Scores
-
-__all__ = ["Verified", "verify_run"]
+from dpoptim.runs.result import LedgerEntry, RunResult
 
 
 @dataclass(frozen=True)
@@ -106,10 +104,8 @@ def rebuilt(plan: Plan, written: dict[str, Any]) -> RunResult:
         settings=settings,
         seconds=seconds,
         ledger=None if charged is None else _entry(charged),
-        private_scores=None if scores["private"] is None else Scores(tuple(scores["private"])),
-        comparison_scores=None
-        if scores["without_privacy"] is None
-        else Scores(tuple(scores["without_privacy"])),
+        private_scores=scores["private"] and tuple(scores["private"]),
+        comparison_scores=scores["without_privacy"] and tuple(scores["without_privacy"]),
         versions=written["versions"],
         finished=written["finished"],
         model_sha256=written["model"]["sha256"],

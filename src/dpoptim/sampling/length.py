@@ -1,8 +1,6 @@
 """How long a run is, in steps."""
 
-import math
-
-from dpoptim.arguments import real_number, whole_number
+from dpoptim.arguments import positive_number, whole_number
 from dpoptim.sampling.sampler import Sampler
 
 MOST_STEPS = 10_000_000
@@ -15,10 +13,7 @@ def number_of_steps(sampler: Sampler, epochs: float | None, steps: int | None) -
     if steps is not None:
         whole = whole_number("steps", steps, least=1)
     else:
-        passes = real_number("epochs", epochs)
-        if not 0 < passes < math.inf:
-            raise ValueError(f"epochs must be a finite number above 0, got {epochs!r}.")
-        whole = sampler.steps(passes)
+        whole = sampler.steps(positive_number("epochs", epochs))
     if whole > MOST_STEPS:
         raise ValueError(
             f"a run of {whole} steps is too long to account for; plan at most {MOST_STEPS}."

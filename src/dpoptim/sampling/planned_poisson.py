@@ -48,10 +48,7 @@ class PlannedPoissonSampling(SamplingByCoins):
         return rates[np.searchsorted(starts, np.arange(steps), "right") - 1]
 
     def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
-        """Poisson-sampled Gaussians, each at its own step's rate, composed.
-
-        Equal ones are counted.
-        """
+        """Poisson-sampled Gaussians, each at its step's rate, composed; equal ones are counted."""
         return composed(noise_multipliers, self.rates(len(noise_multipliers)))
 
     def batches(

@@ -7,7 +7,6 @@ takes part once, so correlated noise hides each record at an error that barely g
 number of steps.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +16,13 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting.accountant import compute_epsilon
-from dpoptim.accounting.guarantee import SEEDED, Guarantee, neighboring_name, parse_neighboring
+from dpoptim.accounting.guarantee import (
+    SEEDED,
+    Guarantee,
+    neighboring_name,
+    neighbours_differ_by,
+    parse_neighboring,
+)
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.gate import CorrelatedSum, Gate
@@ -114,7 +119,7 @@ def accelerated_srgd(
         )
     settings, own = shares_of_batches(data, settings, ranks)
     stream = batches(data, own, settings.steps)
-    multiplier = 0.0 if budget is None else (2.0 if relation == "replace-one" else 1.0) / budget.gdp
+    multiplier = 0.0 if budget is None else neighbours_differ_by(relation) / budget.gdp
     query = CorrelatedSum(settings.clip_norm, multiplier, settings.noise, settings.steps)
     event = dp_accounting.NonPrivateDpEvent() if budget is None else query.event
     gate = Gate(
@@ -191,12 +196,6 @@ def _guarantee(
     event: dp_accounting.DpEvent, budget: Budget | None, relation: str, noise_seed: int | None
 ) -> Guarantee:
     if budget is None:
-        return Guarantee(
-            math.inf,
-            1.0,
-            parse_neighboring(relation),
-            "none",
-            status="no privacy: the noise is off",
-        )
+        return Guarantee.without_noise(relation, 1.0)
     guarantee = compute_epsilon(event, budget.delta, relation)
     return guarantee if noise_seed is None else replace(guarantee, notes=(*guarantee.notes, SEEDED))

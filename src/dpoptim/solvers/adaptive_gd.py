@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import positive_number, whole_number
+from dpoptim.arguments import one_of, positive_number, proportion, whole_number
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.releases import Releases, Result, starting_point
@@ -103,15 +103,11 @@ def descend_adaptively(
     keep_iterates: bool,
 ) -> tuple[Tensor, list[Tensor]]:
     """Algorithm 3 for ``rho`` of the budget: the last point, and all of them if they are kept."""
-    lipschitz, smoothness = (
-        positive_number("lipschitz", lipschitz),
-        positive_number("smoothness", smoothness),
-    )
+    lipschitz = positive_number("lipschitz", lipschitz)
+    smoothness = positive_number("smoothness", smoothness)
     max_steps = whole_number("max_steps", max_steps, least=1)
-    if not 0 < beta < 1:
-        raise ValueError(f"beta must be in (0, 1), got {beta!r}.")
-    if constants not in CONSTANTS:
-        raise ValueError(f"constants must be 'theorem' or 'practical', got {constants!r}.")
+    proportion("beta", beta)
+    one_of("constants", constants, CONSTANTS)
     n, size = releases.n, 1 / (2 * smoothness)
     log = max(1.0, math.log(n * math.sqrt(rho) / beta)) if constants == "theorem" else 4.0
     # what the paper's noise on N_t costs under zero-out

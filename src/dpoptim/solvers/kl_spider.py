@@ -92,10 +92,8 @@ def kl_spider(
         >>> result.weights.shape
         torch.Size([4])
     """
-    lipschitz, smoothness = (
-        positive_number("lipschitz", lipschitz),
-        positive_number("smoothness", smoothness),
-    )
+    lipschitz = positive_number("lipschitz", lipschitz)
+    smoothness = positive_number("smoothness", smoothness)
     kl_gamma = positive_number("kl_gamma", kl_gamma)
     if not 1 <= kl_exponent <= 2:
         raise ValueError(

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpoptim.arguments import one_of
+from dpoptim.arguments import one_of, positive_number
 from dpoptim.clipping import SMALLEST_NORM, Clipping
 from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.multiplication import linear, onednn_multiplies
@@ -78,10 +78,7 @@ class LinearModel:
                 else f"give at least {least}"
             )
             raise ValueError(f"outputs={self.outputs!r} does not fit loss={self.loss!r}; {fix}.")
-        if not 0 < self.huber_delta < math.inf:
-            raise ValueError(
-                f"huber_delta must be a finite number above 0, got {self.huber_delta!r}."
-            )
+        positive_number("huber_delta", self.huber_delta)
 
     @property
     def columns(self) -> int:

@@ -64,10 +64,8 @@ def momentum_gd(
         >>> len(result.trace)
         10
     """
-    lipschitz, steps = (
-        positive_number("lipschitz", lipschitz),
-        whole_number("steps", steps, least=1),
-    )
+    lipschitz = positive_number("lipschitz", lipschitz)
+    steps = whole_number("steps", steps, least=1)
     step_size, momentum = positive_number("step_size", step_size), real_number("momentum", momentum)
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must be in [0, 1), got {momentum!r}; 0.9 is a common choice.")

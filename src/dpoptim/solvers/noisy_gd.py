@@ -76,10 +76,8 @@ def noisy_gd(
         >>> result.guarantee.epsilon <= 2.0
         True
     """
-    lipschitz, steps = (
-        positive_number("lipschitz", lipschitz),
-        whole_number("steps", steps, least=1),
-    )
+    lipschitz = positive_number("lipschitz", lipschitz)
+    steps = whole_number("steps", steps, least=1)
     if (step_size is None) == (weak_convexity is None):
         raise ValueError(
             "give either step_size (plain descent) or weak_convexity (Algorithm 4), and not both."

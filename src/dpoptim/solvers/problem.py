@@ -1,14 +1,13 @@
 """A loss as solvers need it: sums of clipped combinations of gradients at any points."""
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dpoptim.arguments import whole_number
+from dpoptim.arguments import number_from_zero, whole_number
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
 from dpoptim.solvers.linear_model import LinearModel, as_rows, as_tensor, scaled
@@ -233,9 +232,7 @@ class Copies(nn.Module):
 
 def checked(capacity: int, l2: float) -> tuple[int, float]:
     """Both if they are in range, else a ValueError."""
-    if not 0 <= l2 < math.inf:
-        raise ValueError(f"l2 must be a finite number >= 0, got {l2!r}.")
-    return whole_number("capacity", capacity, least=1), l2
+    return whole_number("capacity", capacity, least=1), number_from_zero("l2", l2)
 
 
 def bounded_shares(shares: Any) -> Tensor:

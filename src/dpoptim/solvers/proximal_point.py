@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import one_of, positive_number, whole_number
+from dpoptim.arguments import one_of, positive_number, proportion, whole_number
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.noisy_gd import strongly_convex_descent
 from dpoptim.solvers.objective import Objective
@@ -84,18 +84,15 @@ def proximal_point(
         >>> result.weights.shape
         torch.Size([4])
     """
-    lipschitz, kl_gamma = (
-        positive_number("lipschitz", lipschitz),
-        positive_number("kl_gamma", kl_gamma),
-    )
+    lipschitz = positive_number("lipschitz", lipschitz)
+    kl_gamma = positive_number("kl_gamma", kl_gamma)
     weak_convexity = positive_number("weak_convexity", weak_convexity)
     if not 2 <= kl_exponent < math.inf:
         raise ValueError(
             f"kl_exponent must be at least 2, got {kl_exponent!r}; kl_spider takes exponents up to "
             "2."
         )
-    if not 0 < beta < 1:
-        raise ValueError(f"beta must be in (0, 1), got {beta!r}.")
+    proportion("beta", beta)
     one_of("constants", constants, CONSTANTS)
     largest = (kl_gamma * lipschitz) ** kl_exponent
     w = starting_point(w0, objective)

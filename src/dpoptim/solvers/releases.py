@@ -12,9 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.filters import selection_epsilon
-from dpoptim.accounting.guarantee import SEEDED, Guarantee
+from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.adaptive import accurate_norm
@@ -22,6 +21,7 @@ from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.problem import Terms
+from dpoptim.statistics import guarantee_of
 
 Kind = Literal["gradient", "difference", "norm", "selection", "statistics"]
 # share of the budget that plans divide up, so that rounding cannot keep their last step out
@@ -110,10 +110,7 @@ class Releases:
             noise=key_stream(noise_seed, "gaussian noise"),
             label=label,
         )
-        notes = () if noise_seed is None else (SEEDED,)
-        self.guarantee = replace(
-            compute_epsilon(self._gate.event, budget.delta, relation), notes=notes
-        )
+        self.guarantee = guarantee_of(self._gate, budget.delta, noise_seed=noise_seed)
         self.neighbours_differ_by = self._gate.neighbours_differ_by  # m: 1, or 2 under replace-one
         self._asked: tuple[Terms, float, Tensor] | None = None  # of this process's records
 

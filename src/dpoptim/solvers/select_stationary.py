@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import proportion
 from dpoptim.solvers.adaptive_gd import MOST_STEPS, descend_adaptively
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
@@ -60,8 +61,7 @@ def select_stationary(
         >>> result.trace[-1].kind
         'selection'
     """
-    if not 0 < select_share < 1:
-        raise ValueError(f"select_share must be in (0, 1), got {select_share!r}.")
+    proportion("select_share", select_share)
     releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)
     _, iterates = descend_adaptively(
         releases,

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from dpoptim.accounting.guarantee import neighboring_name, parse_neighboring
-from dpoptim.arguments import real_number, whole_number
+from dpoptim.accounting.guarantee import neighbours_differ_by
+from dpoptim.arguments import positive_number, whole_number
 from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Strategy
 from dpoptim.solvers.constraints import Ball, Constraint, Everywhere
 from dpoptim.theory import accelerated_srgd as theory
@@ -55,10 +55,7 @@ class SRGD:
         whole_number("steps", self.steps, least=1)
         whole_number("batch_size", self.batch_size, least=1)
         for name in ("clip_norm", "beta"):
-            if not 0 < real_number(name, getattr(self, name)) < math.inf:
-                raise ValueError(
-                    f"{name} must be a finite number above 0, got {getattr(self, name)!r}."
-                )
+            positive_number(name, getattr(self, name))
         if self.gradient not in get_args(Gradient):
             raise ValueError(
                 f'gradient must be "recursive" or "independent", got {self.gradient!r}.'
@@ -185,7 +182,7 @@ def suggested_settings(
     batch_size = n // steps
     clip_norm = lipschitz
     mechanism = BufferedToeplitz()
-    sensitive = 2.0 if neighboring_name(parse_neighboring(neighboring)) == "replace-one" else 1.0
+    sensitive = neighbours_differ_by(neighboring)
     noise = float(mechanism.prefix_std(steps)[-1]) * sensitive * clip_norm / (mu * batch_size)
     beta = max(
         smoothness if minimiser_inside else smoothness * max(1.0, steps / 4),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import positive_number, real_number
+from dpoptim.arguments import number_from_zero, positive_number
 from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
@@ -86,13 +86,9 @@ def sufficient_statistics(
             f"sufficient statistics of {model.columns} columns are {model.columns**2} numbers. "
             f"Fix: another solver above {MOST_FEATURES} columns."
         )
-    radius, target_bound = (
-        positive_number("radius", radius),
-        positive_number("target_bound", target_bound),
-    )
-    l2 = real_number("l2", l2)
-    if not 0 <= l2 < math.inf:
-        raise ValueError(f"l2 must be a finite number >= 0, got {l2!r}.")
+    radius = positive_number("radius", radius)
+    target_bound = positive_number("target_bound", target_bound)
+    l2 = number_from_zero("l2", l2)
     if neighboring == "add-or-remove-one":
         raise ValueError(
             "neighboring='add-or-remove-one' hides n, which the rounding margin needs. Use "

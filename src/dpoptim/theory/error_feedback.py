@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpoptim.accounting.gaussian import gdp_delta
-from dpoptim.arguments import real_number, whole_number
+from dpoptim.arguments import positive_number, whole_number
 from dpoptim.methods.error_feedback import run_sensitivity, squared_shifts
 
 
@@ -34,8 +34,7 @@ class Smooth:
 
     def __post_init__(self) -> None:
         for name in ("gap", "smoothness"):
-            if not 0 < real_number(name, getattr(self, name)) < math.inf:
-                raise ValueError(f"{name} must be a finite number above 0.")
+            positive_number(name, getattr(self, name))
         whole_number("dimension", self.dimension, least=1)
 
 

@@ -13,20 +13,8 @@ returned without their constant, and say so.
 import math
 from dataclasses import dataclass
 
+from dpoptim.arguments import positive_number, proportion
 from dpoptim.theory.kl_schedules import Schedule, proximal_rounds, spider_schedule
-
-__all__ = [
-    "KLSetting",
-    "adaptive_exponent",
-    "adaptive_rate",
-    "growth_from_kl",
-    "kl_from_growth",
-    "lower_bound_rate",
-    "proximal_rate",
-    "spider_bound",
-    "spider_radius",
-    "stationary_rate",
-]
 
 
 @dataclass(frozen=True)
@@ -57,14 +45,10 @@ class KLSetting:
 
     def __post_init__(self) -> None:
         for name in ("n", "dimension", "rho", "lipschitz", "smoothness", "kl_gamma"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"{name} must be a finite number above 0, got {getattr(self, name)!r}."
-                )
+            positive_number(name, getattr(self, name))
         if not 1 <= self.kl_exponent < math.inf:
             raise ValueError(f"kl_exponent must be at least 1, got {self.kl_exponent!r}.")
-        if not 0 < self.beta < 1:
-            raise ValueError(f"beta must be in (0, 1), got {self.beta!r}.")
+        proportion("beta", self.beta)
         if self.risk_bound is not None and not 0 < self.risk_bound <= self._largest_risk * (
             1 + 1e-9
         ):

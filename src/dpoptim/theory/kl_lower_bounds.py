@@ -15,9 +15,8 @@ def growth_lower_bound(
 ) -> float:
     """Theorem 6, up to a constant: ``tau^(-1/(tau-1)) x^(tau/(tau-1))``.
 
-    With ``x = L0 sqrt(d) / (lambda n epsilon)``.
-
-    For convex, smooth losses whose risk grows as ``(lambda dist)^tau``; epsilon at most 1.
+    Here ``x = L0 sqrt(d) / (lambda n epsilon)``, the losses are convex and smooth, the risk grows
+    as ``(lambda dist)^tau``, and epsilon is at most 1.
 
     Args:
         n, dimension: records, parameters. lipschitz: L0. growth: lambda, > 0.

@@ -11,9 +11,9 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
 from dpoptim.training.persons_of_ranks import one_rank_a_person
+from dpoptim.training.privacy_units import Units
 from dpoptim.training.refusals import refuse_other_size
 from dpoptim.training.streams import StreamRecords
-from dpoptim.training.units import Units
 
 
 def agree_on_run(

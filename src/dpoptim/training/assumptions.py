@@ -2,30 +2,27 @@
 
 from collections.abc import Iterable, Mapping
 
-from dpoptim.assumptions import Assumption
+from dpoptim.assumptions import Assumption, enforced, trusted
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.training.loss_check import LossCheck
 
 WRITES = {  # by whether some constants are read in turn
     False: (
-        Assumption(
-            "enforced",
+        enforced(
             "parameters, buffers, frozen parameters, extra state and hooks are compared by value "
             "before each release and at the end: no forward pass leaves anything in them",
         ),
     ),
     True: (
-        Assumption(
-            "enforced",
+        enforced(
             "parameters, buffers, extra state and hooks are compared by value before each release, "
             "large frozen parameters in turn, and all at the end",
         ),
     ),
 }
-ESCAPES = Assumption(
-    "enforced",
-    "whatever would escape clipping is refused: other uses of a weight, batch statistics",
+ESCAPES = enforced(
+    "whatever would escape clipping is refused: other uses of a weight, batch statistics"
 )
 MEAN = (
     "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a vector of "
@@ -88,27 +85,23 @@ def basis_of_loss(
         isolation: records that pass alone have no other one in their loss.
     """
     if isolation.alone:
-        return tuple(Assumption("trusted", text) for text in (SHAPES, NOTHING_ELSE, LOOP, RANDOM))
-    items = [
-        Assumption("trusted", NOT_CHECKED if checked is None else CHECKED.format(checked.text))
-    ]
+        return tuple(trusted(text) for text in (SHAPES, NOTHING_ELSE, LOOP, RANDOM))
+    items = [trusted(NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
     if caveats["collate"]:
-        items.append(Assumption("trusted", COLLATE))
+        items.append(trusted(COLLATE))
     if caveats["bare"]:
         usual = "" if declared else ", which nobody declared"
         stated = (
             f"the loss is the {declared or 'mean'} over the batch of one term per record{usual} "
             "(private.backward sees)"
         )
-        items.append(Assumption("trusted", stated))
+        items.append(trusted(stated))
     elif caveats["scalar"]:
-        items.append(
-            Assumption("trusted", "what was summed or averaged to the loss is one term per record")
-        )
+        items.append(trusted("what was summed or averaged to the loss is one term per record"))
     others = (SHAPES, f"{NOTHING_ELSE}; records keep their order in it", LOOP, RANDOM)
-    items += [Assumption("trusted", text) for text in others]
+    items += [trusted(text) for text in others]
     if caveats["mean"] or declared == "mean":
-        items.append(Assumption("trusted", MEAN))
+        items.append(trusted(MEAN))
     return tuple(items)
 
 
@@ -134,12 +127,8 @@ def caveats_of(engine: Engine, *, seeded: bool, collate: bool) -> dict[str, bool
 
 def basis_of_ledger(durable: bool) -> Assumption:
     if durable:
-        return Assumption(
-            "enforced", "the whole run was charged to a ledger on disk before its first noisy sum"
-        )
-    return Assumption(
-        "trusted", "other runs on this data are added up elsewhere: the ledger was in memory"
-    )
+        return enforced("the whole run was charged to a ledger on disk before its first noisy sum")
+    return trusted("other runs on this data are added up elsewhere: the ledger was in memory")
 
 
 def basis_of_ranks(size: int, *, sharded: bool, by_person: bool) -> tuple[Assumption, ...]:
@@ -152,16 +141,13 @@ def basis_of_ranks(size: int, *, sharded: bool, by_person: bool) -> tuple[Assump
         sound = "no record is in the data sets of two processes"
     else:
         sound = "all processes have the same data set"
-    apart = Assumption("enforced", "no person has rows in the data sets of two processes")
+    apart = enforced("no person has rows in the data sets of two processes")
     return (
         *((apart,) if sharded and by_person else ()),
-        Assumption(
-            "enforced",
-            f"{size} processes release every number once, with its whole noise, on one reservation",
+        enforced(
+            f"{size} processes release every number once, with its whole noise, on one reservation"
         ),
-        Assumption(
-            "trusted", f"{sound}; they, and the network between them, are on the side of the data"
-        ),
+        trusted(f"{sound}; they, and the network between them, are on the side of the data"),
     )
 
 
@@ -177,26 +163,24 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
     """
     items = []
     if caveats["attributes"]:
-        items.append(Assumption("trusted", ATTRIBUTES))
+        items.append(trusted(ATTRIBUTES))
     if caveats["partial_backward"]:
-        items.append(
-            Assumption("trusted", "several backward passes over a batch cover disjoint records")
-        )
+        items.append(trusted("several backward passes over a batch cover disjoint records"))
     if caveats["rounded"]:
         shared = (
             "in bfloat16 or float16, records are rounded the same whatever others share their batch"
         )
-        items.append(Assumption("trusted", shared))
+        items.append(trusted(shared))
     if caveats["varies"]:
-        items.append(Assumption("trusted", OTHERS))
+        items.append(trusted(OTHERS))
     if resumed:
         again = (
             "nothing that was released after the checkpoint had been looked at when the run was "
             "taken up again"
         )
-        items.append(Assumption("trusted", again))
+        items.append(trusted(again))
     if caveats["left"]:
-        items.append(Assumption("trusted", LEFT))
+        items.append(trusted(LEFT))
     if caveats["seeded"]:
         items.append(
             Assumption(

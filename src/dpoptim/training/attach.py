@@ -109,8 +109,9 @@ def attach(
             vectorised call with a row of parameters for each record; numbers that it returns
             without an axis come back as one for each record. ``"alone"``: microbatches of one
             record, for any model and any loss. ``"auto"``: the fastest that gives each record its
-            own gradient, for each part of the model, tried on made-up records; where it is not
-            rules for layers, a warning says why, and how much longer it takes.
+            own gradient, for each part of the model, tried on made-up records (and for ``loss``, if
+            given); where it is not rules for layers, a warning says why, and how much longer it
+            takes.
         batch_axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...);
             None: found out.
         process_group: of the processes that train this model together, each calling `attach` in

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
@@ -64,13 +63,15 @@ class Attached:
             self._hooks.remove()
             self._hooks = None
 
-    def state(self, parts: list[Tensor]) -> dict[str, Any]:
-        """Model, optimizers, unused releases, for a checkpoint; ``parts``: see `Wrapping.noted`."""
-        noted = self._wrapping.noted
+    def state(self) -> dict[str, Any]:
+        """Model, optimizers, unused releases, for a checkpoint; see `Wrapping.in_boxes`."""
         return {
-            "model": noted(self._engine.model.state_dict(), parts),
-            "optimizers": [noted(each.state_dict(), parts) for each in self._optimizers],
-            "unfinished": noted(self._gradients.unfinished(), parts),
+            key: self._wrapping.in_boxes(value)
+            for key, value in {
+                "model": self._engine.model.state_dict(),
+                "optimizers": [each.state_dict() for each in self._optimizers],
+                "unfinished": self._gradients.unfinished(),
+            }.items()
         }
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -17,12 +17,12 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.training.loading import Batches, Collate, LoaderOptions, load_microbatches
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
+from dpoptim.training.privacy_units import Units
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.run_streams import RunStreams
 from dpoptim.training.secret_randomness import secret_randomness
 from dpoptim.training.slots import Slots, SlotSampler, costs_little
 from dpoptim.training.steps import Steps
-from dpoptim.training.units import Units
 
 
 class BatchLoader:
@@ -60,13 +60,11 @@ class BatchLoader:
         loss_checked: bool,
     ) -> None:
         self._plan, self._train_set, self._collate_fn, self._units = plan, train_set, collate, units
-        self.queue, self._engine, self._steps, self._gradients, self._ranks = (
-            queue,
-            engine,
-            steps,
-            gradients,
-            ranks,
-        )
+        self.queue = queue
+        self._engine = engine
+        self._steps = steps
+        self._gradients = gradients
+        self._ranks = ranks
         self._checked, self._loss_checked = checked, loss_checked
         # those of a step, which may be dealt ahead and again
         self._group_coins = streams.of_steps("summation groups")
@@ -159,8 +157,9 @@ class BatchLoader:
                     "a batch was delivered, but optimizer.step() was not called after it. Fix: "
                     "call private.backward(losses), and step() of the optimizer that attach was "
                     "given, once for every batch; a loop that fetches batches ahead takes "
-                    "private.steps(). After an error in the loop, start it again: "
-                    "private.batches() goes on with the same batch."
+                    "private.steps(), and one that accumulates gradients of several batches takes "
+                    "larger ones, cut by private.batches(physical_batch_size=...). After an error "
+                    "in the loop, start it again: private.batches() goes on with the same batch."
                 )
             self._gradients.drop()
             self._steps.begin(microbatch)

@@ -29,11 +29,12 @@ from dpoptim.files import remove_litter, write_atomically
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
 from dpoptim.printable import printable
-from dpoptim.training.units import Units
+from dpoptim.training.privacy_units import Units
 
-MARK = b"dpoptim checkpoint 3, secret, "
+MARK = b"dpoptim checkpoint 4, secret, "
 PLAIN, SEALED = MARK + b"sha256 ", MARK + b"sealed, sha256 "
 KEY_BYTES, NONCE_BYTES = 32, 12
+SEAL_BYTES = NONCE_BYTES + 16  # by which what is sealed is longer: its tag, too
 ENTRIES = {
     "identity": dict,
     "durable": bool,
@@ -47,7 +48,7 @@ ENTRIES = {
     "side": object,
     "choice": object,
     "gate": dict,
-    "files": list,
+    "parts": dict,
 }
 
 
@@ -71,19 +72,21 @@ def write_checkpoint(
         ValueError: what would be written could not be read back, or the key has another length.
         OSError: see `write_atomically`; or ``path`` is there and no checkpoint.
     """
-    file: list[bytes] = []
+    file: list[bytes | memoryview] = []
 
     def encode() -> str:
-        body, digest = encoded(path, contents, key)
-        file.append(body)
+        pieces, digest = encoded(path, contents, key)
+        file.extend(pieces)
         return digest
 
     announce(on_first(encode))
-    on_first(lambda: write_atomically(path, file[0], secret=True))
+    on_first(lambda: write_atomically(path, file, secret=True))
 
 
-def encoded(path: Path, contents: dict[str, Any], key: bytes | None) -> tuple[bytes, str]:
-    """The file for ``path``, and its SHA-256; errors as for `write_checkpoint`."""
+def encoded(
+    path: Path, contents: dict[str, Any], key: bytes | None
+) -> tuple[list[bytes | memoryview], str]:
+    """The file for ``path``, in pieces, and its SHA-256; errors as for `write_checkpoint`."""
     if path.exists() and not is_checkpoint(path):
         raise FileExistsError(
             f"{printable(str(path))} is there and is no checkpoint; it stays as it is. Fix: choose "
@@ -91,9 +94,9 @@ def encoded(path: Path, contents: dict[str, Any], key: bytes | None) -> tuple[by
         )
     buffer = io.BytesIO()
     torch.save(contents, buffer)
-    body = buffer.getvalue()
+    buffer.seek(0)
     try:
-        torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+        torch.load(buffer, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).split("Please file")[0].splitlines()[-1].strip()
         raise ValueError(
@@ -102,10 +105,10 @@ def encoded(path: Path, contents: dict[str, Any], key: bytes | None) -> tuple[by
             "numpy number, say)."
         ) from None
     mark = PLAIN if key is None else SEALED
-    if key is not None:
-        body = sealed(body, key, SEALED)
+    plain = buffer.getbuffer()
+    body = plain if key is None else sealed(plain, key, SEALED)
     digest = hashlib.sha256(body).hexdigest()
-    return mark + digest.encode() + b"\n" + body, digest
+    return [mark + digest.encode() + b"\n", body], digest
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -191,7 +194,7 @@ def checked(body: bytes, name: str) -> dict[str, Any]:
     return dict(contents)
 
 
-def sealed(body: bytes, key: bytes, purpose: bytes) -> bytes:
+def sealed(body: bytes | memoryview, key: bytes, purpose: bytes) -> bytes:
     """The body, sealed for one purpose; `opened` opens it."""
     nonce = os.urandom(NONCE_BYTES)
     return nonce + cipher(key).encrypt(nonce, body, purpose)

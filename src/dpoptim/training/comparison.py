@@ -8,12 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss, RecordsAlone, engine_sums, trainable, worst_mismatch
 from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import RowsOfRecords
+from dpoptim.torch_internals import pytree
+from dpoptim.training.foreign import hint_of
+from dpoptim.training.isolation_words import first_sentence
 from dpoptim.training.quiet import other_weights
 
 TOLERANCE = {  # of the bound, for each record
@@ -32,6 +35,22 @@ def tolerance_of(model: nn.Module, placement: Placement) -> float:
     """Tolerance of a model's sums: a share of the bound, for each record."""
     dtypes = {p.dtype for p in (*trainable(model).values(), *placement.used)}
     return max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
+
+
+def computed_dtypes(model: nn.Module, run: Callable[[], Tensor]) -> set[torch.dtype]:
+    """Dtypes of what modules return meanwhile: under autocast, other ones than the parameters'."""
+    seen = set[torch.dtype]()
+
+    def note(module: nn.Module, args: object, output: object) -> None:
+        seen.update(leaf.dtype for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
 
 
 def settled(
@@ -53,6 +72,16 @@ def settled(
     return all(share <= near for share in shares) and all(
         share <= 1 for seed in range(AGAIN) for share in again(seed)
     )
+
+
+def meant_by(error: Exception) -> PrivacyError:
+    """The refusal that an error stands for; any other error is raised again."""
+    if isinstance(error, PrivacyError):
+        return error
+    hint = hint_of(error, error.__traceback__)
+    if hint is None:
+        raise error
+    return PrivacyError(hint)
 
 
 class Comparison:
@@ -85,11 +114,17 @@ class Comparison:
         self.alone, self.together = alone, together
         self._order, self._per_record, self._ways = order, per_record, ways
         self._placement = placement
+        dtypes = computed_dtypes(model, lambda: loss(model, alone[0]))
+        self._tolerance = max(
+            tolerance_of(model, placement), *(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
+        )
 
     def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
         """The candidate under which engine and truth agree.
 
         Raises:
+            NotByThisWayError: none does, but autograd's gradient of the batch is that of its
+                records alone.
             SamplesInteractError: none does.
         """
         gradients = self._alone()
@@ -97,26 +132,36 @@ class Comparison:
         for way in self._ways:
             try:
                 for candidate in candidates:
-                    if way.enforced and not self._adds_up(gradients, candidate):
-                        # apart, but not what the loss says: each record would be normalised by
-                        # itself, say
-                        continue
-                    found = self._mismatches(gradients, candidate, way)
-                    again = partial(self._elsewhere, candidate, way)
-                    if settled(
-                        [share for _, share in found],
-                        again,
-                        tolerance_of(self.model, self._placement),
-                    ):
+                    found = self._off(gradients, candidate, way)
+                    if found is None:
                         return candidate
-                    worst = next(name for name, share in found if not share <= 1)
+                    worst = found or worst
             except SamplesInteractError:
                 raise
-            except PrivacyError as error:
-                refused = refused or error
-        if refused is not None and not worst:
-            raise refused
-        raise self._interaction(gradients, worst)
+            except Exception as error:  # whatever the user's code raises under hooks
+                refused = refused or meant_by(error)
+        mixed = self._interaction(gradients, worst) if worst or refused is None else refused
+        if any(self._adds_up(gradients, candidate) for candidate in candidates):
+            raise self._not_by_this_way(mixed)
+        raise mixed
+
+    def _off(self, gradients: RecordsAlone, reduction: Reduction, way: Isolation) -> str | None:
+        """The parameter whose sums are off in this way; None: none is; "": the loss is."""
+        if way.enforced and not self._adds_up(gradients, reduction):
+            return ""  # apart, but not what it says: each record would be normalised by itself, say
+        found = self._mismatches(gradients, reduction, way)
+        again = partial(self._elsewhere, reduction, way)
+        if settled([share for _, share in found], again, self._tolerance):
+            return None
+        return next(name for name, share in found if not share <= 1)
+
+    def _not_by_this_way(self, error: PrivacyError) -> NotByThisWayError:
+        reason = first_sentence(str(error)).split(". Usual causes: ", maxsplit=1)[0]
+        return NotByThisWayError(
+            f"{error} Or attach in a slower way, which suits this loss, as each record's gradient "
+            'is its own: isolation="auto", or "alone".',
+            reason=reason,
+        )
 
     def _interaction(self, gradients: RecordsAlone, worst: str) -> SamplesInteractError:
         if self._weighs_records(gradients):
@@ -154,7 +199,7 @@ class Comparison:
         gradients.subtract(rest, [share * count for count in counts])
         norms = gradients.squared.sqrt().tolist()
         size = sum(count * norm for count, norm in zip(counts, norms, strict=True))
-        return self._norm(rest) <= 1e-3 * size
+        return self._norm(rest) <= max(1e-3, self._tolerance) * size
 
     def _weighs_records(self, gradients: RecordsAlone) -> bool:
         """Whether the batch's gradient is the records' own, with weights that add up to 1."""
@@ -202,7 +247,7 @@ class Comparison:
         )
         found = gradients.distances(ours, clipping, self._order, reduction)
         worst, distance = worst_mismatch(found)
-        allowed = clip_norm * self.rows * tolerance_of(self.model, self._placement)
+        allowed = clip_norm * self.rows * self._tolerance
         return worst, distance / allowed
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.distributed.checkpoints import cut
+from dpoptim.distributed.checkpoints import own
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.gradients.summation_groups import Indices
 from dpoptim.gradients.totals import Totals
@@ -44,7 +44,7 @@ class EarlierPart:
         deal: Callable[[Indices], Indices],
         records: int | None,
     ) -> EarlierPart:
-        """Return this rank's share of the part; see `distributed.checkpoints.cut`.
+        """Return this rank's share of the part; see `distributed.checkpoints.own`.
 
         Raises:
             ValueError: the part is of another training than ``identity``.
@@ -52,7 +52,7 @@ class EarlierPart:
         if self.contents is None:
             return self
         refuse_other_training(self.contents, identity, ledger)
-        return EarlierPart(cut(self.contents, ranks, totals, deal, records), self.digest)
+        return EarlierPart(own(self.contents, ranks, totals, deal, records), self.digest)
 
     @property
     def gate(self) -> dict[str, Any] | None:

@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 
 from dpoptim.errors import PrivacyError
 from dpoptim.training.collation import collate_records
+from dpoptim.training.privacy_units import NO_ROW, made_up
 from dpoptim.training.records import leaves_of, map_leaves
-from dpoptim.training.units import NO_ROW, made_up
 
 
 class WithEmptySlots(Dataset[Any]):

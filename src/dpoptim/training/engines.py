@@ -8,7 +8,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gate import GaussianSum
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.placement import InPlace, Placement
+from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.gradients.value_engine import ValueEngine
@@ -81,7 +81,7 @@ def engine_for(
                 "isolation is not for value clipping, whose bound is proved for layers. Fix: leave "
                 "it out."
             )
-        if not isinstance(placement or InPlace(), InPlace):
+        if placement is not None and placement.spread:
             raise PrivacyError(
                 "value clipping is not supported for models under fully_shard. Fix: dpoptim.DPSGD; "
                 "or the model bare, or in DistributedDataParallel."

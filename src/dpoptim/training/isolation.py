@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dpoptim.assumptions import Assumption
+from dpoptim.assumptions import Assumption, enforced, trusted
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
 from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
@@ -25,7 +25,14 @@ from dpoptim.gradients.oracle import RecordsAlone, engine_sums, trainable
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.training.comparison import settled, tolerance_of
-from dpoptim.training.isolation_words import ALONE, WHOLE, basis_of, first_sentence, message_of
+from dpoptim.training.isolation_words import (
+    ALONE,
+    WAYS_IN_WORDS,
+    WHOLE,
+    basis_of,
+    first_sentence,
+    message_of,
+)
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
 from dpoptim.training.quiet import other_weights, put_back, quiet
@@ -79,15 +86,15 @@ def choose_isolation(
     """
     watch_batch_statistics(model)
     if choice == "alone":
-        return Chosen(Isolation.of("alone"), (Assumption("enforced", ALONE),), None)
+        return Chosen(Isolation.of("alone"), (enforced(ALONE),), None)
     if choice == "vmap":
         placement.refuse(Isolation.of("vmap"))
     with put_back(model):
         found, reason = working_sample(model, train_set, batch_axis)
     if found is None:
         isolation = Isolation.of("vmap" if choice == "vmap" else "rules", batch_axis or 0)
-        enforced = (Assumption("enforced", WHOLE),) if choice == "vmap" else ()
-        return Chosen(isolation, (*enforced, not_probed(reason)), None)
+        whole = (enforced(WHOLE),) if choice == "vmap" else ()
+        return Chosen(isolation, (*whole, not_probed(reason)), None)
     with quiet(model, lambda: found.outputs(model)):
         sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
         trials = Trials(model, sample, placement)
@@ -105,6 +112,15 @@ def choose_isolation(
         if failure is not None:
             isolation = slower_way(model, sample, trials, isolation, failure)
         return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
+
+
+def after_loss(isolation: Isolation, sample: Sample | None, reason: str) -> Chosen:
+    """Choice of a way that suits the loss, where for that reason the model's own does not."""
+    message = (
+        f"{WAYS_IN_WORDS[isolation.tier]}, because with the loss {reason}. Say "
+        f"isolation={isolation.tier!r} to choose for yourself."
+    )
+    return Chosen(isolation, basis_of(isolation), sample, message)
 
 
 def slower_way(
@@ -140,8 +156,7 @@ def working_sample(
 
 
 def not_probed(reason: str) -> Assumption:
-    return Assumption(
-        "trusted",
+    return trusted(
         "the model treats records independently, and every layer has them on its first axis (not "
         f"tested on random inputs: {reason}; see dpoptim.check)",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpoptim.assumptions import Assumption
+from dpoptim.assumptions import Assumption, enforced, trusted
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.training.next_way import Failure
 
@@ -12,15 +12,19 @@ if TYPE_CHECKING:
     from dpoptim.training.isolation import Trials
 
 
-PASSED = Assumption(
-    "trusted",
-    "the model treats records independently (it did on random inputs, against batches of one)",
+PASSED = trusted(
+    "the model treats records independently (it did on random inputs, against batches of one)"
 )
 ALONE = "records cannot be mixed: every microbatch has one record"
 WHOLE = (
     "records cannot be mixed in the model: its forward pass is vectorised, with a row of "
     "parameters for each"
 )
+WAYS_IN_WORDS = {
+    "alone": "records pass alone, one in each microbatch",
+    "vmap": "the whole model is vectorised, with a row of parameters for each record",
+    "rules": "{} are vectorised, with a row of parameters for each record",
+}
 PARTS = "in {} records cannot be mixed: vectorised, with a row of parameters for each"
 
 
@@ -31,11 +35,11 @@ def first_sentence(message: str) -> str:
 def basis_of(isolation: Isolation) -> tuple[Assumption, ...]:
     """Assumptions of a way that passed its trial."""
     if isolation.alone:
-        return (Assumption("enforced", ALONE),)
+        return (enforced(ALONE),)
     if isolation.enforced:
-        return (Assumption("enforced", WHOLE),)
+        return (enforced(WHOLE),)
     if isolation.by_vmap:
-        return (Assumption("enforced", PARTS.format(some(isolation.by_vmap))), PASSED)
+        return (enforced(PARTS.format(some(isolation.by_vmap))), PASSED)
     return (PASSED,)
 
 
@@ -48,12 +52,7 @@ def message_of(trials: Trials, isolation: Isolation, failure: Failure | None) ->
     """Warning about a way that is slower than rules; empty if there is nothing to tell."""
     if failure is None or (isolation.tier == "rules" and not isolation.by_vmap):
         return ""
-    what = {
-        "alone": "records pass alone, one in each microbatch",
-        "vmap": "the whole model is vectorised, with a row of parameters for each record",
-        "rules": f"{some(isolation.by_vmap)} are vectorised, with a row of parameters for each "
-        "record",
-    }[isolation.tier]
+    what = WAYS_IN_WORDS[isolation.tier].format(some(isolation.by_vmap))
     return (
         f"{what}, because with rules for layers {failure.reason}. On {trials.sample.rows} made-up "
         f"records a pass takes about {trials.factor(isolation):.2g} times as long as an ordinary "

@@ -15,10 +15,10 @@ from dpoptim.errors import PrivacyError
 from dpoptim.training.collation import CollatePresent, collate_records
 from dpoptim.training.empty_slots import fixed_shape
 from dpoptim.training.microbatches import Microbatch, MicrobatchSampler
+from dpoptim.training.privacy_units import CollateRows, rows_of_tensors
 from dpoptim.training.slots import SlotSampler
 from dpoptim.training.streams import StreamRecords
-from dpoptim.training.units import CollateRows, rows_of_tensors
-from dpoptim.training.worker_messages import Sending
+from dpoptim.training.worker_messages import IndexMessage, Sending
 
 Collate = Callable[[list[Any]], Any]
 
@@ -80,25 +80,30 @@ def load_microbatches(
     collate_fn = CollatePresent(collate_fn or collate_records)
     loader = DataLoader(
         dataset,
-        batch_sampler=sampler,
-        num_workers=options.num_workers,
-        collate_fn=Sending(collate_fn) if options.num_workers else collate_fn,
-        pin_memory=options.pin_memory,
-        prefetch_factor=options.prefetch_factor,
-        persistent_workers=options.persistent_workers,
-        multiprocessing_context=options.multiprocessing_context,
-        worker_init_fn=options.worker_init_fn,
-        timeout=options.timeout,
+        batch_sampler=Indexed(sampler, for_workers=options.num_workers > 0),
+        **{
+            **vars(options),
+            "collate_fn": Sending(collate_fn) if options.num_workers else collate_fn,
+        },
     )
     for batch in loader:
         yield batch, sampler.drawn.popleft()
 
 
-class WholeBatches(Dataset[Any]):
-    """Reads the batches of a `TensorDataset` as DataLoader would collate them.
+@dataclass(frozen=True)
+class Indexed:
+    """The indices of each microbatch as a DataLoader takes them."""
 
-    Without a Python call for each record; made-up rows in empty slots.
-    """
+    sampler: MicrobatchSampler | SlotSampler
+    for_workers: bool
+
+    def __iter__(self) -> Iterator[Any]:
+        for indices in self.sampler.microbatches():
+            yield IndexMessage(indices) if self.for_workers else indices.tolist()
+
+
+class WholeBatches(Dataset[Any]):
+    """Reads a `TensorDataset`'s batches as DataLoader would, without a call for each record."""
 
     def __init__(self, dataset: TensorDataset, stacked: int) -> None:
         self._tensors, self._stacked = dataset.tensors, stacked

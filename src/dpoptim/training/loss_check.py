@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import Wrapping
-from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
@@ -19,10 +19,10 @@ from dpoptim.training.check import CheckResult, Program, compare, compare_if_pos
 from dpoptim.training.collation import collate_records
 from dpoptim.training.foreign import hint_of
 from dpoptim.training.loading import Collate
+from dpoptim.training.privacy_units import Units
 from dpoptim.training.records import made_up
 from dpoptim.training.reduction import disagreement
 from dpoptim.training.streams import StreamRecords
-from dpoptim.training.units import Units
 
 MADE_UP, TAKEN = 5, 4  # records
 BY_COLLATE = (
@@ -78,12 +78,15 @@ def check_loss(
         wrapping: of the model. ranks: that train it.
 
     Raises:
+        NotByThisWayError: each record's gradient is its own, but not in the model's way of keeping
+            them apart.
         SamplesInteractError: a record's gradient depends on other records.
         PrivacyError: loss or collate function cannot be run on records of the data set; without
             what was raised, which might quote one.
 
-    **Guarantee.** Only whether the program treats records independently is told: one bit about the
-    program.
+    **Guarantee.** Only whether the program treats records independently, and in what way they can
+    be kept apart, is told: facts about the program. An error or a warning also names the parameter
+    whose sums differ most, which is so on these records.
     """
     if isolation.alone:
         return LossCheck("none", collate_fn, "")
@@ -140,6 +143,8 @@ def saying(where: str) -> Iterator[None]:
     """Add to what is said of records that are mixed."""
     try:
         yield
+    except NotByThisWayError as error:
+        raise NotByThisWayError(f"{where}: {error}", reason=error.reason) from None
     except SamplesInteractError as error:
         raise SamplesInteractError(f"{where}: {error}") from None
 

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler as IndexSampler
 
 from dpoptim.gradients.products import BLOCK_GROUPS
 from dpoptim.gradients.summation_groups import EXPECTED_GROUP, into_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Draws, Indices, Position
-from dpoptim.training.units import present_rows
+from dpoptim.training.privacy_units import present_rows
 
 # batches, of so many records in all, are drawn and dealt in one go: one by one takes several times
 # as long
@@ -125,8 +124,8 @@ class BatchQueue:
         self._waiting = deque(indices.numpy() for indices in secret["waiting"])
 
 
-class MicrobatchSampler(IndexSampler[list[int]]):
-    """Deals batches into groups and groups into microbatches, which it yields to be loaded.
+class MicrobatchSampler:
+    """Deals batches into groups and groups into microbatches, which are loaded.
 
     Each is noted in ``drawn`` in the order of delivery. All rows of a person are in one, next to
     each other.
@@ -159,10 +158,6 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         roomy = most is None or most >= 2 * BLOCK_GROUPS * EXPECTED_GROUP
         self._block = BLOCK_GROUPS if roomy else 1
         self.drawn: deque[Microbatch] = deque()
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for indices in self.microbatches():
-            yield indices.tolist()
 
     def microbatches(self) -> Iterator[Indices]:
         for shape, microbatches in self._dealt():

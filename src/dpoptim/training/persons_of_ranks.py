@@ -4,7 +4,7 @@ import numpy as np
 
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import RankError
-from dpoptim.training.units import Persons
+from dpoptim.training.privacy_units import Persons
 
 
 def one_rank_a_person(ranks: Ranks, persons: Persons | None, *, sharded: bool) -> None:

@@ -1,7 +1,7 @@
 """Findings of attaching about model, loss and data before anything is reserved or drawn."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import Any
 
@@ -11,19 +11,20 @@ from torch.utils.data import Dataset
 
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import wrapping_of
+from dpoptim.errors import NotByThisWayError, PrivacyError
 from dpoptim.gradients.engine import Engine, Reduction
-from dpoptim.gradients.isolation import require_choice
+from dpoptim.gradients.isolation import Isolation, require_choice
 from dpoptim.plan import Plan
 from dpoptim.training.agreed import agree_on_run
 from dpoptim.training.checkpoint import identity_of
-from dpoptim.training.engines import engine_for
-from dpoptim.training.isolation import Chosen, choose_isolation
+from dpoptim.training.engines import engine_for, training_method
+from dpoptim.training.isolation import Chosen, after_loss, choose_isolation
 from dpoptim.training.loss_check import LossCheck, check_loss
+from dpoptim.training.privacy_units import units_of
 from dpoptim.training.probe import positions_per_layer
 from dpoptim.training.quiet import same_made_up_records
 from dpoptim.training.refusals import refuse_engine, refuse_other_unit, refuse_unsupported
 from dpoptim.training.request import Request
-from dpoptim.training.units import units_of
 
 
 class Prepared:
@@ -62,6 +63,7 @@ class Prepared:
         )
         refuse_other_unit(plan, self.units)
         self._row = self._a_row()
+        self._by_loss = False  # the loss asked for a slower way than the model
         self.chosen, self.loss, positions = self._tried()
         self.engine = self._engine(positions)
         refuse_engine(plan, self.engine, self.optimizers)
@@ -70,14 +72,37 @@ class Prepared:
         """Try the model and the loss on made-up records."""
         with self._trying():
             chosen = self._chosen_isolation(self._row)
-            return (
-                chosen,
-                self._checked_loss(chosen),
-                positions_per_layer(self.model, chosen.sample),
-            )
+            try:
+                loss = self._checked_loss(chosen)
+            except NotByThisWayError as error:
+                if not self._may_be_slower():
+                    raise
+                self._by_loss = True
+                chosen, loss = self._by_a_slower_way(chosen, error.reason)
+            return chosen, loss, positions_per_layer(self.model, chosen.sample)
+
+    def _may_be_slower(self) -> bool:
+        """Whether another way may be taken by itself: all processes would have to take it."""
+        return (
+            self._request.isolation == "auto"
+            and self._ranks.size == self.units.rows.per_record == 1
+            and training_method(self.plan).value_bound is None
+        )
+
+    def _by_a_slower_way(self, chosen: Chosen, reason: str) -> tuple[Chosen, LossCheck | None]:
+        """By ``vmap``, if the loss allows it; else with records alone, as any loss does."""
+        if not chosen.isolation.enforced:
+            with suppress(PrivacyError):
+                axis = chosen.isolation.batch_axis
+                slower = after_loss(Isolation.of("vmap", axis), chosen.sample, reason)
+                return slower, self._checked_loss(slower)
+        slower = after_loss(Isolation.of("alone"), None, reason)
+        return slower, self._checked_loss(slower)
 
     def chosen_now(self) -> Chosen:
         """How the model's records would be kept apart as it is now."""
+        if self._by_loss:
+            return self.chosen  # which suits any model
         with self._trying():
             return self._chosen_isolation(self._a_row())
 

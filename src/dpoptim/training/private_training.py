@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.distributed.checkpoints import joined
+from dpoptim.distributed.checkpoints import common
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
@@ -156,7 +156,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             path: an older checkpoint there is replaced, anything else refused; readable by its
                 owner alone.
 
-        Of several processes, all call it after the same step; rank 0 writes.
+        Of several processes, all call it after the same step; each writes a part beside the file,
+        which belongs to it.
 
         Raises:
             RankError: another process does something else; named.
@@ -183,21 +184,19 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             )
         refuse_changed_parameters(self._engine, everything=True)
         self._ranks.begin_save(self.steps_done)
-        parts: list[Tensor] = []
         contents = {
             "identity": self._prepared.identity,
             "durable": self._ledger.durable,
             "caveats": self._all_caveats(),
             "streams": self._streams.reached(),
-            **self._attached.state(parts),
-            **joined(
+            **self._attached.state(),
+            **common(
                 self._steps.secret_state(), self._ranks, self._engine.totals, self._own_records
             ),
         }
         save_with_parts(
             Path(path),
             contents,
-            parts,
             key=self._key,
             announce=self._steps.gate.note_checkpoint,
             ranks=self._ranks,

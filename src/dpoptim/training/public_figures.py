@@ -27,10 +27,10 @@ from dpoptim.training.assumptions import (
 from dpoptim.training.batch_loader import BatchLoader
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.loss_check import LossCheck
+from dpoptim.training.privacy_units import Units
 from dpoptim.training.progress import show_progress
 from dpoptim.training.slots import basis_of_slots, less_lost_delta
 from dpoptim.training.steps import Steps
-from dpoptim.training.units import Units
 
 
 class PublicFigures:

@@ -48,8 +48,19 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         engine.backward(losses * K if engine.rows.reduction == "mean" else losses)
     elif len(losses) == engine.rows_open or engine.takes_parts:
         engine.backward(losses)
-    else:  # how many rows there are is private
-        raise not_one_each(f"{axes_of(losses)} of another length")
+    else:
+        raise other_length(engine, losses)
+
+
+def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
+    """Refusal of a vector that is not of the rows still open; how many these are is private."""
+    if engine.rows_open:
+        return not_one_each(f"{axes_of(losses)} of another length")
+    return PrivacyError(
+        "private.backward was called again for rows that went through it already, or without a "
+        "batch: their gradients would count twice. Fix: add the losses of a row, and call "
+        "private.backward(first + second) once for each batch."
+    )
 
 
 def one_for_each_record(engine: Engine, losses: int) -> bool:

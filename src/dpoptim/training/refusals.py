@@ -24,7 +24,7 @@ from dpoptim.training.foreign import (
     refuse_opacus_model,
     refuse_opacus_optimizers,
 )
-from dpoptim.training.units import Units
+from dpoptim.training.privacy_units import Units
 from dpoptim.unit import RECORD
 
 
@@ -66,10 +66,21 @@ def refuse_model(model: nn.Module) -> None:
         )
     refuse_opacus_model(model)
     refuse_nothing_to_train(model)
+    refuse_complex(model)
     for name, module in model.named_modules():
         refuse_wrapped(module, name or type(module).__name__, serve_containers=True)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             refuse_options(module, name or type(module).__name__)
+
+
+def refuse_complex(model: nn.Module) -> None:
+    for name, p in model.named_parameters():
+        if p.requires_grad and p.is_complex():
+            raise PrivacyError(
+                f"parameter {name!r} is complex: norms and noise are for real numbers. Fix: keep "
+                "nn.Parameter(torch.view_as_real(values)), and take torch.view_as_complex of it "
+                "in the forward pass."
+            )
 
 
 def refuse_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:

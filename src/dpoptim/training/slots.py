@@ -25,6 +25,7 @@ nothing is dropped, and nobody is told.
 """
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -34,13 +35,13 @@ import torch
 from scipy.stats import binom
 
 from dpoptim.accounting.guarantee import Guarantee
-from dpoptim.assumptions import Assumption
+from dpoptim.assumptions import Assumption, enforced, trusted
 from dpoptim.gradients.products import consecutive_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.sampling import FixedBatches, Indices, PoissonSampling
 from dpoptim.training.microbatches import BatchQueue, Microbatch
-from dpoptim.training.units import NO_ROW, present_rows
+from dpoptim.training.privacy_units import NO_ROW, present_rows
 
 # empty slots for each record, up to which steps were measured to take under 5 % longer
 WORTH_PADDING = 0.06
@@ -78,14 +79,12 @@ def slots_needed(plan: Plan) -> int:
     if not isinstance(sampler, PoissonSampling) or sampler.sample_rate == 1:
         return sampler.capacity(plan.n)  # a batch holds no more
     allowed = math.log(lost_delta(plan) / plan.steps)
-    low, high = 1, plan.n
-    while low < high:
-        middle = (low + high) // 2
-        if binom.logsf(middle - 1, plan.n - 1, sampler.sample_rate) <= allowed:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    rate = sampler.sample_rate
+
+    def enough(slots: int) -> bool:
+        return bool(binom.logsf(slots - 1, plan.n - 1, rate) <= allowed)
+
+    return 1 + bisect_left(range(1, plan.n), True, key=enough)
 
 
 def costs_little(plan: Plan) -> bool:
@@ -121,8 +120,8 @@ def basis_of_slots(plan: Plan) -> tuple[Assumption, ...]:
         f"the data set has at most {plan.n} records, so that delta includes batches that outgrow "
         "their slots"
     )
-    items = [Assumption("enforced", same), Assumption("trusted", apart)]
-    return (*items, Assumption("trusted", most)) if lost_delta(plan) else tuple(items)
+    items = [enforced(same), trusted(apart)]
+    return (*items, trusted(most)) if lost_delta(plan) else tuple(items)
 
 
 class SlotSampler:
@@ -143,10 +142,6 @@ class SlotSampler:
     ) -> None:
         self.batches, self._slots, self._coins, self._rows = batches, slots, coins, rows
         self.drawn: deque[Microbatch] = deque()
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for items in self.microbatches():
-            yield items.tolist()
 
     def microbatches(self) -> Iterator[Indices]:
         size = self._slots.rows

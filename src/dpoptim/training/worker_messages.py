@@ -1,7 +1,9 @@
-"""How a data loader's worker sends a batch: small tensors in the message itself.
+"""Messages between a data loader and its workers: indices there, batches back.
 
-PyTorch sends each tensor's memory as an open file, over a socket of its own whose two ends prove
-to each other who they are. For a batch of a few hundred records that takes longer than to copy it.
+Indices travel as an array, since a list of numbers is written down one by one. Small tensors travel
+in the message itself: PyTorch sends each tensor's memory as an open file, over a socket of its own
+whose two ends prove to each other who they are. For a batch of a few hundred records that takes
+longer than to copy it.
 """
 
 import io
@@ -11,10 +13,28 @@ from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 SMALL = 1 << 20  # bytes, up to which copying a tensor was measured to take less time
+
+
+@dataclass(frozen=True, eq=False)
+class IndexMessage:
+    """Indices on their way, which arrive as the list that data sets expect."""
+
+    indices: NDArray[np.int64]
+
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[[NDArray[np.int64]], list[int]], tuple[NDArray[np.int64]]]:
+        return listed, (self.indices,)
+
+
+def listed(indices: NDArray[np.int64]) -> list[int]:
+    return indices.tolist()
 
 
 @dataclass(frozen=True)
@@ -53,7 +73,7 @@ def written(batch: Any) -> bytes:
         except (RuntimeError, TypeError):  # of a type or on a device that numpy lacks
             return as_file(tensor)
         small = array.flags.c_contiguous and array.nbytes <= SMALL
-        return (torch.tensor, (array,)) if small else as_file(tensor)
+        return (torch.from_numpy, (array,)) if small else as_file(tensor)
 
     pickler.dispatch_table[Tensor] = reduced
     pickler.dump(batch)

@@ -5,7 +5,7 @@ good.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -24,13 +24,16 @@ from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number, whole_number
+from dpoptim.distributed.alone import alone
+from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.persons import owners_of, per_person
 from dpoptim.estimators.scope import with_scope
+from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import stated_delta
 from dpoptim.gate import TrialsGate
-from dpoptim.gate.one_process import refuse_several_ranks
-from dpoptim.noise.stream import KeyStream, key_stream
+from dpoptim.noise.stream import KeyStream
 from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, release_sum
+from dpoptim.training.persons_of_ranks import one_rank_a_person
 
 SHAPE = 0.0  # of the number of trials: logarithmic, the cheapest of the family for Gaussian trials
 UNTIMED = "on trust: nobody learns from running times how many trials there were"
@@ -114,21 +117,28 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, *, persons: Any = None) -> Self:
         """Search on X of shape (n, features) and y of shape (n,).
 
+        In several processes, which all have the whole table, each makes a part of the trials; one
+        reservation pays for all, and losers stay among the processes.
+
         Args:
             persons: the owner of each row, where the guarantee shall protect persons who have
                 several: all rows of a person train, or all score.
 
         Raises:
             ValueError: an estimator, a grid or a setting that the guarantee does not cover; before
-                anything is spent. RankError: in a process group of several ranks.
+                anything is spent. RankError: another process has failed, or does not agree.
         """
-        refuse_several_ranks(
-            type(self).__name__, "search in one process, and train with best_params_ in several"
-        )
+        with all_ranks() as ranks:
+            self._search(X, y, persons, ranks)
+        return self
+
+    def _search(self, X: Any, y: Any, persons: Any, ranks: Ranks) -> None:
         x, targets = np.asarray(X), np.asarray(y)
+        agree_on_all(self, x, targets, ranks)
         relation = self._relation()
         candidates = self._candidates()
         owners = owners_of(x, persons, self.estimator.rows_per_person)
+        one_rank_a_person(ranks, owners, sharded=False)
         of_rows = np.arange(len(x)) if owners is None else owners.numbers
         n = len(x) if owners is None else len(owners)
         train, test = (np.flatnonzero(part[of_rows]) for part in self._parts(n))
@@ -137,17 +147,18 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
             positive_number("epsilon", self.epsilon), delta, relation, self.mean_trials
         )
         base = (2.0 if relation == "replace-one" else 1.0) / event.event.noise_multiplier
-        best: tuple[float, Any, dict[str, Any]] | None = None
+        mine: list[tuple[float, int, Any, dict[str, Any]]] = []  # the best of this process
         with Ledger(neighboring=relation) as own:
-            noise = key_stream(self.noise_seed, "trials")
             gate = TrialsGate(
                 event=event,
                 neighboring=relation,
-                ledger=own if self.ledger is None else self.ledger,
-                noise=noise,
+                ledger=ranks.ledger(own if self.ledger is None else self.ledger),
+                noise=ranks.common_stream(self.noise_seed, "trials"),
                 label=type(self).__name__,
             )
             for number, chosen in enumerate(gate.draw(len(candidates))):
+                if number % ranks.size != ranks.rank:
+                    continue
                 seed = None if self.noise_seed is None else 1000 * self.noise_seed + number
                 settings: dict[str, Any] = {
                     "epsilon": gdp_epsilon(base * LEFT, delta),
@@ -158,23 +169,31 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
                     **candidates[chosen], **settings, ledger=None, warm_start=False
                 )
                 of_train = None if owners is None else of_rows[train]
-                model.fit(x[train], targets[train], persons=of_train)
-                scores = self._values(model, x[test], targets[test], of_rows[test])
-                score = self._score(model, scores, base, delta, relation, seed)
-                if best is None or score > best[0]:
-                    best = (score, model, candidates[chosen])
+                with alone():
+                    model.fit(x[train], targets[train], persons=of_train)
+                    scores = self._values(model, x[test], targets[test], of_rows[test])
+                    score = self._score(model, scores, base, delta, relation, seed)
+                trial = (score, -number, model, candidates[chosen])
+                mine = [max([*mine, trial], key=_by_score)]
+            ranks.arrive("its trials")
+            found = [each for best in ranks.gathered(mine) for each in best]
             gate.finish()
-        assert best is not None  # there is at least one trial
-        self.best_score_, self.best_estimator_, self.best_params_ = best
-        notes = (*said, UNTIMED, *(() if self.noise_seed is None else (SEEDED,)))
+        self.best_score_, _, self.best_estimator_, self.best_params_ = max(found, key=_by_score)
+        notes = (*said, *self._notes(ranks))
         guarantee = replace(compute_epsilon(event, delta, relation), notes=notes)
         guarantee = per_person(guarantee, owners)
-        self.privacy_ = with_scope(guarantee, self.ledger)
+        self.privacy_ = ranks.from_first(lambda: with_scope(guarantee, self.ledger))
         self.best_estimator_.privacy_ = self.privacy_  # the trial's own would hide the others
         if is_classifier(self.best_estimator_):
             self.classes_ = self.best_estimator_.classes_
         self.n_features_in_ = self.best_estimator_.n_features_in_
-        return self
+
+    def _notes(self, ranks: Ranks) -> Iterator[str]:
+        if ranks.size > 1:
+            yield f"searched in {ranks.size} processes; {SAME_TABLE}"
+        yield UNTIMED
+        if self.noise_seed is not None:
+            yield SEEDED
 
     def _relation(self) -> str:
         settings = self.estimator.get_params(deep=False)
@@ -293,6 +312,11 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         """The winner's true score on public records; on private ones use `dpoptim.evaluation`."""
         check_is_fitted(self)
         return float(self.best_estimator_.score(X, y))
+
+
+def _by_score(trial: tuple[float, int, Any, dict[str, Any]]) -> tuple[float, int]:
+    """Order trials by score, of equal ones the first best."""
+    return trial[:2]
 
 
 def search_event(epsilon: float, delta: float, neighboring: str, mean_trials: float) -> Any:

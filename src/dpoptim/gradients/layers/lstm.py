@@ -37,17 +37,18 @@ class LSTMRun(torch.autograd.Function):
         outputs = given.new_empty(B, T, H)
         start = c
         of_input, of_output = given.unbind(1), outputs.unbind(1)
+        each_gate, each_cell, each_tanh = of_steps(gates), cells.unbind(), tanhs.unbind()
         minus_one = given.new_tensor(-1.0)
         for t in steps(T, reverse):
-            torch.add(of_input[t], linear(h, w_hh), out=gates[t])
-            i, f, g, o = gates[t].chunk(4, 1)
+            all_four, i, f, g, o = each_gate[t]
+            torch.add(of_input[t], linear(h, w_hh), out=all_four)
             # tanh(x) = 2 sigmoid(2x) - 1: a third of the time, and errs by a rounding of 1
             g.mul_(2)
-            gates[t].sigmoid_()
+            all_four.sigmoid_()
             torch.add(minus_one, g, alpha=2, out=g)
-            c = torch.mul(f, c, out=cells[t]).addcmul_(i, g)
-            torch.mul(c, 2, out=tanhs[t]).sigmoid_()
-            h = torch.mul(o, torch.add(minus_one, tanhs[t], alpha=2, out=tanhs[t]))
+            c = torch.mul(f, c, out=each_cell[t]).addcmul_(i, g)
+            tanh = torch.mul(c, 2, out=each_tanh[t]).sigmoid_()
+            h = torch.mul(o, torch.add(minus_one, tanh, alpha=2, out=tanh))
             of_output[t].copy_(h)
         ctx.reverse = reverse
         ctx.save_for_backward(gates, cells, tanhs, w_hh, start)
@@ -65,22 +66,30 @@ class LSTMRun(torch.autograd.Function):
         (T, B, _), reverse = gates.shape, ctx.reverse
         deltas = gates.new_empty(B, T, gates.shape[2])
         of_output, all_deltas = from_outputs.unbind(1), deltas.unbind(1)
-        order = [*steps(T, reverse)]
+        order, w = [*steps(T, reverse)], w_hh.T
+        each_gate, each_cell, each_tanh = of_steps(gates), cells.unbind(), tanhs.unbind()
         dh, dc, spare = torch.zeros_like(start), dc.clone(), torch.empty_like(start)
+        # of one step after the other
+        delta = gates.new_empty(B, gates.shape[2])
+        di, df, dg, do = delta.chunk(4, 1)
         for t, before in reversed([*zip(order, [None, *order], strict=False)]):
-            i, f, g, o = gates[t].chunk(4, 1)
-            delta = torch.empty_like(gates[t])
-            di, df, dg, do = delta.chunk(4, 1)
+            _, i, f, g, o = each_gate[t]
             dh = dh.add_(of_output[t])
-            through_sigmoid(dh * tanhs[t], o, out=do)
-            dc.add_(through_tanh(dh.mul_(o), tanhs[t], out=spare))
+            through_sigmoid(dh * each_tanh[t], o, out=do)
+            dc.add_(through_tanh(dh.mul_(o), each_tanh[t], out=spare))
             through_sigmoid(dc * g, i, out=di)
-            through_sigmoid(dc * (start if before is None else cells[before]), f, out=df)
+            through_sigmoid(dc * (start if before is None else each_cell[before]), f, out=df)
             through_tanh(dc * i, g, out=dg)
             dc.mul_(f)
-            dh = linear(delta, w_hh.T)
+            dh = linear(delta, w)
             all_deltas[t].copy_(delta)
         return deltas, dh, dc, None, None
+
+
+def of_steps(gates: Tensor) -> list[tuple[Tensor, ...]]:
+    """Views of each step's gates (T, B, 4H): all of them, and i, f, g and o apart."""
+    views = [each.unbind() for each in (gates, *gates.chunk(4, 2))]
+    return [*zip(*views, strict=True)]
 
 
 def steps(number: int, reverse: bool) -> Iterator[int]:

@@ -87,6 +87,10 @@ class BandedToeplitz(Strategy):
         response = workload(inverse(column, steps), self.momentum)
         return np.sqrt(convolved(1 / rows, response**2))
 
+    def increment_std(self, steps: int) -> Floats:
+        column, rows = self.coefficients(steps)
+        return np.sqrt(convolved(1 / rows, inverse(column, steps) ** 2))
+
     def outputs_of_bins(self, steps: int, bins: int) -> Floats:
         """Sums of every ``bins``-th column of C, from each of the first: (steps, bins), >= 0."""
         column, rows = self.coefficients(steps)

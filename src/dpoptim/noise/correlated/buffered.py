@@ -97,6 +97,11 @@ class BufferedToeplitz(Strategy):
         errors = convolved(1 / rows, squares) if self.scaled else np.cumsum(squares)
         return np.sqrt(errors) * self.sensitivity(steps)
 
+    def increment_std(self, steps: int) -> Floats:
+        weights, decays, rows = self.parameters(steps)
+        first = np.diff(prefix_coefficients(weights, decays, steps), prepend=0.0)
+        return np.sqrt(convolved(1 / rows, first**2))
+
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> NoiseState:
         return BufferedState(steps, sizes, stream, *self.parameters(steps))
 

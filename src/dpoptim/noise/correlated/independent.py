@@ -23,6 +23,9 @@ class Independent(Strategy):
         """sqrt(t + 1) at step t."""
         return np.sqrt(np.arange(1, steps + 1, dtype=np.float64))
 
+    def increment_std(self, steps: int) -> Floats:
+        return np.ones(steps)
+
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> NoiseState:
         return IndependentState(steps, sizes, stream)
 

@@ -74,6 +74,13 @@ class Strategy(ABC):
         Shape (steps,); divide by mu and multiply by the norm bound. Exact but for rounding.
         """
 
+    def increment_std(self, steps: int) -> Floats:
+        """Standard deviation of each step's noise where z's is 1, (steps,); nan: not known.
+
+        The lengths of the rows of C^-1.
+        """
+        return np.full(steps, math.nan)
+
     @abstractmethod
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> "NoiseState":
         """The noise of ``steps`` releases of tensors with ``sizes`` entries. For the gate alone."""
@@ -196,18 +203,11 @@ class NoiseState(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: secret noise of step {self.step} of {self.steps}>"
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> NoReturn:  # which copy.copy and copy.deepcopy ask, too
         raise TypeError(
-            "the noise of a run cannot be pickled; a checkpoint's secret part keeps secret_state()"
+            "the noise of a run cannot be pickled or copied: two copies would hide two releases "
+            "with one noise; a checkpoint's secret part keeps secret_state()"
         )
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError(
-            "the noise of a run cannot be copied: two copies would hide two releases with one noise"
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        self.__copy__()
 
 
 def most_participations(steps: int, participations: int, separation: int | None) -> tuple[int, int]:

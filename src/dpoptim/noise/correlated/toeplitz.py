@@ -62,6 +62,11 @@ class ToeplitzSquareRoot(Strategy):
             variance[column:] += np.cumsum(scale[column:] * inverse[: steps - column]) ** 2
         return np.sqrt(variance) * self.sensitivity(steps)
 
+    def increment_std(self, steps: int) -> Floats:
+        if self.normalised:
+            return super().increment_std(steps)
+        return np.sqrt(np.cumsum(inverse_coefficients(steps) ** 2))
+
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> NoiseState:
         return ToeplitzState(
             steps, sizes, stream, _column_norms(steps) if self.normalised else np.ones(steps)

@@ -5,8 +5,7 @@ ledger keep events, never epsilons, so that a stored run can be evaluated again 
 accountant. Only the events that this library charges have a JSON form.
 """
 
-from __future__ import annotations
-
+import json
 import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
@@ -16,8 +15,6 @@ import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpoptim.accounting.allocation import BallsInBinsDpEvent
-
-__all__ = ["event_from_json", "event_to_json"]
 
 
 class _Codec(NamedTuple):
@@ -39,68 +36,17 @@ def _count(value: Any) -> int:
     return int(value)
 
 
-def _encode_all(events: Any) -> list[dict[str, Any]]:
-    return [event_to_json(event) for event in events]
-
-
-def _decode_all(data: Any) -> list[dp.DpEvent]:
+def _events(data: Any) -> list[dp.DpEvent]:
     # the value of a field is wrong, as for a number: ValueError throughout
     if not isinstance(data, list):
         raise ValueError(f"expected a list of events, got {data!r}")
     return [event_from_json(item) for item in data]
 
 
-def _encode_one(event: Any) -> dict[str, Any]:
-    return event_to_json(event)
-
-
-def _decode_one(data: Any) -> dp.DpEvent:
-    return event_from_json(data)
-
-
 def _numbers(value: Any) -> list[float]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"expected a list of numbers, got {value!r}")
     return [_number(each) for each in value]
-
-
-_NUMBER = _Codec(_number, _number)
-_NUMBERS = _Codec(_numbers, lambda value: tuple(_numbers(value)))
-_COUNT = _Codec(_count, _count)
-_EVENT = _Codec(_encode_one, _decode_one)
-_EVENTS = _Codec(_encode_all, _decode_all)
-
-# The whole format: the name in JSON, the class, and its fields in the order of its constructor.
-_FORMAT: dict[str, tuple[type[dp.DpEvent], dict[str, _Codec]]] = {
-    "NoOp": (dp.NoOpDpEvent, {}),
-    "Gaussian": (dp.GaussianDpEvent, {"noise_multiplier": _NUMBER}),
-    "Laplace": (dp.LaplaceDpEvent, {"noise_multiplier": _NUMBER}),
-    "ZCDp": (dp.ZCDpEvent, {"rho": _NUMBER, "xi": _NUMBER}),
-    "PoissonSampled": (
-        dp.PoissonSampledDpEvent,
-        {"sampling_probability": _NUMBER, "event": _EVENT},
-    ),
-    "TruncatedSubsampledGaussian": (
-        dp.TruncatedSubsampledGaussianDpEvent,
-        {
-            "dataset_size": _COUNT,
-            "sampling_probability": _NUMBER,
-            "truncated_batch_size": _COUNT,
-            "noise_multiplier": _NUMBER,
-        },
-    ),
-    "BallsInBins": (
-        BallsInBinsDpEvent,
-        {"noise_multiplier": _NUMBER, "gram": _NUMBERS, "samples": _COUNT},
-    ),
-    "SelfComposed": (dp.SelfComposedDpEvent, {"event": _EVENT, "count": _COUNT}),
-    "Composed": (dp.ComposedDpEvent, {"events": _EVENTS}),
-    "RepeatAndSelect": (
-        RepeatAndSelectDpEvent,
-        {"event": _EVENT, "mean": _NUMBER, "shape": _NUMBER},
-    ),
-}
-_NAME_OF = {cls: name for name, (cls, _) in _FORMAT.items()}
 
 
 def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
@@ -174,8 +120,52 @@ def event_from_json(data: Mapping[str, Any]) -> dp.DpEvent:
     )
 
 
+def event_text(event: dp.DpEvent) -> str:
+    """The event's stored form; equal texts are equal events."""
+    return json.dumps(event_to_json(event), sort_keys=True)
+
+
 def _apply(convert: Callable[[Any], Any], value: Any, name: str, field: str) -> Any:
     try:
         return convert(value)
     except ValueError as error:
         raise ValueError(f"{name}.{field}: {error}") from None
+
+
+_NUMBER = _Codec(_number, _number)
+_NUMBERS = _Codec(_numbers, lambda value: tuple(_numbers(value)))
+_COUNT = _Codec(_count, _count)
+_EVENT = _Codec(event_to_json, event_from_json)
+_EVENTS = _Codec(lambda events: [event_to_json(event) for event in events], _events)
+
+# The whole format: the name in JSON, the class, and its fields in the order of its constructor.
+_FORMAT: dict[str, tuple[type[dp.DpEvent], dict[str, _Codec]]] = {
+    "NoOp": (dp.NoOpDpEvent, {}),
+    "Gaussian": (dp.GaussianDpEvent, {"noise_multiplier": _NUMBER}),
+    "Laplace": (dp.LaplaceDpEvent, {"noise_multiplier": _NUMBER}),
+    "ZCDp": (dp.ZCDpEvent, {"rho": _NUMBER, "xi": _NUMBER}),
+    "PoissonSampled": (
+        dp.PoissonSampledDpEvent,
+        {"sampling_probability": _NUMBER, "event": _EVENT},
+    ),
+    "TruncatedSubsampledGaussian": (
+        dp.TruncatedSubsampledGaussianDpEvent,
+        {
+            "dataset_size": _COUNT,
+            "sampling_probability": _NUMBER,
+            "truncated_batch_size": _COUNT,
+            "noise_multiplier": _NUMBER,
+        },
+    ),
+    "BallsInBins": (
+        BallsInBinsDpEvent,
+        {"noise_multiplier": _NUMBER, "gram": _NUMBERS, "samples": _COUNT},
+    ),
+    "SelfComposed": (dp.SelfComposedDpEvent, {"event": _EVENT, "count": _COUNT}),
+    "Composed": (dp.ComposedDpEvent, {"events": _EVENTS}),
+    "RepeatAndSelect": (
+        RepeatAndSelectDpEvent,
+        {"event": _EVENT, "mean": _NUMBER, "shape": _NUMBER},
+    ),
+}
+_NAME_OF = {cls: name for name, (cls, _) in _FORMAT.items()}

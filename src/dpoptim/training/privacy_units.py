@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import whole_number
-from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption
+from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption, enforced
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Indices
@@ -163,15 +163,12 @@ class Units:
     def basis(self, planned: tuple[Assumption, ...]) -> tuple[Assumption, ...]:
         """The guarantee's basis, with knowledge of the unit beside the plan."""
         K, how = self.rows.per_record, self.rows.reduction
-        once = Assumption(
-            "enforced",
-            f"a {self.name}'s rows, at most {K} a step, are clipped as one gradient, their {how}",
+        once = enforced(
+            f"a {self.name}'s rows, at most {K} a step, are clipped as one gradient, their {how}"
         )
         if self.persons is None:
             return (*planned, once) if K > 1 else planned
-        own = Assumption(
-            "enforced", "persons are sampled, not rows, and choose their rows by coins of their own"
-        )
+        own = enforced("persons are sampled, not rows, and choose their rows by coins of their own")
         return (
             *(OWNERS_ARE_NAMED if item == ONE_RECORD_A_PERSON else item for item in planned),
             own,
