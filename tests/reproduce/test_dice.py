@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpoptim.accounting.accountant import compute_epsilon
-from dpoptim.reproduce import dice_ablations, dice_gpt, dice_table
+from dpoptim.reproduce import dice_ablations, dice_gpt, dice_table, dice_vit
 from dpoptim.reproduce.dice_bias import bias_of_clipping
 from dpoptim.reproduce.dice_cases import Case, restaurant_gpt
 from dpoptim.runs.train import accuracy
@@ -109,3 +109,36 @@ def test_texts_for_the_small_gpt(tmp_path: Path) -> None:
     assert -9 < case.score(case.model_and_optimizer(1e-3, 1.0)[0], *case.test) < -5
     with pytest.raises(FileNotFoundError, match="E2E"):
         restaurant_gpt(tmp_path / "nowhere")
+
+
+def test_a_transformer_fine_tuned_on_squares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its images are cut and its classes told apart as they should; each clip norm has all rows."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 10, (600,), generator=generator)
+    x = torch.rand(600, 784, generator=generator) / 50
+    x[torch.arange(600), y * 70] = 1.0  # a bright pixel tells the class
+    squares, labels = dice_vit.of_classes((x, y), odd=False)
+    assert labels.max() == 4
+    first = x[y % 2 == 0][0].view(28, 28)
+    torch.testing.assert_close(squares[0, 5].view(7, 7), 5 * first[7:14, 7:14])
+    parts = [(x[a:b], y[a:b]) for a, b in ((0, 400), (400, 500), (500, 600))]
+    monkeypatch.setattr(dice_vit, "load", lambda directory: parts)
+    monkeypatch.setattr(dice_vit, "BATCH", 40)
+    monkeypatch.setattr(dice_vit, "RATES", (0.01,))
+    before = torch.get_rng_state()
+    case = dice_vit.vit_case(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+    rows = dice_vit.dice_vit(tmp_path, case, seeds=1)
+    assert [(row.clip_norm, row.method) for row in rows if row.method != dice_table.OPEN] == [
+        (norm, method) for norm in (1.0, 0.1) for method in dice_vit.METHODS[:3]
+    ]
+    for row in rows:
+        if row.method == dice_table.OPEN:
+            assert row.proven_epsilon == math.inf
+            assert row.noise == 0
+        else:
+            assert 1.95 < row.proven_epsilon <= 2
+    with (tmp_path / "dice_vit.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 8

@@ -26,7 +26,10 @@ from dpoptim.reproduce import (
     dice_cases,
     dice_gpt,
     dice_table,
+    dice_texts,
+    dice_vit,
     fang,
+    fang_budgets,
     fang_synthetic,
     kl_rates,
     kl_real,
@@ -34,6 +37,7 @@ from dpoptim.reproduce import (
     srgd_rates,
 )
 from dpoptim.reproduce.real_cases import fashion as fashion_case
+from dpoptim.reproduce.text_scores import SCORES
 from dpoptim.solvers.lipschitz import lipschitz_constants
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -450,6 +454,71 @@ def test_language_models_by_settings() -> None:
     ]
 
 
+def test_fine_tuned_language_models() -> None:
+    """The data of these tables is in no package; test_dice_texts.py runs them on made-up texts."""
+    rows = rows_of("dice_fig4.csv")
+    assert columns(dice_texts.Epoch) == set(rows[0])
+    assert [(row["method"], int(row["epoch"])) for row in rows] == [
+        (method, epoch)
+        for method in dice_texts.METHODS
+        for epoch in range(1, dice_texts.EPOCHS + 1)
+    ]
+    rows = rows_of("dice_table3.csv")
+    assert columns(dice_texts.Score) == set(rows[0])
+    assert [(row["method"], row["measure"]) for row in rows] == [
+        (method, measure) for method in dice_texts.METHODS for measure in SCORES
+    ]
+
+
+@fashion
+@pytest.mark.slow
+def test_a_fine_tuned_vision_transformer() -> None:
+    """One seed of the first line; and every cell is there."""
+    rows = rows_of("dice_vit.csv")
+    assert columns(dice_table.Row) == set(rows[0])
+    assert [(float(row["clip_norm"]), row["method"]) for row in rows] == [
+        (dice_table.UNCLIPPED if method == dice_table.OPEN else norm, method)
+        for norm in dice_vit.CLIP_NORMS
+        for method in dice_vit.METHODS
+    ]
+    row, case = rows[0], dice_vit.vit_case(FASHION_MNIST_DIRECTORY)
+    plans = dict(
+        dice_table.candidates(
+            dice_vit.TRAINING,
+            dice_vit.EPSILON,
+            case.epochs,
+            case.batches,
+            case.clip_norms,
+            dice_vit.METHODS,
+        )
+    )
+    found = dice_table.train(plans["DP-SGD"], case, float(row["learning_rate"]), 1, case.test)
+    assert abs(found - float(row["score"])) < 5 * float(row["standard_deviation"])
+
+
+@fashion
+@pytest.mark.slow
+def test_other_budgets() -> None:
+    """One seed of three of the first line; and every cell is there."""
+    rows = rows_of("fang_fig5.csv")
+    assert columns(fang_budgets.Score) == set(rows[0])
+    assert [(float(row["epsilon"]), float(row["delta"]), row["method"]) for row in rows] == [
+        (*pair, method) for pair in fang_budgets.BUDGETS for method in fang_budgets.METHODS
+    ]
+    (x, y), _, test = one_pass.load(FASHION_MNIST_DIRECTORY)
+    row = rows[0]
+    plan = fang.methods(1.0)[row["method"]].plan(
+        n=fang_budgets.RECORDS,
+        batch_size=fang_budgets.BATCH,
+        epochs=fang_budgets.EPOCHS,
+        epsilon=float(row["epsilon"]),
+        delta=float(row["delta"]),
+    )
+    training = x[: fang_budgets.RECORDS], y[: fang_budgets.RECORDS]
+    score = fang.run(plan, "linear", training, float(row["learning_rate"]), 1, test)
+    assert score == pytest.approx(float(row["accuracy"]), abs=0.03)
+
+
 @fashion
 @pytest.mark.slow
 def test_value_clipping_on_a_linear_model() -> None:
@@ -500,3 +569,29 @@ def test_srgd_rates() -> None:
         for seed in (1, 2, 3)
     ]
     assert np.mean(found) == pytest.approx(float(row["excess"]), rel=0.5)
+
+
+def test_search_shares(bench: Callable[[str], ModuleType]) -> None:
+    """Nothing is drawn: one line of the table, to its last digit but one."""
+    row = next(each for each in rows_of("search_shares.csv") if each["mean_trials"] == "10.0")
+    again = bench("search_shares").shares(*(float(row[name]) for name in list(row)[:3]))
+    for name, known in row.items():
+        assert again[name] == pytest.approx(float(known), abs=2e-4)
+
+
+def test_evaluation_intervals(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first 40 hold-outs of 400, of one line."""
+    made = bench("evaluation_intervals")
+    monkeypatch.setattr(made, "REPETITIONS", 40)
+    monkeypatch.setattr(made, "POPULATION", 500_000)
+    rows = rows_of("evaluation_intervals.csv")
+    assert min(float(row[name]) for row in rows for name in ("error_held", "r2_held")) > 0.95
+    again = made.measured(300, 8.0, 0.02)
+    row = next(
+        row for row in rows if (row["n"], row["epsilon"], row["far_off"]) == ("300", "8.0", "0.02")
+    )
+    assert again["r2_held"] > 0.85
+    assert again["r2_length"] == pytest.approx(float(row["r2_length"]), rel=0.15)
+    assert again["plain_r2_length"] == pytest.approx(float(row["plain_r2_length"]), rel=0.15)

@@ -163,22 +163,30 @@ def restaurant_gpt(
 
 def read(path: Path) -> Iterator[list[str]]:
     """The words of each record: its meaning, a mark, its text."""
+    for meaning, text in records(path):
+        yield [*words(meaning), "\n", *words(text)]
+
+
+def records(path: Path) -> Iterator[tuple[str, str]]:
+    """Each record's meaning and text."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: give the folder of the E2E challenge's data.")
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            yield [*words(row["mr"]), "\n", *words(row["ref"])]
+            yield row["mr"], row["ref"]
 
 
 def words(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
-def numbered(texts: Sequence[Sequence[str]], places: dict[str, int]) -> Arrays:
-    """Words by number, and the words after them: (records, WORDS - 1), padded with `PADDING`."""
-    numbers = torch.full((len(texts), WORDS), PADDING)
+def numbered(
+    texts: Sequence[Sequence[str]], places: dict[str, int], longest: int = WORDS
+) -> Arrays:
+    """Words by number, and the words after them: (records, longest - 1), padded with `PADDING`."""
+    numbers = torch.full((len(texts), longest), PADDING)
     for row, text in zip(numbers, texts, strict=True):
-        known = [places.get(word, UNKNOWN) for word in text[:WORDS]]
+        known = [places.get(word, UNKNOWN) for word in text[:longest]]
         row[: len(known)] = torch.tensor(known)
     return numbers[:, :-1], numbers[:, 1:]
 
@@ -189,8 +197,12 @@ def word_losses(outputs: Tensor, following: Tensor) -> Tensor:
     )
 
 
+def text_losses(outputs: Tensor, following: Tensor) -> Tensor:
+    return per_sample_mean(word_losses(outputs, following), following != PADDING)
+
+
 def word_loss(outputs: Tensor, following: Tensor) -> Tensor:
-    return per_sample_mean(word_losses(outputs, following), following != PADDING).mean()
+    return text_losses(outputs, following).mean()
 
 
 @torch.no_grad()
@@ -203,22 +215,27 @@ def log_likelihood(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return -total / float((y != PADDING).sum())
 
 
+def blocks(width: int, layers: int) -> nn.ModuleList:
+    """Layers of a transformer in pre-norm form, four heads each."""
+    layer: dict[str, Any] = {
+        "dropout": 0.0,
+        "activation": "gelu",
+        "batch_first": True,
+        "norm_first": True,
+    }
+    return nn.ModuleList(
+        nn.TransformerEncoderLayer(width, 4, 4 * width, **layer) for _ in range(layers)
+    )
+
+
 class SmallGPT(nn.Module):
     """A decoder in pre-norm form."""
 
-    def __init__(self, vocabulary: int, width: int, layers: int) -> None:
+    def __init__(self, vocabulary: int, width: int, layers: int, longest: int = WORDS) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
-        self.places = nn.Embedding(WORDS, width)
-        layer: dict[str, Any] = {
-            "dropout": 0.0,
-            "activation": "gelu",
-            "batch_first": True,
-            "norm_first": True,
-        }
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 4, 4 * width, **layer) for _ in range(layers)
-        )
+        self.places = nn.Embedding(longest, width)
+        self.blocks = blocks(width, layers)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary)
 

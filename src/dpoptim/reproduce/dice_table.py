@@ -25,6 +25,9 @@ from dpoptim.training.tail_average import TailAverage
 
 EPSILONS = (2.0, 8.0)
 PUBLISHED = "DiceSGD as published"
+OPEN = "no privacy"
+UNCLIPPED = 1e6
+METHODS = ("DP-SGD", "DP-FTRL", "fixed batches, clipped", "DiceSGD", PUBLISHED)
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,15 @@ class Row:
 
 
 def dice_table(
-    out: Path, cases: Sequence[Case], *, seeds: int = 3, epsilons: Sequence[float] = EPSILONS
+    out: Path,
+    cases: Sequence[Case],
+    *,
+    seeds: int = 3,
+    epsilons: Sequence[float] = EPSILONS,
+    names: Sequence[str] = METHODS,
+    stem: str = "dice_table",
 ) -> list[Row]:
-    """Measure all methods on all cases and write ``dice_table.csv`` into the folder ``out``.
+    """Measure the named methods on all cases and write ``<stem>.csv`` into the folder ``out``.
 
     Batch size, epochs, clip norms and learning rate are the best of the case's grid for each
     method and epsilon, on records that are neither trained nor tested on, with noise of their own.
@@ -62,7 +71,7 @@ def dice_table(
     for case, epsilon in itertools.product(cases, epsilons):
         plans: dict[str, list[Plan]] = {}
         for name, plan in candidates(
-            len(case.training[0]), epsilon, case.epochs, case.batches, case.clip_norms
+            len(case.training[0]), epsilon, case.epochs, case.batches, case.clip_norms, names
         ):
             plans.setdefault(name, []).append(plan)
         for name, mine in plans.items():
@@ -74,7 +83,7 @@ def dice_table(
             _, plan, step = max(tried, key=lambda each: each[0])
             found = [train(plan, case, step, seed, case.test) for seed in range(1, seeds + 1)]
             rows.append(row(name, plan, epsilon, case, step, found))
-            write_rows(out / "dice_table.csv", Row, rows)
+            write_rows(out / f"{stem}.csv", Row, rows)
     return rows
 
 
@@ -84,33 +93,39 @@ def candidates(
     epochs: Sequence[int],
     batches: Sequence[int],
     clip_norms: Sequence[float],
+    names: Sequence[str] = METHODS,
+    delta: float = DELTA,
 ) -> Iterator[tuple[str, Plan]]:
-    """Plans of every method, by its name."""
+    """Plans of the named methods, each with its name."""
     for size, passes, clip in itertools.product(batches, epochs, clip_norms):
-
-        def plan(
-            method: DPSGD | DPFTRL | DiceSGD,
-            relation: str = "zero-out",
-            size: int = size,
-            passes: int = passes,
-        ) -> Plan:
-            return method.plan(
-                n=n,
-                batch_size=size,
-                epochs=passes,
-                epsilon=epsilon,
-                delta=DELTA,
-                neighboring=relation,
-            )
-
-        yield "DP-SGD", plan(DPSGD(clip))
-        yield "DP-FTRL", plan(DPFTRL(clip))
-        yield "fixed batches, clipped", plan(DiceSGD(clip, residual_clip=clip))
-        yield "DiceSGD", plan(DiceSGD(clip))
-        if 5 * size <= n:  # as the paper's theorem needs
+        for name in names:
+            if name == PUBLISHED and 5 * size > n:  # its theorem needs more records
+                continue
+            noise = 0.0 if name == OPEN else None
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the table says it
-                yield PUBLISHED, plan(DiceSGD(clip, clip, accounting="paper"))
+                yield (
+                    name,
+                    method_of(name, clip).plan(
+                        n=n,
+                        batch_size=size,
+                        epochs=passes,
+                        epsilon=epsilon if noise is None else None,
+                        noise_multiplier=noise,
+                        delta=delta,
+                        neighboring="zero-out",
+                    ),
+                )
+
+
+def method_of(name: str, clip: float) -> DPSGD | DPFTRL | DiceSGD:
+    if name == "DP-FTRL":
+        return DPFTRL(clip)
+    if name == PUBLISHED:
+        return DiceSGD(clip, clip, accounting="paper")
+    if name in ("DP-SGD", OPEN):
+        return DPSGD(clip if name == "DP-SGD" else UNCLIPPED)
+    return DiceSGD(clip) if name == "DiceSGD" else DiceSGD(clip, residual_clip=clip)
 
 
 def train(plan: Plan, case: Case, step: float, seed: int, measured_on: Arrays) -> float:
@@ -136,7 +151,9 @@ def row(
         case=case.name,
         method=name,
         epsilon=epsilon,
-        proven_epsilon=compute_epsilon(plan.event, plan.delta, plan.neighboring).epsilon,
+        proven_epsilon=math.inf
+        if name == OPEN
+        else compute_epsilon(plan.event, plan.delta, plan.neighboring).epsilon,
         batch_size=plan.batch_size,
         epochs=round(plan.epochs),
         clip_norm=plan.method.rule.norm,

@@ -106,6 +106,21 @@ def dice_fig5(request: Request) -> None:
     )
 
 
+def dice_table3(request: Request) -> None:
+    from dpoptim.reproduce.dice_texts import dice_texts, load_texts
+
+    if request.e2e is None:
+        raise ValueError("dice-table3 needs --e2e, the folder of the E2E challenge's data.")
+    dice_texts(request.out, load_texts(request.e2e), seeds=request.seeds)
+
+
+def dice_vit(request: Request) -> None:
+    from dpoptim.reproduce.dice_vit import dice_vit as experiment
+    from dpoptim.reproduce.dice_vit import vit_case
+
+    experiment(request.out, vit_case(request.fashion), seeds=request.seeds)
+
+
 def das_table6(request: Request) -> None:
     from dpoptim.reproduce.das_tables import table6
 
@@ -147,6 +162,14 @@ def fang_fig4(request: Request) -> None:
     evolution(request.out, seeds=request.seeds)
 
 
+def fang_fig5(request: Request) -> None:
+    from dpoptim.reproduce.fang_budgets import BUDGETS, budgets
+    from dpoptim.reproduce.one_pass import load
+
+    pairs = BUDGETS[1:3] if request.quick else BUDGETS
+    budgets(request.out, load(request.fashion), seeds=request.seeds, pairs=pairs)
+
+
 def fang_theorem(request: Request) -> None:
     from dpoptim.reproduce.fang_synthetic import EPSILONS, theorem
 
@@ -169,9 +192,12 @@ EXPERIMENTS: dict[str, Callable[[Request], None]] = {
     "dice-fig5": dice_fig5,
     "dice-residual": dice_ablations("residual"),
     "dice-table2": dice_table,
+    "dice-table3": dice_table3,
+    "dice-vit": dice_vit,
     "fang-fig1": fang_fig1,
     "fang-fig2": fang_fig2,
     "fang-fig4": fang_fig4,
+    "fang-fig5": fang_fig5,
     "fang-table2": fang_table2,
     "fang-theorem": fang_theorem,
     "kl-rates": kl_rates,
