@@ -287,8 +287,8 @@ def optimizers(request: Request) -> Experiment:
         yield by_optimizer(task, base, sgd=(4.0, 8.0, 16.0), adam=(0.01, 0.03, 0.1))
     if request.tweets is not None:
         task = tasks.adapters(request.tweets, request.cache)
-        base = replace(base, batch_size=500, epochs=4, clip_norm=1.0)
-        yield by_optimizer(task, base, sgd=(2.0, 8.0, 32.0), adam=(0.003, 0.01, 0.03))
+        base = replace(base, batch_size=250, epochs=2, clip_norm=1.0)
+        yield by_optimizer(task, base, sgd=(2.0, 8.0, 32.0), adam=(0.01, 0.03, 0.1))
 
 
 def by_views(base: Trial, rates: Sequence[float], *, most: int) -> Groups:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from dpoptim.data import Data, load_digits, load_fashion_mnist
 from dpoptim.data.preparation import SquareRoot
-from dpoptim.losses import per_sample_mean
 from dpoptim.reproduce import dice_cases
 from dpoptim.reproduce.dice_cases import Arrays
 from dpoptim.reproduce.tweets import lines
@@ -136,11 +135,7 @@ def restaurants(directory: Path) -> Task:
     """E2E by a GPT of one narrow layer, from scratch, on few words."""
     case = dice_cases.restaurant_gpt(directory, known_words=KNOWN_WORDS, width=32, layers=1)
     parts = case.training, few(case.choosing), few(case.test)
-
-    def losses(outputs: Tensor, y: Tensor) -> Tensor:
-        return per_sample_mean(dice_cases.word_losses(outputs, y), y != dice_cases.PADDING)
-
-    return Task("E2E, small GPT", *parts, case.build, losses, case.score)
+    return Task("E2E, small GPT", *parts, case.build, dice_cases.text_losses, case.score)
 
 
 class Adapted(nn.Module):
