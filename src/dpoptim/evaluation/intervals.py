@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
@@ -140,16 +141,16 @@ def variance_of_loss(
     return max(0.0, float(sums.min()) / n)
 
 
-def area_under_curve(counts: Floats) -> float:
-    """AUC from a histogram of scores, shape (2, bins), by class; ties in a bin count half.
+def area_under_curve(counts: Floats) -> Any:
+    """AUC from a histogram of scores, shape (..., 2, bins), by class; ties in a bin count half.
 
     Noisy counts go in as they are: those of the two classes have independent noise, so the number
     of ordered pairs is unbiased, which it would not be if negative counts were cut to 0.
     """
-    negative, positive = counts
-    below = np.cumsum(negative) - negative / 2
-    pairs = max(negative.sum(), 1.0) * max(positive.sum(), 1.0)
-    return float(np.clip(positive @ below / pairs, 0.0, 1.0))
+    negative, positive = np.moveaxis(counts, -2, 0)
+    below = np.cumsum(negative, -1) - negative / 2
+    pairs = np.maximum(negative.sum(-1), 1.0) * np.maximum(positive.sum(-1), 1.0)
+    return np.clip((positive * below).sum(-1) / pairs, 0.0, 1.0)
 
 
 def receiver_curve(counts: Floats) -> tuple[Floats, Floats]:
@@ -170,16 +171,12 @@ def of_the_area(
     counts: Floats, n: float, noise: float, *, confidence: float, seed: int = 0
 ) -> Interval:
     """AUC from a noisy histogram (2, bins), its interval by bootstrap of sample and noise."""
-    value = area_under_curve(counts)
+    value = float(area_under_curve(counts))
     shares = np.maximum(counts, 0.0) + 1.0
     shares = shares / shares.sum()
     draws = np.random.default_rng(seed)  # of released numbers: nothing private is drawn with it
-    again = [
-        area_under_curve(
-            draws.multinomial(int(n), shares.ravel()).reshape(counts.shape)
-            + noise * draws.standard_normal(counts.shape)
-        )
-        for _ in range(DRAWS)
-    ]
+    shape = (DRAWS, *counts.shape)
+    sampled = draws.multinomial(int(n), shares.ravel(), size=DRAWS).reshape(shape)
+    again = area_under_curve(sampled + noise * draws.standard_normal(shape))
     reach = float(ndtri((1 + confidence) / 2)) * float(np.std(again))
     return Interval(value, max(0.0, value - reach), min(1.0, value + reach), confidence)

@@ -141,8 +141,6 @@ class Engine:
         self.hooks = self.state = None
         self.recorder.close = self.recorder.refuse_undelivered
 
-    # ---- one logical batch ----------------------------------------------------------------------
-
     def begin_microbatch(
         self,
         records: int,
