@@ -42,6 +42,7 @@ COMMANDS = {
     ),
     "dice_table3.csv": f"{REPRODUCE} dice-table3 --e2e {{e2e}} --out {{out}}",
     "dice_vit.csv": f"{REPRODUCE} dice-vit --out {{out}}",
+    "decay_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
     "distributed.csv": "python benchmarks/distributed.py --out {out}",
     "distributed_model.csv": "python benchmarks/distributed.py --out {out}",
     "error_feedback.csv": "python benchmarks/error_feedback.py --out {out}",

@@ -3,7 +3,7 @@ detectors.
 
 False alarms: a right implementation is refuted by each statistical detector with probability at
 most 1e-6 (`detectors.FAILURE`), or that for each audit that it names, so by the set with at most
-1.4e-5; the others are exact. Seeds are fixed, so a result repeats.
+1.5e-5; the others are exact. Seeds are fixed, so a result repeats.
 """
 
 from pathlib import Path

@@ -206,7 +206,7 @@ def test_chunks_of_a_stream_go_on_from_each_other() -> None:
 
 
 METHODS: dict[str, dict[str, Any]] = {
-    "dp-ftrl": {"momentum": 0.9},
+    "dp-ftrl": {"momentum": 0.9, "decay": "cosine"},
     "dice-sgd": {"feedback_clip": 0.5},
     "value-sgd": {"bound": "sharp"},
     "dp-sgd": {"clip_norm": PrivateQuantile(0.5, when="all along")},

@@ -6,6 +6,7 @@ import pickle
 from typing import Any, get_args
 
 import dp_accounting
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,12 +14,16 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.methods.dp_ftrl import STRATEGIES, Noise
+from dpoptim.noise.correlated import Workload
+from dpoptim.noise.correlated.workload import Decay
 
 N = 12
 
 
 def plan_of(noise: Any = "toeplitz", **changes: Any) -> dpoptim.Plan:
-    method = dpoptim.DPFTRL(clip_norm=1.0, noise=noise)
+    names = {field.name for field in dataclasses.fields(dpoptim.DPFTRL)}
+    settings = {name: changes.pop(name) for name in names & set(changes)}
+    method = dpoptim.DPFTRL(clip_norm=1.0, noise=settings.pop("noise", noise), **settings)
     arguments = {
         "n": N,
         "batch_size": 4,
@@ -99,6 +104,63 @@ def test_noise_of_the_last_iterate_is_what_the_mechanism_says() -> None:
             optimizer.step()
     expected = 2.0 * float(STRATEGIES["toeplitz"].prefix_std(16)[-1])
     assert float(model.weight.detach().std()) == pytest.approx(expected, rel=0.025)
+
+
+DECAYING: dict[str, dict[str, Any]] = {
+    "fixed": {"n": 48, "epochs": 3},
+    "cyclic-poisson": {"n": 48, "epochs": 3, "noise_multiplier": ..., "epsilon": 2.0},
+    "balls-in-bins": {"n": 48, "epochs": 1},
+}
+
+
+@pytest.mark.parametrize("sampling", DECAYING)
+def test_noise_is_fitted_to_the_decay_that_the_plan_names(sampling: Any) -> None:
+    """JSON, describe and mechanism know it; what it costs is the same for another decay."""
+    bands = {"bands": 3} if sampling == "balls-in-bins" else {}
+    plans = {
+        decay: plan_of(sampling=sampling, noise="best", decay=decay, **bands, **DECAYING[sampling])
+        for decay in get_args(Decay)
+    }
+    cosine, constant = plans["cosine"], plans["none"]
+    assert dpoptim.Plan.from_json(cosine.to_json()) == cosine
+    assert cosine.method.workload == Workload(0.0, "cosine")  # type: ignore[attr-defined]
+    assert "fitted to learning rates of cosine decay" in cosine.describe()
+    assert "fitted to" not in constant.describe()
+    assert cosine.query.strategy != constant.query.strategy
+    assert type(cosine.event) is type(constant.event)
+    assert cosine.guarantee.status == constant.guarantee.status == "proven"
+    assert cosine.guarantee.epsilon == pytest.approx(constant.guarantee.epsilon, rel=0.05)
+
+
+def test_the_guarantee_rests_on_no_learning_rate() -> None:
+    """A loop with other rates releases the same noisy sums: only what it makes of them differs."""
+    plan = plan_of("best", decay="cosine", n=16, batch_size=1, epochs=2)
+    x = torch.zeros(16, 2, dtype=torch.float64)
+    released = []
+    for rates in (Workload(decay="cosine").rates(32), np.linspace(1, 9, 32)):
+        model = nn.Linear(2, 1, bias=False, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t, r=rates: r[min(t, 31)])
+        steps = []
+        with dpoptim.attach(
+            plan, model, optimizer, TensorDataset(x), loss_reduction="sum", noise_seed=1
+        ) as private:
+            for (batch,) in private.batches():
+                model(batch).sum().backward()
+                before = model.weight.detach().clone()
+                optimizer.step()
+                steps.append((before - model.weight.detach()) / schedule.get_last_lr()[0])
+                schedule.step()
+            assert private.spent().epsilon == pytest.approx(plan.guarantee.epsilon)
+        released.append(torch.stack(steps))
+    torch.testing.assert_close(released[0], released[1], rtol=1e-6, atol=1e-9)
+
+
+def test_decay_is_for_noise_that_is_fitted() -> None:
+    with pytest.raises(ValueError, match=r"decay='linear' is for noise='best'"):
+        dpoptim.DPFTRL(clip_norm=1.0, noise="tree", decay="linear")
+    with pytest.raises(ValueError, match="decay must be one of"):
+        dpoptim.DPFTRL(clip_norm=1.0, decay="exponential")  # type: ignore[arg-type]
 
 
 def test_a_plan_refuses_what_has_no_guarantee() -> None:

@@ -43,6 +43,19 @@ def passes_of_buffers_apart() -> Iterator[None]:
             each.cache_clear()  # and the fault would outlive itself
 
 
+def rates_taken_for_clipping() -> Fault:
+    """A record charged by how far iterates go, which small learning rates shorten."""
+    honest = BandedToeplitz._sensitivity
+
+    def sensitivity(
+        strategy: BandedToeplitz, steps: int, k: int, b: int, *, regular: bool
+    ) -> float:
+        moved = float(np.sqrt(np.mean(strategy.workload.rates(steps) ** 2)))
+        return moved * honest(strategy, steps, k, b, regular=regular)
+
+    return patch.object(BandedToeplitz, "_sensitivity", sensitivity)
+
+
 def records_in_neighbouring_turns() -> Fault:
     """Each record comes in its own turn and in the one before, which banded noise does not
     hide.

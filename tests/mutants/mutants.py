@@ -435,6 +435,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "banded noise",
     ),
     Mutant(
+        "small learning rates charged as small gradients",
+        "BandedToeplitz.sensitivity",
+        _c.rates_taken_for_clipping,
+        "banded noise",
+    ),
+    Mutant(
         "records in neighbouring turns",
         f"{TURNS}.batches",
         _c.records_in_neighbouring_turns,

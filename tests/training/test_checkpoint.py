@@ -133,6 +133,9 @@ NOISY = {
     "a tree's noise": DPFTRL(0.1, noise="tree").plan(
         n=N, batch_size=20, epochs=2, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
     ),
+    "noise fitted to a decay": DPFTRL(0.1, momentum=0.5, decay="cosine").plan(
+        n=N, batch_size=20, epochs=3, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
+    ),
     "clip norm followed": DPSGD(PrivateQuantile(0.5, when="all along")).plan(
         n=N, batch_size=20, steps=7, noise_multiplier=1.0, delta=1e-5
     ),

@@ -250,6 +250,7 @@ DETECTORS: dict[str, Detector] = {
         named_audits,
         "dp-ftrl, best, two passes",
         "dp-ftrl, two vectors, two passes",
+        "dp-ftrl, cosine decay, two passes",
         "dp-ftrl, every turn",
     ),
     "balls in bins": partial(named_audits, "dp-ftrl, balls in bins"),

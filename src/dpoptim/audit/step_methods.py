@@ -23,7 +23,6 @@ from dpoptim.audit.two_worlds import (
     sampled_gaussians,
 )
 from dpoptim.methods import DPFTRL, DPSGD
-from dpoptim.noise.correlated.best import BUFFERS
 from dpoptim.plan import Plan
 from dpoptim.training.attach import attach
 
@@ -64,11 +63,10 @@ def two_worlds_finding(plan: Plan, seed: int, attack: Attack = BY_STEPS) -> Find
     return finding(result.claimed, result.lower_bound, result.limit, result.trials, needed=needed)
 
 
-def dp_ftrl(
-    trials: int, seed: int, *, noise: Any = "best", passes: int = 1, buffers: int = BUFFERS
-) -> Finding:
+def dp_ftrl(trials: int, seed: int, *, passes: int = 1, **settings: Any) -> Finding:
+    """Correlated noise on fixed batches; ``settings`` of the method."""
     steps_per_pass = 6
-    method = DPFTRL(1.0, noise=noise, order="given", buffers=buffers)
+    method = DPFTRL(1.0, order="given", **settings)
     plan = method.plan(
         n=trials * steps_per_pass,
         batch_size=trials,

@@ -30,6 +30,7 @@ from dpoptim.planning.ranking import learning_rate, noise_to_signal
 from dpoptim.recipes import recipe
 from dpoptim.registry import entry
 from dpoptim.training.attach import attach
+from dpoptim.training.planned_rate import PlannedRate
 from dpoptim.training.tail_average import TailAverage
 
 Activation = Literal["tanh", "relu", "gelu"]
@@ -103,11 +104,10 @@ class NetworkFit(PrivateSettings):
                 f"rows were clipped to norm sqrt({features}): scale the features by public "
                 "constants",
             )
-        optimizer = torch.optim.SGD(
-            network.parameters(),
-            lr=self._learning_rate(plan, sum(each.numel() for each in network.parameters())),
-            momentum=real_number("momentum", self.momentum),
-        )
+        start = self._learning_rate(plan, sum(p.numel() for p in network.parameters()))
+        momentum = real_number("momentum", self.momentum)
+        optimizer = torch.optim.SGD(network.parameters(), lr=start, momentum=momentum)
+        rate = PlannedRate(optimizer, start, plan)
         average = TailAverage(network, plan.steps // 2)
         data = TensorDataset(rows, targets)
         label = type(self).__name__
@@ -124,6 +124,7 @@ class NetworkFit(PrivateSettings):
         ) as private:
             for batch, wanted in private.batches(physical_batch_size=ROWS_AT_A_TIME):
                 private.backward(loss(network(batch), wanted))
+                rate.before(private.steps_done)
                 optimizer.step()
                 if private.finished_step:
                     average.update(private.steps_done)

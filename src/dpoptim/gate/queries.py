@@ -8,7 +8,8 @@ from functools import cached_property
 import dp_accounting
 import numpy as np
 
-from dpoptim.noise.correlated.strategy import Floats, Strategy
+from dpoptim.noise.correlated.strategy import Strategy
+from dpoptim.noise.correlated.workload import Floats
 
 
 @dataclass(frozen=True)

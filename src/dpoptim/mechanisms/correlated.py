@@ -77,7 +77,9 @@ class CorrelatedNoise(StepMechanism):
         strategy = self.made_for(run)
         drawn = self.query(run, 1.0, 1.0).standard_deviation  # its sensitivity for this pattern
         sums = strategy.prefix_std(run.steps) * (drawn / strategy.sensitivity(run.steps))
-        return float(np.sqrt(np.mean(sums**2) / ((run.steps + 1) / 2)))
+        once = np.eye(1, run.steps)[0]  # independent noise, added up by the same optimizer
+        independent = strategy.workload.errors(once, np.ones(run.steps))
+        return float(np.sqrt(np.mean(sums**2) / np.mean(independent**2)))
 
 
 def bands_of(strategy: Strategy) -> float:

@@ -120,7 +120,8 @@ class StepMechanism(Mechanism):
         """Return the noise in the sums of the first t steps, over that of independent noise.
 
         It is the root mean square over t at a noise multiplier of 1, over independent noise as
-        large as the norm bound: public, and what a planner compares mechanisms by. Here it is that
-        of independent noise as the query states it.
+        large as the norm bound: public, and what a planner compares mechanisms by. (Where noise is
+        fitted to an optimizer's momentum and decay, in its iterates, for both.) Here it is that of
+        independent noise as the query states it.
         """
         return self.query(run, 1.0, 1.0).standard_deviation

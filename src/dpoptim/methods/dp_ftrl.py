@@ -29,8 +29,10 @@ from dpoptim.noise.correlated import (
     Independent,
     Strategy,
     ToeplitzSquareRoot,
+    Workload,
 )
 from dpoptim.noise.correlated.best import BUFFERS
+from dpoptim.noise.correlated.workload import Decay
 from dpoptim.sampling import BallsInBins, CyclicPoissonSampling, FixedBatches, Sampler
 from dpoptim.sampling.balls_in_bins import bins_of
 
@@ -86,6 +88,9 @@ class DPFTRL(TrainingMethod):
             written down in the plan.
         buffers: the most vectors, as long as the model, that ``"best"`` may remember.
         momentum: of the optimizer, in [0, 1): whose iterates ``"best"`` keeps the noise out of.
+        decay: of the optimizer's learning rate, likewise: ``"linear"`` or ``"cosine"``, from 1 in
+            the first step towards 0 after the last; or ``"none"``. Public, and no part of the
+            guarantee: a loop with other rates or momentum only has more noise than it could.
 
     Examples:
         >>> import dpoptim
@@ -105,6 +110,7 @@ class DPFTRL(TrainingMethod):
     bands: int | None = None
     buffers: int = BUFFERS
     momentum: float = 0.0
+    decay: Decay = "none"
     name: ClassVar[str] = "dp-ftrl"
     summary: ClassVar[str] = (
         "noise that later steps take back, on fixed batches or sampled by turns (Denisov et al. "
@@ -121,9 +127,14 @@ class DPFTRL(TrainingMethod):
             raise ValueError(
                 f"clipping={self.clipping!r} is of measured norms; with value_bound, use 'flat'."
             )
-        best = BestStrategy(self.buffers, self.momentum)  # validates
+        best = BestStrategy(self.buffers, self.workload)  # validates
         object.__setattr__(self, "buffers", best.buffers)
-        object.__setattr__(self, "momentum", best.momentum)
+        object.__setattr__(self, "momentum", best.workload.momentum)
+        if self.decay != "none" and self.noise != "best":
+            raise ValueError(
+                f"decay={self.decay!r} is for noise='best', which is fitted to it; "
+                f"noise={self.noise!r} is not. Fix: leave one of them out."
+            )
         if self.sampling != "fixed" and (self.noise != "best" or self.order != "shuffled"):
             raise ValueError(
                 f"sampling={self.sampling!r} has banded noise and no order; leave "
@@ -145,15 +156,20 @@ class DPFTRL(TrainingMethod):
         return CyclicPoissonSampling(batch_size / n, self._bands)
 
     @property
+    def workload(self) -> Workload:
+        """The optimizer that the noise is fitted to."""
+        return Workload(self.momentum, self.decay)
+
+    @property
     def _bands(self) -> int:
         return 1 if self.bands is None else self.bands  # before `settled` there is no plan
 
     @property
     def mechanism(self) -> CorrelatedNoise:
         if self.sampling != "fixed":
-            return CorrelatedNoise(BandedToeplitz(self._bands, momentum=self.momentum))
+            return CorrelatedNoise(BandedToeplitz(self._bands, workload=self.workload))
         if self.noise == "best":
-            return CorrelatedNoise(BestStrategy(self.buffers, self.momentum))
+            return CorrelatedNoise(BestStrategy(self.buffers, self.workload))
         return CorrelatedNoise(STRATEGIES[self.noise])
 
     def settled(self, run: RunShape, *, epsilon: float | None, delta: float | None) -> "DPFTRL":
@@ -167,7 +183,7 @@ class DPFTRL(TrainingMethod):
             )
         most = min(max(1, run.n // run.batch_size), self.buffers + 1)
         return replace(
-            self, bands=best_bands(run, most, self.momentum, epsilon=epsilon, delta=delta)
+            self, bands=best_bands(run, most, self.workload, epsilon=epsilon, delta=delta)
         )
 
     def variants(self, n: int, batch_size: int) -> tuple[TrainingMethod, ...]:
@@ -197,6 +213,8 @@ class DPFTRL(TrainingMethod):
                 f"the noise is correlated over steps ({self.noise}), for records that take part "
                 "once a pass"
             )
+        if self.decay != "none":
+            noise += f", fitted to learning rates of {self.decay} decay"
         order = trusted("the order of the data set depends on no record")
         return (
             *([] if self.value_bound is None else [PROVED]),

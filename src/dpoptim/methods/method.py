@@ -14,6 +14,7 @@ from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 from dpoptim.methods.planned_clip_norm import PlannedClipNorm
 from dpoptim.methods.private_quantile import PrivateQuantile
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm, ClipNormPolicy, SensitiveState
+from dpoptim.noise.correlated.workload import Decay
 from dpoptim.opacus_words import KnowsOpacus, knows_opacus
 from dpoptim.plan import Plan, make_plan
 from dpoptim.sampling import Sampler
@@ -35,6 +36,8 @@ class TrainingMethod(KnowsOpacus, ABC):
         clipping: how the bound is kept; see `clipping`.
         value_bound: how gradients are bounded before they are computed (`ValueClippedSGD`); None:
             they are measured.
+        decay: of the learning rate that the method's noise is fitted to, and that the loops of
+            `dpoptim train` and of the estimators follow.
         trains: what it can train: ``"any model"`` by `dpoptim.attach`.
     """
 
@@ -44,6 +47,7 @@ class TrainingMethod(KnowsOpacus, ABC):
     clip_norm: float | ClipNormPolicy
     clipping: Style | Groups = "flat"
     value_bound: str | None = None
+    decay: Decay = "none"
 
     @abstractmethod
     def sampler(self, n: int, batch_size: int) -> Sampler:

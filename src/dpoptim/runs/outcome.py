@@ -20,6 +20,7 @@ from dpoptim.runs.report import write_report
 from dpoptim.runs.result import LedgerEntry, RunResult
 from dpoptim.runs.train import Optimization, Trained, package_versions
 from dpoptim.terminal import cell
+from dpoptim.training.planned_rate import decay_of
 
 
 def result_of(
@@ -73,9 +74,10 @@ def parameters_of(model: nn.Module) -> int:
 def printable_settings(
     request: TrainRequest, data: Data, plan: Plan, optimization: Optimization
 ) -> dict[str, str]:
+    decay = "" if decay_of(plan) == "none" else f", {decay_of(plan)} decay"
     by_loop = {
         "optimizer": f"SGD, momentum {optimization.momentum:g}",
-        "learning rate": f"{optimization.learning_rate:g}",
+        "learning rate": f"{optimization.learning_rate:g}{decay}",
         "averaged": f"last {optimization.averaged:.0%} of the iterates",
     }
     solver = plan.method.solver if isinstance(plan.method, WholeRun) else None

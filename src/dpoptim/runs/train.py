@@ -21,6 +21,7 @@ from dpoptim.data import Data
 from dpoptim.plan import Plan
 from dpoptim.runs.interrupted import SavedRun
 from dpoptim.training.attach import attach
+from dpoptim.training.planned_rate import PlannedRate
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.tail_average import TailAverage
 from dpoptim.version import __version__ as dpoptim_version
@@ -140,6 +141,7 @@ def train_privately(
     optimizer = torch.optim.SGD(
         model.parameters(), lr=optimization.learning_rate, momentum=optimization.momentum
     )
+    rate = PlannedRate(optimizer, optimization.learning_rate, plan)
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
     scores = HoldOutCurve(plan, model, average, public_hold_out(data))
     checkpoint = saved.checkpoint if resume and saved is not None else None
@@ -163,6 +165,7 @@ def train_privately(
         size = optimization.physical_batch_size
         for x, y in () if ended else private.batches(physical_batch_size=size):
             private.backward(losses(model, (x, y)))
+            rate.before(private.steps_done)
             optimizer.step()
             if not private.finished_step:
                 continue

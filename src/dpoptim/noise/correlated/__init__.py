@@ -7,6 +7,7 @@ from dpoptim.noise.correlated.independent import Independent
 from dpoptim.noise.correlated.strategy import NoiseState, Strategy
 from dpoptim.noise.correlated.toeplitz import ToeplitzSquareRoot
 from dpoptim.noise.correlated.tree import BinaryTree
+from dpoptim.noise.correlated.workload import Workload
 
 __all__ = [
     "BandedToeplitz",
@@ -17,4 +18,5 @@ __all__ = [
     "NoiseState",
     "Strategy",
     "ToeplitzSquareRoot",
+    "Workload",
 ]

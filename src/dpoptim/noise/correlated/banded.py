@@ -12,15 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from dpoptim.arguments import real_number, whole_number
-from dpoptim.noise.correlated.fitting import column_squares, convolved, fitted, inverse, workload
-from dpoptim.noise.correlated.strategy import (
-    ROUNDING_OF_SQUARES,
-    Floats,
-    NoiseState,
-    Strategy,
-    rounded_up,
-)
+from dpoptim.arguments import whole_number
+from dpoptim.noise.correlated.fitting import column_squares, convolved, fitted, inverse
+from dpoptim.noise.correlated.strategy import ROUNDING_OF_SQUARES, NoiseState, Strategy, rounded_up
+from dpoptim.noise.correlated.workload import PREFIX_SUMS, Floats, Workload
 from dpoptim.noise.stream import KeyStream
 
 
@@ -32,12 +27,12 @@ class BandedToeplitz(Strategy):
         bands: 1 (independent noise) to ``separation``.
         separation: the steps between a record's participations that the strategy is made for;
             None: takes part once.
-        momentum: of the optimizer whose iterates are to carry little noise, in [0, 1).
+        workload: of the optimizer whose iterates are to carry little noise.
     """
 
     bands: int
     separation: int | None = None
-    momentum: float = 0.0
+    workload: Workload = PREFIX_SUMS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bands", whole_number("bands", self.bands, least=1))
@@ -49,15 +44,11 @@ class BandedToeplitz(Strategy):
                 raise ValueError(
                     f"bands={self.bands} must be at most separation={self.separation}."
                 )
-        momentum = real_number("momentum", self.momentum)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {momentum!r}.")
-        object.__setattr__(self, "momentum", momentum)
 
     def coefficients(self, steps: int) -> tuple[Floats, Floats]:
         """Return c, shape (at most bands,), and p, shape (steps,): see `fitting`."""
         separation = steps if self.separation is None else min(self.separation, steps)
-        return fitted(steps, min(self.bands, separation), separation, self.momentum)
+        return fitted(steps, min(self.bands, separation), separation, self.workload)
 
     def _sensitivity(self, steps: int, k: int, b: int, *, regular: bool) -> float:
         """Exact for participations ``bands`` apart or more, else by the triangle inequality.
@@ -82,10 +73,9 @@ class BandedToeplitz(Strategy):
         return self.errors(steps) * self.sensitivity(steps)
 
     def errors(self, steps: int) -> Floats:
-        """Standard deviation of each prefix sum's error where z's is 1; shape (steps,)."""
+        """Standard deviation of each iterate's error where z's is 1; shape (steps,)."""
         column, rows = self.coefficients(steps)
-        response = workload(inverse(column, steps), self.momentum)
-        return np.sqrt(convolved(1 / rows, response**2))
+        return self.workload.errors(inverse(column, steps), 1 / rows)
 
     def increment_std(self, steps: int) -> Floats:
         column, rows = self.coefficients(steps)

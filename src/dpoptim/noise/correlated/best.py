@@ -5,10 +5,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from dpoptim.arguments import real_number, whole_number
+from dpoptim.arguments import whole_number
 from dpoptim.noise.correlated.banded import BandedToeplitz
 from dpoptim.noise.correlated.buffered import BufferedToeplitz
 from dpoptim.noise.correlated.strategy import Strategy
+from dpoptim.noise.correlated.workload import PREFIX_SUMS, Workload
 
 BUFFERS = 128
 LONGEST_SCALED = 1 << 14  # steps; seconds to fit
@@ -20,35 +21,34 @@ class BestStrategy:
 
     Args:
         buffers: the most vectors, as long as the model, that noise may be remembered in; >= 1.
-        momentum: of the optimizer; see `BandedToeplitz`.
+        workload: of the optimizer whose iterates are to carry little noise.
     """
 
     buffers: int = BUFFERS
-    momentum: float = 0.0
+    workload: Workload = PREFIX_SUMS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffers", whole_number("buffers", self.buffers, least=1))
-        object.__setattr__(self, "momentum", real_number("momentum", self.momentum))
 
     def made_for(self, steps: int, participations: int, separation: int) -> Strategy:
-        """Return the strategy of least mean squared error of the prefix sums."""
-        return best_strategy(steps, participations, separation, self.buffers, self.momentum)
+        """Return the strategy of least mean squared error of the iterates."""
+        return best_strategy(steps, participations, separation, self.buffers, self.workload)
 
 
 @lru_cache(maxsize=64)
 def best_strategy(
-    steps: int, participations: int, separation: int, buffers: int, momentum: float
+    steps: int, participations: int, separation: int, buffers: int, workload: Workload
 ) -> Strategy:
     once = participations == 1 or separation >= steps
     span = steps if once else separation
-    banded = BandedToeplitz(min(span, buffers + 1), None if once else separation, momentum)
+    banded = BandedToeplitz(min(span, buffers + 1), None if once else separation, workload)
     if banded.bands == span:
         return banded  # nothing that fits is better
     candidates: list[BandedToeplitz | BufferedToeplitz] = [banded]
-    scaled = momentum == 0 and steps <= LONGEST_SCALED
+    scaled = steps <= LONGEST_SCALED
     apart = separation if scaled and not once else None
     candidates += [
-        BufferedToeplitz(count, scaled, apart) for count in (2, 3, 4) if count <= buffers
+        BufferedToeplitz(count, scaled, apart, workload) for count in (2, 3, 4) if count <= buffers
     ]
     if scaled and once and len(candidates) > 1:
         del candidates[0]  # its fit takes long, and few bands do not reach as far
@@ -60,7 +60,7 @@ def best_strategy(
 def mean_error(
     strategy: BandedToeplitz | BufferedToeplitz, steps: int, participations: int, separation: int
 ) -> float:
-    """Root mean squared error of prefix sums at 1-GDP, records in every ``separation``-th step."""
+    """Root mean squared error of iterates at 1-GDP, records in every ``separation``-th step."""
     once = strategy.prefix_std(steps)  # at the sensitivity of one participation
     several = strategy.sensitivity(
         steps, participations, separation, regular=True

@@ -18,14 +18,9 @@ from torch import Tensor
 from dpoptim.arguments import whole_number
 from dpoptim.noise.correlated.banded import most_with_gaps
 from dpoptim.noise.correlated.fitting import DECIMALS, best_rows, column_squares, convolved
-from dpoptim.noise.correlated.strategy import (
-    ROUNDING_OF_SQUARES,
-    Floats,
-    NoiseState,
-    Strategy,
-    rounded_up,
-)
+from dpoptim.noise.correlated.strategy import ROUNDING_OF_SQUARES, NoiseState, Strategy, rounded_up
 from dpoptim.noise.correlated.toeplitz import monotone_sensitivity
+from dpoptim.noise.correlated.workload import PREFIX_SUMS, Floats, Workload
 from dpoptim.noise.stream import KeyStream
 
 # weights found for this many steps serve longer runs; errors are exact for any length
@@ -50,11 +45,14 @@ class BufferedToeplitz(Strategy):
             are found for, by the mean error (McMahan, Xu and Zhang 2024); None: takes part once,
             by the largest error. For 4 passes two buffers are 8 % above the dense optimum (scaled),
             for 16 passes 12 to 14 %.
+        workload: of the optimizer whose iterates are to carry little noise; if not prefix sums, by
+            the mean error.
     """
 
     buffers: int = 3
     scaled: bool = False
     separation: int | None = None
+    workload: Workload = PREFIX_SUMS
 
     def __post_init__(self) -> None:
         if self.buffers not in (1, 2, 3, 4) or isinstance(self.buffers, bool):
@@ -67,10 +65,10 @@ class BufferedToeplitz(Strategy):
     def parameters(self, steps: int) -> tuple[Floats, Floats, Floats]:
         """Return weights and decays, (buffers,), and p, (steps,), each step's inverse variance."""
         separation = None if self.separation is None else min(self.separation, steps)
-        weights, decays = fitted(self.buffers, steps, separation)
+        weights, decays = fitted(self.buffers, steps, separation, self.workload)
         if not self.scaled:
             return weights, decays, np.ones(steps)
-        return weights, decays, scaled_rows(self.buffers, steps, separation)
+        return weights, decays, scaled_rows(self.buffers, steps, separation, self.workload)
 
     def _sensitivity(self, steps: int, k: int, b: int, *, regular: bool) -> float:
         """Exact, see `toeplitz.monotone_sensitivity`: the coefficients are positive and decreasing.
@@ -93,13 +91,12 @@ class BufferedToeplitz(Strategy):
 
     def prefix_std(self, steps: int) -> Floats:
         weights, decays, rows = self.parameters(steps)
-        squares = prefix_coefficients(weights, decays, steps) ** 2
-        errors = convolved(1 / rows, squares) if self.scaled else np.cumsum(squares)
-        return np.sqrt(errors) * self.sensitivity(steps)
+        response = unit_response(weights, decays, steps)
+        return self.workload.errors(response, 1 / rows) * self.sensitivity(steps)
 
     def increment_std(self, steps: int) -> Floats:
         weights, decays, rows = self.parameters(steps)
-        first = np.diff(prefix_coefficients(weights, decays, steps), prepend=0.0)
+        first = unit_response(weights, decays, steps)
         return np.sqrt(convolved(1 / rows, first**2))
 
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> NoiseState:
@@ -141,14 +138,14 @@ def coefficients(weights: Floats, decays: Floats, steps: int) -> Floats:
     return np.concatenate([[1.0], column])
 
 
-def prefix_coefficients(weights: Floats, decays: Floats, steps: int) -> Floats:
-    """First column of A C^-1, (steps,): a prefix sum's error by the noise k steps back.
+def unit_response(weights: Floats, decays: Floats, steps: int) -> Floats:
+    """First column of C^-1, (steps,): the increments that answer a unit of noise.
 
     The generating function of C is ``1 + sum_j w_j x / (1 - d_j x)``, a ratio of polynomials, so
-    that of A C^-1 is its inverse over 1 - x: a recursive filter's answer to an impulse.
+    that of C^-1 is its inverse: a recursive filter's answer to an impulse.
     """
     above, below = _polynomials(weights, decays)
-    return np.cumsum(lfilter(below, above, _impulse(steps)))
+    return np.asarray(lfilter(below, above, _impulse(steps)))
 
 
 def _polynomials(weights: Floats, decays: Floats) -> tuple[Floats, Floats]:
@@ -183,19 +180,21 @@ def added_up(column: Floats, separation: int) -> Floats:
 
 
 @lru_cache(maxsize=64)
-def scaled_rows(buffers: int, steps: int, separation: int | None) -> Floats:
+def scaled_rows(buffers: int, steps: int, separation: int | None, workload: Workload) -> Floats:
     """Shape (steps,): one over the variance of each step's noise, the first one 1; read-only."""
-    parameters = fitted(buffers, steps, separation)
+    parameters = fitted(buffers, steps, separation, workload)
     column, separation = coefficients(*parameters, steps), separation or steps
-    response = prefix_coefficients(*parameters, steps)
-    rows, _ = best_rows(response, added_up(column, separation) ** 2, np.arange(separation))
+    costs = workload.costs(unit_response(*parameters, steps))
+    rows, _ = best_rows(costs, added_up(column, separation) ** 2, np.arange(separation))
     rows = np.exp(np.round(np.log(rows / rows[0]), DECIMALS))
     rows.flags.writeable = False  # cached
     return rows
 
 
 @lru_cache(maxsize=64)
-def fitted(buffers: int, steps: int, separation: int | None) -> tuple[Floats, Floats]:
+def fitted(
+    buffers: int, steps: int, separation: int | None, workload: Workload
+) -> tuple[Floats, Floats]:
     """(weights, decays), (buffers,) each: weights > 0 of sum at most 1, decays in (0, 1)."""
     horizon = max(2, min(steps, separation or _LONGEST_SEARCH))
     # Start: half-lives spread evenly, on a logarithmic scale, from a step to the whole run.
@@ -206,7 +205,7 @@ def fitted(buffers: int, steps: int, separation: int | None) -> tuple[Floats, Fl
     best = minimize(
         _log_error,
         start,
-        args=(min(max(2, steps), _LONGEST_SEARCH), separation),
+        args=(min(max(2, steps), _LONGEST_SEARCH), separation, workload),
         method="Nelder-Mead",
         options={
             "maxiter": 800 * buffers,
@@ -230,14 +229,16 @@ def _unpacked(parameters: Floats) -> tuple[Floats, Floats]:
     )
 
 
-def _log_error(parameters: Floats, steps: int, separation: int | None) -> float:
+def _log_error(parameters: Floats, steps: int, separation: int | None, workload: Workload) -> float:
     """log of a prefix sum's largest error at sensitivity 1; for a pattern, of the mean error."""
     weights, decays = _unpacked(parameters)
     above, below = _polynomials(weights, decays)
     column = lfilter(above, below, _impulse(steps))
-    response = prefix_coefficients(weights, decays, steps)
+    response = lfilter(below, above, _impulse(steps))
+    if separation is None and workload == PREFIX_SUMS:
+        error = np.linalg.norm(np.cumsum(response))
+    else:
+        error = np.sqrt(workload.costs(response).sum() / steps)
     if separation is not None:
         column = added_up(column, separation)
-        response = response * np.sqrt(np.arange(steps, 0, -1) / steps)
-    error = np.linalg.norm(response)
     return math.log(np.linalg.norm(column) * error) if np.isfinite(error) else math.inf

@@ -7,8 +7,8 @@ undone. With ``p = d^2``, and a record in the steps i, i + b, i + 2b, ... for an
 
 * its squared sensitivity is ``sum_a sum_m p_m c_{m - i - ab}^2``, linear in p (its columns share
 no row);
-* the squared errors of the prefix sums add up to ``sum_m w_m / p_m``, w_m that of a unit noise in
-step m.
+* the squared errors of the iterates (`workload`) add up to ``sum_m w_m / p_m``, w_m that of a unit
+noise in step m.
 
 For given c the best p is that of a convex problem: ``p_m = (w_m / g_m)^(1/2)`` with g = the
 constraints' gradients weighted by multipliers, which are found by multiplicative updates. For
@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.noise.correlated.strategy import Floats
+from dpoptim.noise.correlated.workload import Floats, Workload
 
 ROUNDS, UPDATES, ITERATIONS = 3, 200, 120
 DECIMALS = 4  # so that a run resumed elsewhere finds the same numbers
@@ -38,61 +38,61 @@ def inverse(column: Floats, steps: int) -> Floats:
     return np.asarray(lfilter([1.0], column, impulse))
 
 
-def workload(response: Floats, momentum: float) -> Floats:
-    """Iterates by increments: sums, or heavy-ball momentum scaled to the same length."""
-    from scipy.signal import lfilter
-
-    sums = np.cumsum(response)
-    return sums if momentum == 0 else np.asarray(lfilter([1 - momentum], [1.0, -momentum], sums))
-
-
 @lru_cache(maxsize=64)
-def fitted(steps: int, bands: int, separation: int, momentum: float) -> tuple[Floats, Floats]:
+def fitted(steps: int, bands: int, separation: int, workload: Workload) -> tuple[Floats, Floats]:
     """Return (c of shape (bands,), p of shape (steps,)); read-only.
 
     Args:
         steps: T. bands: 1 to separation. separation: from a record's participation to its next.
-        momentum: of the optimizer that adds up what is released, in [0, 1).
+        workload: of the optimizer that adds up what is released.
     """
     k = np.arange(1, bands)
     column = np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
-    errors, squares = np.arange(steps, 0, -1.0), np.ones(bands)
-    column = np.round(descend(column, steps, errors, squares, momentum), DECIMALS)
+    column = np.round(descend(column, np.ones(steps), np.ones(bands), workload), DECIMALS)
     place = np.arange(steps) % separation
 
     def optimum() -> tuple[Floats, Floats]:
-        return best_rows(workload(inverse(column, steps), momentum), column**2, place)
+        return best_rows(workload.costs(inverse(column, steps)), column**2, place)
 
     rows, multipliers = optimum()
     for _ in range(ROUNDS - 1):
-        errors, weights = np.cumsum(1 / rows)[::-1], multipliers[place]
+        weights = multipliers[place]
         squares = np.array([weights[: steps - lag] @ rows[lag:] for lag in range(bands)])
-        column = np.round(descend(column, steps, errors, squares, momentum), DECIMALS)
+        column = np.round(descend(column, 1 / rows, squares, workload), DECIMALS)
         rows, multipliers = optimum()
     rows = np.exp(np.round(np.log(rows / rows[0]), DECIMALS))
     column.flags.writeable = rows.flags.writeable = False  # cached
     return column, rows
 
 
-def descend(start: Floats, steps: int, errors: Floats, squares: Floats, momentum: float) -> Floats:
-    """Minimise ``sum_k errors_k m_k^2 * sum_l squares_l c_l^2`` over c, c_0 = 1, m the workload."""
+def descend(start: Floats, variances: Floats, squares: Floats, workload: Workload) -> Floats:
+    """Minimise the errors' squares times ``sum_l squares_l c_l^2`` over c, c_0 = 1.
+
+    Args:
+        variances: of each step's noise, shape (steps,).
+    """
     from scipy.optimize import minimize
     from scipy.signal import lfilter
 
     if len(start) == 1:
         return start
+    steps, weights = len(variances), workload.weights(variances)
+    _, after = workload.factors(steps)
 
     def value(free: Floats) -> tuple[float, Floats]:
         column = np.concatenate([[1.0], free])
         with np.errstate(over="ignore", invalid="ignore"):
-            response = workload(inverse(column, steps), momentum)
-            error = float(np.sum(errors * response**2))
+            response = inverse(column, steps)
+            answers = workload.answers(response)
+            pull = np.einsum("abj,bj->aj", weights, answers)
+            error = float(np.sum(answers * pull))
         if not np.isfinite(error):
             return 1e6, np.zeros_like(free)
-        further = lfilter([1.0], column, response)
-        weighted = errors * response
+        # A change of c by x^l changes the response by -x^l times itself, taken back once more.
+        further = lfilter([1.0], column, workload.sped(response))
+        by_response = (after * np.cumsum(pull[:, ::-1], axis=1)[:, ::-1]).sum(0)
         slopes = np.array(
-            [-2 * (weighted[lag:] @ further[: steps - lag]) for lag in range(1, len(column))]
+            [-2 * (by_response[lag:] @ further[: steps - lag]) for lag in range(1, len(column))]
         )
         length = float(squares @ column**2)
         return float(np.log(error * length)), slopes / error + 2 * squares[1:] * free / length
@@ -109,18 +109,16 @@ def descend(start: Floats, steps: int, errors: Floats, squares: Floats, momentum
     return np.concatenate([[1.0], found.x])
 
 
-def best_rows(
-    response: Floats, squares: Floats, starts: NDArray[np.int64]
-) -> tuple[Floats, Floats]:
+def best_rows(costs: Floats, squares: Floats, starts: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Return p of least error at sensitivity about 1, (steps,), and the constraints' multipliers.
 
     Args:
-        response: of the errors to a unit noise, shape (steps,).
+        costs: squared errors by a unit noise in each step, shape (steps,).
         squares: what a record adds to the squared output in the steps from a start on.
         starts: whose record starts in step 0, 1, ...; a record may start several times.
     """
-    steps, records = len(response), int(starts.max()) + 1
-    costs, multipliers = np.cumsum(response**2)[::-1], np.ones(records)
+    steps, records = len(costs), int(starts.max()) + 1
+    multipliers = np.ones(records)
 
     def rows_for(multipliers: Floats) -> tuple[Floats, Floats]:
         weights = np.zeros(steps)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from dpoptim.noise.correlated.strategy import Floats, NoiseState, Strategy
+from dpoptim.noise.correlated.strategy import NoiseState, Strategy
+from dpoptim.noise.correlated.workload import Floats
 from dpoptim.noise.stream import KeyStream
 
 

@@ -21,22 +21,26 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dpoptim.arguments import whole_number
 from dpoptim.errors import PrivacyError
+from dpoptim.noise.correlated.workload import PREFIX_SUMS, Floats, Workload
 from dpoptim.noise.gaussian import fill_standard_normal
 from dpoptim.noise.stream import KeyStream
-
-Floats = NDArray[np.float64]
 
 ROUNDING = 1e-12  # sensitivities are computed in float64 and rounded up by this share
 ROUNDING_OF_SQUARES = 1 + 1e-9  # of what is convolved by Fourier transforms
 
 
 class Strategy(ABC):
-    """Public settings of a strategy: a frozen dataclass."""
+    """Public settings of a strategy: a frozen dataclass.
+
+    Attributes:
+        workload: of the optimizer whose iterates `prefix_std` is about.
+    """
+
+    workload: Workload = PREFIX_SUMS
 
     def sensitivity(
         self,
@@ -69,8 +73,9 @@ class Strategy(ABC):
 
     @abstractmethod
     def prefix_std(self, steps: int) -> Floats:
-        """Standard deviation of each prefix sum's error, per entry, at 1-GDP for one participation.
+        """Standard deviation of each iterate's error, per entry, at 1-GDP for one participation.
 
+        With constant learning rates and without momentum these are the prefix sums.
         Shape (steps,); divide by mu and multiply by the norm bound. Exact but for rounding.
         """
 

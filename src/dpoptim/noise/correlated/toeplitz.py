@@ -13,7 +13,8 @@ from functools import lru_cache
 import numpy as np
 from torch import Tensor
 
-from dpoptim.noise.correlated.strategy import Floats, NoiseState, Strategy, rounded_up
+from dpoptim.noise.correlated.strategy import NoiseState, Strategy, rounded_up
+from dpoptim.noise.correlated.workload import Floats
 from dpoptim.noise.stream import KeyStream
 
 
