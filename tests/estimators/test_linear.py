@@ -123,6 +123,7 @@ def test_regression() -> None:
         assert model.score(x, y) > 0.9
 
 
+@pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 def test_a_search_without_a_ledger_says_that_it_speaks_of_one_fit() -> None:
     x, y, *_ = digits()
     model = DPLogisticRegression(1.0, 1e-5, data_norm=4.0, classes=range(10), noise_seed=0)
@@ -179,6 +180,7 @@ def test_fits_are_charged_to_a_ledger() -> None:
         assert np.array_equal(model.coef_, before)
 
 
+@pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 def test_pipelines_and_searches_work() -> None:
     x, y, *_ = digits()
     pipe = make_pipeline(
@@ -205,6 +207,7 @@ def test_warm_start_goes_on_and_says_so() -> None:
     assert "earlier fit" in str(model.privacy_)
 
 
+@pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 def test_a_stream_of_chunks_is_averaged() -> None:
     x, y, x_test, y_test = digits()
     classes = range(10)
@@ -349,6 +352,7 @@ def test_clip_rows_bounds_every_row_and_keeps_the_short_ones(dtype: Any) -> None
     )
 
 
+@pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 def test_searches_and_copies_share_the_ledger(tmp_path: Path) -> None:
     """A copy of an estimator looks at the same data: its runs are charged to the same ledger."""
     ledger = dpoptim.Ledger(tmp_path / "digits.sqlite", neighboring="zero-out")

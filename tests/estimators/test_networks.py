@@ -70,6 +70,20 @@ def test_digits() -> None:
     np.testing.assert_allclose(model.predict_proba(x_test).sum(1), 1)
 
 
+@pytest.mark.parametrize("epochs", [2, 10])
+@pytest.mark.parametrize("scatter", [0.05, 0.3])
+def test_few_epochs_of_a_regression_end_no_worse_than_the_mean(epochs: int, scatter: float) -> None:
+    """With steps as long as suit many epochs, R2 is between -61 and 0.9 here."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        x = rng.choice([-1.0, 1.0], (1_800, 6)) if seed % 2 else rng.uniform(-1, 1, (1_800, 6))
+        y = scatter * (x @ rng.normal(size=6) / 2 + 0.5 * rng.normal(size=1_800))
+        model = DPSGDRegressor(
+            4.0, 1e-5, epochs=epochs, target_bound=1.0, noise_seed=seed, random_state=seed
+        ).fit(x[:1_500], y[:1_500])
+        assert model.score(x[1_500:], y[1_500:]) > 0.1
+
+
 def test_regression_beyond_lines() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (20_000, 2))

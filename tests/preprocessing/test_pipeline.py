@@ -111,6 +111,7 @@ def test_networks_share_the_budget_by_composition() -> None:
     assert model.privacy_.epsilon <= 1.0
 
 
+@pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 def test_a_budget_bounds_repeated_fits() -> None:
     x, y = people(1_000)
     with dpoptim.Ledger(neighboring="zero-out", epsilon=1.5, delta=1e-6) as ledger:

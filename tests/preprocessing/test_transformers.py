@@ -58,6 +58,7 @@ def table(n: int = 20_000, seed: int = 0) -> np.ndarray:
 BOUNDS: Any = {"lower": [0, 0, -5], "upper": [120, 200_000, 5]}
 
 
+@pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 def test_the_scaler_finds_means_and_spreads() -> None:
     x = table()
     scaler = DPStandardScaler(**BOUNDS, epsilon=0.2, delta=1e-6, noise_seed=0).fit(x)
@@ -142,6 +143,7 @@ def test_categories_go_by_the_names_of_columns() -> None:
         encoder.fit(csr_array([[1.0, 0.0]]))
 
 
+@pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 def test_categories_that_are_frequent() -> None:
     """Frequent ones become columns and rare ones do not; names are nowhere; a mixed table pays for
     what is not public alone, once for all columns.

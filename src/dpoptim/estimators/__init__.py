@@ -2,5 +2,12 @@
 
 from dpoptim.estimators.linear import DPLinearRegression, DPLogisticRegression
 from dpoptim.estimators.networks import DPSGDClassifier, DPSGDRegressor
+from dpoptim.estimators.repeats import RepeatedFitWarning
 
-__all__ = ["DPLinearRegression", "DPLogisticRegression", "DPSGDClassifier", "DPSGDRegressor"]
+__all__ = [
+    "DPLinearRegression",
+    "DPLogisticRegression",
+    "DPSGDClassifier",
+    "DPSGDRegressor",
+    "RepeatedFitWarning",
+]

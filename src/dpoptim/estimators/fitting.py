@@ -1,7 +1,7 @@
 """``fit`` and ``partial_fit`` of all estimators: on a table, or on a stream of chunks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 
+from dpoptim.estimators.repeats import uncounted
 from dpoptim.estimators.table import refuse_weights, table
 
 
@@ -33,6 +34,8 @@ class Given:
 class Fits(ABC):
     """Base of the estimators, whose `_learn` trains."""
 
+    _warn_of_repeats: Callable[[], None]  # of `CountsFits`
+
     def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
         """Train on X of shape (n, features) and y of shape (n,); no sample weights.
 
@@ -53,7 +56,12 @@ class Fits(ABC):
 
     def _fitted(self, sample_weight: Any, given: Given) -> Self:
         refuse_weights(sample_weight)
-        self._learn(given)
+        if given.chunk:
+            with uncounted():  # a record is in one chunk alone
+                self._learn(given)
+        else:
+            self._learn(given)
+            self._warn_of_repeats()
         return self
 
     def _rows(self, given: Given) -> Any:

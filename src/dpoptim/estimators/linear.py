@@ -66,7 +66,7 @@ class DPLogisticRegression(FitsClasses, LinearFit):
     record, whatever they hold; with ``persons``, what a person adds is a mean of bounded rows. It
     covers one ``fit``, and its notes say what all runs on the
     ledger cost together. Choosing settings by comparing fits (`GridSearchCV`) multiplies what is
-    spent, and scores on private data are releases of their own.
+    spent, as a `RepeatedFitWarning` says, and scores on private data are releases of their own.
 
     Examples:
         >>> import numpy as np

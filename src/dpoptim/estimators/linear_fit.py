@@ -13,7 +13,7 @@ from dpoptim.arguments import positive_number, real_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.chunks import Chunks
 from dpoptim.estimators.persons import of_persons, per_person
-from dpoptim.estimators.scope import with_scope
+from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import solve
@@ -103,11 +103,12 @@ class LinearFit(PrivateSettings):
                 "started from an earlier fit: the guarantee of that fit adds to this one's",
             )
         rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
+        budget = Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon))
         solution, guarantee = solve(
             self.solver,
             model,
             (rows, y) if shares is None else (rows, y, shares),
-            Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon)),
+            budget,
             radius=radius,
             clip_norm=clip_norm,
             l2=real_number("l2", self.l2),
@@ -137,8 +138,8 @@ class LinearFit(PrivateSettings):
         this = (self._weights, n, guarantee)
         self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
         self._weights = self._chunks.weights
-        of_all = self._chunks.guarantee
-        self.privacy_ = ranks.from_first(lambda: with_scope(of_all, self.ledger))
+        fit = Fit(budget.event(self.neighboring), self._chunks.guarantee, n)
+        self.privacy_ = ranks.from_first(lambda: self._counted(fit))
         return self._weights
 
     def _split(

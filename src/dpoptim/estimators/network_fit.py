@@ -21,7 +21,8 @@ from dpoptim.arguments import one_of, real_number, whole_number
 from dpoptim.estimators.chunks import Chunks
 from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import owners_of, units_in
-from dpoptim.estimators.scope import public_number_of_records, with_scope
+from dpoptim.estimators.repeats import Fit
+from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.table import clip_rows, public_norm, stated_delta, table
 from dpoptim.methods import TrainingMethod
@@ -134,7 +135,7 @@ class NetworkFit(PrivateSettings):
         guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
         this = (np.zeros(0), n, guarantee)  # the network itself is what goes on
         self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
-        self.privacy_ = with_scope(self._chunks.guarantee, self.ledger)
+        self.privacy_ = self._counted(Fit(plan.event, self._chunks.guarantee, n))
 
     def _plan(
         self,

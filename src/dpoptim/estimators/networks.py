@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from dpoptim.arguments import real_number
 from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
-from dpoptim.estimators.network_fit import NetworkFit
+from dpoptim.estimators.network_fit import NetworkFit, linear_layers
 from dpoptim.estimators.table import (
     bounded_targets,
     public_classes,
     public_weights,
 )
+from dpoptim.plan import Plan
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -66,8 +67,8 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
 
     **Guarantee.** ``privacy_``, for every table. It covers one ``fit``, and its notes say what all
     runs on the ledger cost together. Choosing settings by comparing fits
-    (`GridSearchCV`) multiplies what is spent, and scores on private data are releases of their
-    own.
+    (`GridSearchCV`) multiplies what is spent, as a `RepeatedFitWarning` says, and scores on private
+    data are releases of their own.
 
     Examples:
         >>> import numpy as np
@@ -113,6 +114,10 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
 
     The other arguments, and the **Guarantee**, as for `DPSGDClassifier`.
 
+    The first predictions are all 0, and without a ``learning_rate`` steps are short where there are
+    few: so few epochs end near the mean's prediction rather than beyond it, unless the mean is
+    several times as far from 0 as the targets scatter.
+
     Examples:
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
@@ -124,6 +129,9 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
     """
 
     _rate = 0.25
+    # Weights move a unit at a time in so many steps. Longer ones swing about the minimum of a
+    # squared loss, which only the average over many steps hides.
+    _steps_to_swing = 25
 
     target_bound: float | None = None
     clip_norm: float = 0.3
@@ -134,6 +142,25 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
             bounded_targets(given.y, self.target_bound, rows=len(x)).astype(np.float32)
         )
         self._train(x, scaled[:, None], 1, squared_errors, (), given)
+
+    def _learning_rate(self, plan: Plan, parameters: int) -> float:
+        rate = super()._learning_rate(plan, parameters)
+        if self.learning_rate is not None:
+            return rate
+        momentum, clip_norm = (
+            real_number("momentum", self.momentum),
+            real_number("clip_norm", self.clip_norm),
+        )
+        longest = max(1.0, plan.steps / self._steps_to_swing)
+        return min(rate, longest * (1 - momentum) / clip_norm)
+
+    def _new(self, features: int, outputs: int) -> nn.Sequential:
+        """A network that predicts 0: those of random weights are further off than the mean."""
+        network = super()._new(features, outputs)
+        last = linear_layers(network)[-1]
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        return network
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of shape (n,)."""

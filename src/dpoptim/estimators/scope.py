@@ -10,21 +10,14 @@ ON_TRUST = "on trust: preprocessing and settings were not read off these records
 ALONE = "this fit alone: others on the same records add to it, and no ledger counts them"
 
 
-def with_scope(guarantee: Guarantee, ledger: Ledger | None) -> Guarantee:
-    """The guarantee of one fit, and in its notes what all runs on its ledger cost together.
+def scope_on_ledger(ledger: Ledger, delta: float) -> tuple[str, ...]:
+    """Notes on the cost of all runs on a ledger together, if there are several."""
+    runs = len(ledger.entries())
+    return (f"all {runs} runs on its ledger together: {ledger.spent(delta)}",) if runs > 1 else ()
 
-    An estimator cannot know how often it was copied and fitted, as a search does. So without a
-    ledger the guarantee says that it speaks of one fit.
-    """
-    if ledger is None:
-        scope: tuple[str, ...] = (ALONE,)
-    else:
-        runs = len(ledger.entries())
-        scope = (
-            (f"all {runs} runs on its ledger together: {ledger.spent(guarantee.delta)}",)
-            if runs > 1
-            else ()
-        )
+
+def with_scope(guarantee: Guarantee, scope: tuple[str, ...]) -> Guarantee:
+    """The guarantee of one fit with further notes: of which fits it speaks, and what is trusted."""
     notes = dict.fromkeys((*guarantee.notes, *scope, ON_TRUST))
     return replace(guarantee, notes=tuple(notes))
 

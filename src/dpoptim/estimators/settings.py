@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sklearn.base import BaseEstimator
-
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.estimators.repeats import CountsFits
 from dpoptim.opacus_words import KnowsOpacus
 
 Delta = float | Literal["auto"]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class PrivateSettings(KnowsOpacus, BaseEstimator):
+class PrivateSettings(KnowsOpacus, CountsFits):
     """Base of estimators and transformers: a dataclass, whose fields are scikit-learn's settings.
 
     They are stored untouched. What is learnt is no argument.

@@ -17,7 +17,8 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.distributed.alone import alone
 from dpoptim.estimators.persons import owners_of, units_in
-from dpoptim.estimators.scope import ALONE, ON_TRUST, public_number_of_records, with_scope
+from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
+from dpoptim.estimators.scope import ALONE, ON_TRUST, public_number_of_records
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import stated_delta
 from dpoptim.opacus_words import KnowsOpacus
@@ -29,7 +30,7 @@ MOST_SHARE = 0.3  # of mu^2, for all preprocessing together
 LEFT = 1 - 1e-9  # so that rounding cannot end above the budget
 
 
-class PrivatePipeline(KnowsOpacus, Pipeline):
+class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
     """Transformers and an estimator of `dpoptim.estimators` that share one budget and one ledger.
 
     Args:
@@ -119,6 +120,7 @@ class PrivatePipeline(KnowsOpacus, Pipeline):
             handed = ranks.from_first(here)
             if ranks.rank:
                 unpack(self, handed)
+        self._warn_of_repeats()
         return self
 
     def _learn(self, X: Any, y: Any, persons: Any, params: dict[str, Any]) -> None:
@@ -153,12 +155,14 @@ class PrivatePipeline(KnowsOpacus, Pipeline):
             ledger = own if self.ledger is None else self.ledger
             earlier = {entry.id for entry in ledger.entries()}
             settings = [(step, gdp_epsilon(spent[name], delta)) for name, step in charged.items()]
-            with _budgets([*settings, (last, final)], delta, ledger, n, relation):
+            budgets = _budgets([*settings, (last, final)], delta, ledger, n, relation)
+            with budgets, uncounted():
                 super().fit(X, y, **params)
             events = [entry.event for entry in ledger.entries() if entry.id not in earlier]
-        whole = compute_epsilon(dp_accounting.ComposedDpEvent(events), delta, relation)
-        whole = replace(whole, unit=unit.name)
-        self.privacy_ = with_scope(replace(whole, notes=(*own_notes(last), *said)), self.ledger)
+        event = dp_accounting.ComposedDpEvent(events)
+        whole = compute_epsilon(event, delta, relation)
+        whole = replace(whole, unit=unit.name, notes=(*own_notes(last), *said))
+        self.privacy_ = self._counted(Fit(event, whole, n))
         last.privacy_ = self.privacy_
 
     def _steps_with_budgets(self) -> tuple[Any, dict[str, PrivateStep]]:

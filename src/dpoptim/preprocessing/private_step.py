@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from dp_accounting import GaussianDpEvent
 from numpy.typing import NDArray
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.arguments import real_number
 from dpoptim.data.unquoted import checked_table
-from dpoptim.estimators.scope import public_number_of_records, with_scope
+from dpoptim.estimators.repeats import Fit
+from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.settings import PrivateSettings
 from dpoptim.estimators.table import stated_delta
 from dpoptim.statistics import (
@@ -76,7 +78,9 @@ class ChargedFit(PrivateSettings):
 
     def _state(self, guarantee: Guarantee, price: Price) -> None:
         noted = replace(guarantee, notes=(*guarantee.notes, *price.said))
-        self.privacy_: Guarantee | None = with_scope(noted, self.ledger)
+        event = GaussianDpEvent(neighbours_differ_by(self.neighboring) / price.mu)
+        self.privacy_: Guarantee | None = self._counted(Fit(event, noted, price.n))
+        self._warn_of_repeats()
 
     def _released(self, total: Floats, norm_bound: float, price: Price) -> NoisySum:
         """``total`` with noise, charged; sets ``privacy_``."""

@@ -3,8 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from dp_accounting import GaussianDpEvent
+
 from dpoptim.accounting.accountant import check_delta
 from dpoptim.accounting.gaussian import gdp_mu
+from dpoptim.accounting.guarantee import neighbours_differ_by
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,10 @@ class Budget:
         for name, value in given.items():
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
+
+    def event(self, neighboring: str) -> GaussianDpEvent:
+        """The event that a solver reserves: one Gaussian, for a bound of 1 on each record."""
+        return GaussianDpEvent(neighbours_differ_by(neighboring) / self.gdp)
 
     @property
     def gdp(self) -> float:

@@ -11,6 +11,7 @@ from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
 
 from dpoptim.accounting.gaussian import gdp_epsilon, gdp_mu
+from dpoptim.estimators.repeats import uncounted
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,14 @@ def tune_on_public(
         scores = []
         for seed in range(seeds):
             model = clone(estimator).set_params(
-                **settings, epsilon=gdp_epsilon(mu, delta), delta=delta, noise_seed=seed
+                **settings,
+                epsilon=gdp_epsilon(mu, delta),
+                delta=delta,
+                noise_seed=seed,
+                ledger=None,
             )
-            scores.append(float(model.fit(*train, persons=persons).score(*test)))
+            with uncounted():
+                model.fit(*train, persons=persons)
+            scores.append(float(model.score(*test)))
         found.append(Tried(settings, tuple(scores)))
     return sorted(found, key=lambda tried: -tried.mean)

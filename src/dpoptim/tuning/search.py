@@ -13,7 +13,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
+from sklearn.base import MetaEstimatorMixin, clone, is_classifier
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
@@ -27,7 +27,7 @@ from dpoptim.arguments import positive_number, real_number, whole_number
 from dpoptim.distributed.alone import alone
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.persons import owners_of, per_person
-from dpoptim.estimators.scope import with_scope
+from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import stated_delta
 from dpoptim.gate import TrialsGate
@@ -40,7 +40,7 @@ UNTIMED = "on trust: nobody learns from running times how many trials there were
 LEFT = 1 - 1e-9
 
 
-class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
+class DPSearchCV(MetaEstimatorMixin, CountsFits):
     """Search over settings of a linear estimator, with scikit-learn's manners.
 
     Each trial draws a candidate, trains on one part of the records, and scores on the rest with
@@ -130,6 +130,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         """
         with all_ranks() as ranks:
             self._search(X, y, persons, ranks)
+        self._warn_of_repeats()
         return self
 
     def _search(self, X: Any, y: Any, persons: Any, ranks: Ranks) -> None:
@@ -169,7 +170,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
                     **candidates[chosen], **settings, ledger=None, warm_start=False
                 )
                 of_train = None if owners is None else of_rows[train]
-                with alone():
+                with uncounted(), alone():
                     model.fit(x[train], targets[train], persons=of_train)
                     scores = self._values(model, x[test], targets[test], of_rows[test])
                     score = self._score(model, scores, base, delta, relation, seed)
@@ -182,7 +183,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         notes = (*said, *self._notes(ranks))
         guarantee = replace(compute_epsilon(event, delta, relation), notes=notes)
         guarantee = per_person(guarantee, owners)
-        self.privacy_ = ranks.from_first(lambda: with_scope(guarantee, self.ledger))
+        self.privacy_ = ranks.from_first(lambda: self._counted(Fit(event, guarantee, n)))
         self.best_estimator_.privacy_ = self.privacy_  # the trial's own would hide the others
         if is_classifier(self.best_estimator_):
             self.classes_ = self.best_estimator_.classes_

@@ -1,0 +1,167 @@
+"""Fits of an estimator and of its clones, as searches make them: what they cost together.
+
+`GridSearchCV` and `cross_val_score` fit clones, and the guarantee of each is of its own fit. So an
+estimator shares a count of fits with its clones, and says what they cost together. It holds events
+and numbers of records, which are public.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+from dp_accounting import DpEvent
+from sklearn.base import BaseEstimator
+
+from dpoptim.accounting.balance import spent
+from dpoptim.accounting.guarantee import Guarantee, neighboring_name
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.estimators.scope import ALONE, scope_on_ledger, with_scope
+
+ELSEWHERE = "its copies in other processes are not counted in that"
+ARRIVED = "a copy from another process was fitted: the fits of all copies add up"
+FIX = (
+    "So the same records pay for all; scores on held-out private records come on top, protected by "
+    "nothing. Fix: choose settings by dpoptim.tuning (tune_on_public, DPSearchCV); with "
+    "ledger=dpoptim.Ledger(path, epsilon=, delta=) every fit counts, and none exceeds a budget."
+)
+_counting: ContextVar[bool] = ContextVar("counting", default=True)
+
+
+class RepeatedFitWarning(UserWarning):
+    """Clones of an estimator were fitted, as a search does: what all fits cost together.
+
+    It comes after 2, 4, 8, ... fits, and after one on more records than all before, which ends a
+    search; the notes of every ``privacy_`` have it, too. An error by ``warnings``' filters, it
+    comes when a fit is done and charged.
+    """
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Leave out the fits in this ``with``: of public records, or parts of what counts whole."""
+    token = _counting.set(False)
+    try:
+        yield
+    finally:
+        _counting.reset(token)
+
+
+class Fit(NamedTuple):
+    """The event of a fit, what it guarantees, and on how many records; public."""
+
+    event: DpEvent
+    guarantee: Guarantee
+    records: int
+
+
+class FitCount:
+    """The fits of an estimator and of its clones in this process.
+
+    Args:
+        arrived: whether it was unpickled, as in another process.
+    """
+
+    def __init__(self, *, arrived: bool = False) -> None:
+        self._fits: list[Fit] = []
+        self._arrived, self._sent = arrived, False
+        self._unsaid = ""
+
+    def __repr__(self) -> str:
+        return f"FitCount of {len(self._fits)}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        self._sent = True
+        return arrived, ()
+
+    def add(self, fit: Fit, ledger: Ledger | None, *, by_hand: bool) -> Guarantee:
+        """Count a fit; its guarantee, whose notes say what all cost.
+
+        Args:
+            by_hand: whether the estimator was fitted before itself, as no search does.
+        """
+        # after 2, 4, 8, ... fits; and for the whole table after its folds, as a search ends
+        largest = max((each.records for each in self._fits), default=0)
+        self._fits.append(fit)
+        timely = math.log2(len(self._fits)).is_integer() or fit.records > largest
+        scope = self._scope(ledger, fit.guarantee.delta)
+        if self._arrived:  # always the same words, which are shown once in each process
+            self._unsaid = ARRIVED
+        elif self._has_company and timely and not by_hand:
+            self._unsaid = "; ".join(note for note in scope if note != ALONE)
+        return with_scope(fit.guarantee, scope)
+
+    @property
+    def _has_company(self) -> bool:
+        return len(self._fits) > 1 or self._sent or self._arrived
+
+    def _scope(self, ledger: Ledger | None, delta: float) -> tuple[str, ...]:
+        if ledger is not None:
+            return scope_on_ledger(ledger, delta)
+        if not self._has_company:
+            return (ALONE,)
+        counted = f"all {len(self._fits)} fits of it and its clones: {self.together()}"
+        return (ALONE, counted, *([ELSEWHERE] if self._sent or self._arrived else []))
+
+    def together(self) -> Guarantee:
+        """The price of all fits that protect the same units in the same relation as the last.
+
+        **Guarantee.** By composition, at the last fit's delta, whoever the records are; those that
+        only some fits have seen are protected better.
+        """
+        last = self._fits[-1].guarantee
+        alike = [
+            each
+            for each in self._fits
+            if (each.guarantee.neighboring, each.guarantee.unit) == (last.neighboring, last.unit)
+        ]
+        whole = spent(
+            None, [each.event for each in alike], last.delta, neighboring_name(last.neighboring)
+        )
+        unproven = [each.guarantee.status for each in alike if each.guarantee.status != "proven"]
+        return replace(whole, unit=last.unit, status=[*unproven, whole.status][0])
+
+    def say(self, who: str) -> None:
+        """Warn of repeated fits, if the last one was the time to."""
+        unsaid, self._unsaid = self._unsaid, ""
+        if unsaid:
+            warnings.warn(f"{who}: {unsaid}. {FIX}", RepeatedFitWarning, stacklevel=4)
+
+
+def arrived() -> FitCount:
+    return FitCount(arrived=True)
+
+
+class CountsFits(BaseEstimator):
+    """Base of everything that learns privately in scikit-learn's manner."""
+
+    ledger: Ledger | None
+
+    def __sklearn_clone__(self) -> Any:
+        clone: Any = super().__sklearn_clone__()
+        clone._fit_count = self._count
+        return clone
+
+    @property
+    def _count(self) -> FitCount:
+        """Shared with clones; made when first needed, since a new estimator has settings alone."""
+        count: FitCount = self.__dict__.setdefault("_fit_count", FitCount())
+        return count
+
+    def _counted(self, fit: Fit) -> Guarantee:
+        """The guarantee of a fit with its scope, and the count with this fit."""
+        if not _counting.get():
+            ledger = self.ledger
+            scope = (ALONE,) if ledger is None else scope_on_ledger(ledger, fit.guarantee.delta)
+            return with_scope(fit.guarantee, scope)
+        by_hand = getattr(self, "privacy_", None) is not None
+        return self._count.add(fit, self.ledger, by_hand=by_hand)
+
+    def _warn_of_repeats(self) -> None:
+        self._count.say(type(self).__name__)

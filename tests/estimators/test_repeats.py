@@ -1,0 +1,164 @@
+"""What searches of scikit-learn cost, which fit clones: said aloud, whoever counts."""
+
+import copy
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+
+import dpoptim
+from dpoptim.accounting import gdp_epsilon, gdp_mu
+from dpoptim.estimators import (
+    DPLinearRegression,
+    DPLogisticRegression,
+    DPSGDClassifier,
+    RepeatedFitWarning,
+)
+from dpoptim.preprocessing import DPStandardScaler, PrivatePipeline
+from dpoptim.tuning import DPSearchCV, tune_on_public
+
+X = np.random.default_rng(0).uniform(-1, 1, (300, 3))
+Y = (X[:, 0] > 0).astype(int)
+PRICE: Any = {"epsilon": 1.0, "delta": 1e-5}
+GRID = {"l2": [0.0, 0.1, 1.0]}
+
+
+def logistic(**settings: Any) -> DPLogisticRegression:
+    return DPLogisticRegression(**PRICE, data_norm=2.0, classes=[0, 1], **settings)
+
+
+def network(**settings: Any) -> DPSGDClassifier:
+    return DPSGDClassifier(
+        **PRICE, data_norm=2.0, classes=[0, 1], hidden_layer_sizes=(), epochs=2, **settings
+    )
+
+
+def pipeline(**settings: Any) -> PrivatePipeline:
+    steps = [("scale", DPStandardScaler(-1, 1)), ("model", DPLogisticRegression(classes=[0, 1]))]
+    return PrivatePipeline(steps, **PRICE, **settings)
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        words: list[str] = []
+        yield words
+        words += [str(one.message) for one in caught if one.category is RepeatedFitWarning]
+
+
+def test_a_search_says_what_all_its_fits_cost() -> None:
+    """Nine on folds and one on all: 3.62 where the best one says 1."""
+    with heard() as words:
+        search = GridSearchCV(logistic(), GRID, cv=3).fit(X, Y)
+    assert [text.split(": ")[1].split()[1] for text in words] == ["2", "4", "8", "10"]
+    assert "10 fits of it and its clones" in words[-1]
+    price = gdp_epsilon(gdp_mu(1.0, 1e-5) * 10**0.5, 1e-5)  # of ten Gaussians
+    assert float(words[-1].split("epsilon=")[1].split()[0]) == pytest.approx(price, abs=0.01)
+    assert "tune_on_public, DPSearchCV" in words[-1]
+    stated = search.best_estimator_.privacy_
+    assert stated.epsilon <= 1.0
+    assert sum("10 fits" in note for note in stated.notes) == 1
+
+
+@pytest.mark.parametrize("made", [logistic, network, pipeline])
+def test_cross_validation_says_what_all_its_fits_cost(made: Any) -> None:
+    with heard() as words:
+        cross_val_score(made(), X, Y, cv=5)
+    assert [text.split(": ")[1].split()[1] for text in words] == ["2", "4"]
+    assert words[0].startswith(type(made()).__name__)
+
+
+def test_a_network_is_charged_for_its_own_events() -> None:
+    one = network()
+    with heard():
+        first, second = one.fit(X, Y).privacy_, clone(one).fit(X, Y).privacy_
+    assert first.epsilon == second.epsilon
+    plan = one._plan(300, 1e-5, epsilon=1.0)
+    ledger = dpoptim.Ledger(neighboring="zero-out")
+    for _ in range(2):
+        ledger.reserve(plan.event, neighboring="zero-out", label="one")
+    assert str(ledger.spent(1e-5)).split(" (")[0] in "; ".join(second.notes)
+
+
+def test_a_ledger_counts_for_all(tmp_path: Path) -> None:
+    ledger = dpoptim.Ledger(tmp_path / "ledger.sqlite", neighboring="zero-out")
+    with heard() as words:
+        search = GridSearchCV(logistic(ledger=ledger), GRID, cv=2, n_jobs=2).fit(X, Y)
+    assert len(ledger.entries()) == 7
+    assert "all 7 runs on its ledger together: epsilon=" in words[-1]
+    assert any("all 7 runs" in note for note in search.best_estimator_.privacy_.notes)
+
+
+def test_a_budget_ends_a_search(tmp_path: Path) -> None:
+    """What was not admitted was not charged; scikit-learn names the failed fits."""
+    path = tmp_path / "ledger.sqlite"
+    ledger = dpoptim.Ledger(path, epsilon=2.0, delta=1e-5, neighboring="zero-out")
+    with heard(), pytest.raises(dpoptim.BudgetExceeded):
+        GridSearchCV(logistic(ledger=ledger), GRID, cv=3, error_score="raise").fit(X, Y)
+    assert 2 <= len(ledger.entries()) < 9
+
+
+def test_other_processes_are_named_where_nobody_counts_them() -> None:
+    with heard() as words:
+        search = GridSearchCV(logistic(), GRID, cv=3, n_jobs=2).fit(X, Y)
+    assert "other processes are not counted" in words[-1]
+    assert any("other processes" in note for note in search.best_estimator_.privacy_.notes)
+    with heard() as words:  # as in those processes
+        for _ in range(2):
+            pickle.loads(pickle.dumps(clone(logistic()))).fit(X, Y)
+    assert words[0].startswith("DPLogisticRegression: a copy from another process was fitted")
+    assert words[0] == words[1]  # which Python shows once
+
+
+def test_who_shares_a_count() -> None:
+    """An estimator, its clones and their clones; none of equal settings, and no chunk."""
+    one = logistic()
+    with heard() as words:
+        one.fit(X, Y)
+        logistic().fit(X, Y)
+        one.predict(X)
+        for part in range(3):
+            one.partial_fit(X[part::3], Y[part::3])
+    assert words == []
+    with heard():
+        for fits, again in enumerate((one, clone(one), clone(clone(one)), copy.deepcopy(one)), 2):
+            notes = again.fit(X, Y).privacy_.notes
+            assert any(note.startswith(f"all {fits} fits of it and its clones") for note in notes)
+    assert vars(logistic()).keys() == logistic().get_params().keys()  # nothing before a fit
+
+
+def test_what_is_accounted_as_a_whole_or_public_is_not_counted() -> None:
+    line = DPLinearRegression(target_bound=1.0, solver="sufficient-statistics")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            DPSearchCV(clone(line), {"l2": [0.0, 1.0]}, **PRICE).fit(X, X[:, 0])
+        ledger = dpoptim.Ledger(neighboring="zero-out")
+        held = clone(line).set_params(ledger=ledger)
+        tune_on_public(held, {"l2": [0.0, 1.0]}, (X, X[:, 0]), (X, X[:, 0]), **PRICE)
+        assert ledger.entries() == []  # public records cost nothing
+        line.fit(X, X[:, 0])
+        pipeline().fit(X, Y)
+    search = DPSearchCV(line, {"l2": [0.0, 1.0]}, **PRICE).fit(X, X[:, 0])
+    with pytest.warns(RepeatedFitWarning, match="all 2 fits"):
+        clone(search).fit(X, X[:, 0])
+
+
+def test_as_an_error_it_comes_after_a_fit_that_is_whole() -> None:
+    one = logistic().fit(X, Y)
+    before = one.coef_.copy()
+    one.fit(X, Y)  # by hand: a note, no warning
+    assert any("2 fits" in note for note in one.privacy_.notes)
+    others = [clone(one), clone(one)]
+    others[0].fit(X, Y)
+    with pytest.raises(RepeatedFitWarning, match="4 fits"):
+        others[1].fit(X, Y)
+    assert not np.array_equal(others[1].coef_, before)
