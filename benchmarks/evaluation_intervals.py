@@ -7,14 +7,12 @@ whose interval holds the population's figure, and the median length; beside it, 
 linearisation of the same records without privacy.
 """
 
-import argparse
-import csv
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
 from dpoptim.evaluation import evaluate_regressor
+from one_table import write_table
 
 REPETITIONS = 400
 POPULATION = 2_000_000
@@ -72,17 +70,9 @@ def measured(n: int, epsilon: float, far_off: float) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
-    rows = [measured(*case) for case in product(SIZES, EPSILONS, FAR_OFF)]
-    with (out / "evaluation_intervals.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 if __name__ == "__main__":
-    main()
+    write_table(
+        "evaluation_intervals",
+        __doc__,
+        (measured(*case) for case in product(SIZES, EPSILONS, FAR_OFF)),
+    )

@@ -5,14 +5,12 @@ Run: ``python benchmarks/search_shares.py --out benchmarks/results`` writes sear
 costs by the theorem of `dpoptim.accounting.selection`. Nothing is drawn: figures repeat.
 """
 
-import argparse
-import csv
 from itertools import product
-from pathlib import Path
 
 from dpoptim.accounting import compute_epsilon
 from dpoptim.audit.searches import RELATION, worst_orders
 from dpoptim.tuning.search import search_event
+from one_table import write_table
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 DELTAS = (1e-5, 1e-9)
@@ -33,17 +31,7 @@ def shares(epsilon: float, delta: float, mean: float) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
-    rows = [shares(*case) for case in product(EPSILONS, DELTAS, MEANS)]
-    with (out / "search_shares.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 if __name__ == "__main__":
-    main()
+    write_table(
+        "search_shares", __doc__, (shares(*case) for case in product(EPSILONS, DELTAS, MEANS))
+    )

@@ -294,3 +294,33 @@ def test_a_file_that_types_its_dates_drafts_them(tmp_path: Path) -> None:
     schema = parse_schema(DATE + DATE.replace("columns.d", "columns.t"))
     (part,) = encode_table(path, schema, labels=False)
     assert part.x.tolist() == [[0, 0], [0, 0], [1, 1]]
+
+
+def test_whole_numbers_are_the_same_as_floats_or_integers(tmp_path: Path) -> None:
+    """A column of whole numbers becomes one of floats where a value is missing; in whatever
+    file, and whichever of both the schema names.
+    """
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    columns = {"c": [1.0, 2.0, None, -10.0, 2.5], "y": [1.0, 0.0, 1.0, 1.0, 0.0]}
+    parquet.write_table(pa.table(columns), path)
+    csv = tmp_path / "t.csv"
+    csv.write_text("c,y\n1.0,1.0\n2.00,0\n,1\n-10,1\n2.5,0\n")
+    for named in ('["1", "2", "-10", "2.5"]', '["1.0", "2.0", "-10.0", "2.5"]'):
+        text = f'[columns.c]\nkind = "category"\ncategories = {named}\n'
+        text += '[columns.y]\nkind = "target"\nclasses = ["0", "1"]\n'
+        for file in (path, csv):
+            (part,) = encode_table(file, parse_schema(text), labels=True)
+            hot = np.eye(4)[[0, 1, 0, 2, 3]]
+            hot[2] = 0
+            np.testing.assert_array_equal(part.x, hot)
+            assert part.y is not None
+            assert part.y.tolist() == [1, 0, 1, 1, 0]
+
+
+def test_names_that_differ_as_text_are_told_apart(tmp_path: Path) -> None:
+    column = '[columns.c]\nkind = "category"\ncategories = ["2", "2.0", "2.1", "x.0", "1.", ".0"]\n'
+    x = encoded(tmp_path, "c\n2\n2.0\n2.00\n2.1\nx.0\nx\n1\n0\n", column)
+    places = [row.nonzero()[0].tolist() for row in x]
+    assert places == [[0], [1], [0], [2], [3], [], [], []]

@@ -4,6 +4,7 @@ testing detectors only.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,6 +13,8 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpoptim.accounting import accountant, gdp_mu, selection
+from dpoptim.data import encoding
+from dpoptim.data.schema import Column, Schema
 from dpoptim.estimators import linear, linear_fit
 from dpoptim.evaluation import evaluate as evaluate_module
 from dpoptim.evaluation import regressor
@@ -107,6 +110,55 @@ def scatter_without_noise() -> Iterator[None]:
         return (noisy if rows.shape[1] == 3 else rows.sum(0)), deviation
 
     with patch.object(regressor, "release", release):
+        yield
+
+
+@contextmanager
+def scatter_of_losses_of_the_data() -> Iterator[None]:
+    """An evaluation's counts are charged, and its interval is as long as true losses scatter."""
+    honest = evaluate_module.classifier_rows
+    losses: list[Floats] = []
+
+    def rows(*table: Any) -> Floats:
+        found = honest(*table)
+        losses.append(found[:, -1])
+        return found
+
+    def variance(*released: Any, largest: float, **_: Any) -> float:
+        return float(np.var(losses[-1])) * largest**2
+
+    with replaced(
+        (evaluate_module, "classifier_rows", rows), (evaluate_module, "variance_of_loss", variance)
+    ):
+        yield
+
+
+@contextmanager
+def dates_between_the_first_and_the_last() -> Iterator[None]:
+    """A column of dates is scaled by the dates that it holds."""
+    honest = encoding.scaled
+
+    def scaled(numbers: Floats, column: Column, schema: Schema) -> Floats:
+        if column.kind == "date" and len(numbers) > 1:
+            held = float(np.nanmin(numbers)), float(np.nanmax(numbers)) + 1
+            column = replace(column, bounds=held)
+        return honest(numbers, column, schema)
+
+    with patch.object(encoding, "scaled", scaled):
+        yield
+
+
+@contextmanager
+def dates_not_cut() -> Iterator[None]:
+    """A schema's bounds scale dates, but do not bound them."""
+    honest = encoding.scaled
+
+    def scaled(numbers: Floats, column: Column, schema: Schema) -> Floats:
+        if column.kind == "date" and column.bounds is not None:
+            return encoding.to_unit(numbers, column.bounds)
+        return honest(numbers, column, schema)
+
+    with patch.object(encoding, "scaled", scaled):
         yield
 
 

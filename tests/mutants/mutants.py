@@ -539,6 +539,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "statistics",
     ),
     Mutant(
+        "scatter of losses read off the records",
+        "evaluation.variance_of_loss",
+        _t.scatter_of_losses_of_the_data,
+        "statistics",
+    ),
+    Mutant(
+        "dates scaled by the first and the last",
+        "data.encoding.scaled",
+        _t.dates_between_the_first_and_the_last,
+        "encoding",
+    ),
+    Mutant(
+        "dates beyond the public bounds not cut",
+        "data.encoding.scaled",
+        _t.dates_not_cut,
+        "encoding",
+    ),
+    Mutant(
         "both ends of a range for the price of one",
         "gate.FilteredGate.select",
         _t.ends_too_sharp,

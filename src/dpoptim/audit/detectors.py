@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.audit.charging import audit_charging
 from dpoptim.audit.checkpoint_parts import checkpoint_parts
+from dpoptim.audit.encoding import encoding
 from dpoptim.audit.isolation import isolation, refused
 from dpoptim.audit.method_detectors import (
     clip_norm_search,
@@ -260,6 +261,7 @@ DETECTORS: dict[str, Detector] = {
     "searches": searches,
     "best of trials": partial(named_audits, "search, order statistics"),
     "statistics": statistics,
+    "encoding": encoding,
     "value clipping": value_clipping,
     "clip norm search": clip_norm_search,
 }

@@ -91,7 +91,7 @@ def fits() -> dict[str, tuple[Fit, tuple[Sequence[float], ...]]]:
         "public range": (lambda x: left_behind(DPMinMaxScaler(-1, 1).fit(x)), ends),
         "class counts": (counts, ends),
         "frequent categories": (lambda x: left_behind(DPOneHot(buckets=16, **PUBLIC).fit(x)), ends),
-        "evaluation": (classifier, ((1.0,) * COLUMNS, (0.0,) * COLUMNS)),
+        "evaluation": (classifier, tuple((chance,) * COLUMNS for chance in (1.0, 0.0, 0.4))),
         "evaluation of a regression": (regressor, ends),
         "regression sums": (
             regression,

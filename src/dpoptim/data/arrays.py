@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dpoptim.data.dataset import Data, Labels
 from dpoptim.data.image_folders import read_image_folder
 from dpoptim.data.npz_files import Arrays, read_npz
+from dpoptim.data.numbers import places_among
 from dpoptim.data.preparation import ChannelsFirst, Divide, Preparation, Step
 from dpoptim.data.schema_files import natural_order
 from dpoptim.data.tables import check_classes, existing, undeclared
@@ -91,13 +92,12 @@ def from_arrays(
 
 
 def label_numbers(source: str, labels: list[str], names: tuple[str, ...]) -> Labels:
-    places = {name: place for place, name in enumerate(names)}
-    y = np.array([places.get(label, -1) for label in labels], dtype=np.int64)
+    y = places_among(names, labels)
     if (y < 0).any():
         raise ValueError(
             f"{source}: record {int(np.argmax(y < 0)) + 1} has a label outside the declared "
             f"classes {', '.join(names)}; add it to --classes or drop the record. (Labels are "
-            "compared as text: 1.0 is not 1.)"
+            "compared as text, but that 1.0 is 1.)"
         )
     return y
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.data.dates import as_days
-from dpoptim.data.numbers import as_numbers, as_texts
+from dpoptim.data.numbers import as_numbers, as_texts, places_among
 from dpoptim.data.preparation import UnitNorm
 from dpoptim.data.schema import Column, Decimal, Schema
 from dpoptim.data.table_files import Chunk, Values, read_columns
@@ -127,8 +127,7 @@ def filling(column: Column, schema: Schema) -> float:
 
 
 def one_hot(features: Floats, values: Values, column: Column) -> None:
-    places = {category: place for place, category in enumerate(column.categories)}
-    found = np.array([places.get(text, -1) for text in as_texts(values)], dtype=np.int64)
+    found = places_among(column.categories, values)
     (rows,) = np.nonzero(found >= 0)
     features[rows, found[rows]] = 1
 
@@ -169,15 +168,13 @@ def targets_of(
                 "record."
             )
         return to_unit(np.clip(numbers, *target.bounds), target.bounds).astype(np.float32)
-    places = {name: place for place, name in enumerate(target.classes)}
-    labels = as_texts(chunk.columns[target.name])
-    y = np.array([places.get(label, -1) for label in labels], dtype=np.int64)
+    y = places_among(target.classes, chunk.columns[target.name])
     if (y < 0).any():
         record = chunk.first + int(np.argmax(y < 0))
         raise ValueError(
             f"{path}: record {record} has a label outside the declared classes "
             f"{', '.join(target.classes)}; add it to the classes or drop the record. (Labels are "
-            "compared as text: 1.0 is not 1.)"
+            "compared as text, but that 1.0 is 1.)"
         )
     return y
 

@@ -1,5 +1,7 @@
 """Columns as numbers and as text, however a file holds them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,3 +46,22 @@ def as_texts(values: Values) -> list[str]:
 
 def is_missing(text: str) -> bool:
     return text.strip().lower() in MISSING
+
+
+def places_among(names: Sequence[str], values: Values) -> NDArray[np.int64]:
+    """The place of each value among the names, -1 for others.
+
+    They are compared as text; where no name is the same, 1.0 is 1, as a column of whole numbers is
+    written that was held as floats.
+    """
+    places = {whole(name): place for place, name in enumerate(names)}
+    places |= {name: place for place, name in enumerate(names)}
+    found = (places.get(text, places.get(whole(text), -1)) for text in as_texts(values))
+    return np.fromiter(found, np.int64, len(values))
+
+
+def whole(text: str) -> str:
+    """Text without a fraction of zeros."""
+    number, point, fraction = text.partition(".")
+    digits = number.removeprefix("-").isdecimal()
+    return number if point and fraction and digits and not fraction.strip("0") else text

@@ -1,0 +1,58 @@
+"""Exact audit of a schema's encoding: a record's features are its own, and bounded as promised."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from dpoptim.data.encoding import encode_table
+from dpoptim.data.schema import Schema, parse_schema
+from dpoptim.statistics import Floats
+
+SCHEMA = """
+[columns.age]
+kind = "number"
+bounds = [0, 100]
+fill = 50
+[columns.since]
+kind = "date"
+bounds = [2020-01-01, 2020-12-31]
+fill = 2020-06-01
+[columns.town]
+kind = "category"
+categories = ["jena", "1"]
+"""
+RECORDS = [  # each with something that no other has
+    ("20", "2020-03-01", "jena"),
+    ("-1e30", "1900-01-01", "1.0"),
+    ("", "", ""),
+    ("1e30", "2999-12-31", "ulm"),
+    ("80", "2020-11-01T12:00+02:00", "1"),
+]
+
+
+def features(records: Sequence[tuple[str, ...]], schema: Schema) -> Floats:
+    """The records' features as `dpoptim train` reads them from a file."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "table.csv"
+        names = tuple(column.name for column in schema.columns)
+        path.write_text("".join(",".join(record) + "\n" for record in (names, *records)))
+        parts = [part.x for part in encode_table(path, schema, labels=False)]
+    return np.concatenate(parts).astype(np.float64)
+
+
+def encoding() -> str:
+    """The detector: features that depend on another record, or are longer than the norm bound."""
+    schema, found = parse_schema(SCHEMA), []
+    together = features(RECORDS, schema)
+    for place, record in enumerate(RECORDS):
+        others = features(RECORDS[:place] + RECORDS[place + 1 :], schema)
+        if not np.array_equal(others, np.delete(together, place, axis=0)):
+            found.append(f"refuted: without {record} the features of others are not the same")
+            break
+    assert schema.row_norm is not None
+    longest = float(np.linalg.norm(together, axis=1).max())
+    if longest > schema.row_norm * (1 + 1e-6):
+        found.append(f"refuted: a record is {longest:.4g} long, {schema.row_norm:.4g} is promised")
+    return "; ".join(found)
