@@ -51,6 +51,10 @@ class NotByThisWayError(SamplesInteractError):
         self.reason = reason
 
 
+class NoSuchLossError(PrivacyError, ValueError):
+    """One loss a record cannot be made of these inputs."""
+
+
 class RankError(PrivacyError):
     """Another process of the run, named by rank, has failed, left, or does something else."""
 

@@ -16,6 +16,10 @@ transformers = pytest.importorskip("transformers")
 
 from dpoptim.integrations.lightning import PrivateCallback  # noqa: E402
 from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
+from dpoptim.integrations.transformers_options import (  # noqa: E402
+    fit_to_plan,
+    uploads_checkpoints,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 DATA = TensorDataset(torch.randn(20, 3), torch.randint(2, (20,)))
@@ -172,6 +176,8 @@ def test_the_trainer_names_what_cannot_be_kept_and_charges_nothing(tmp_path: Pat
         train(plan(), auto_find_batch_size=True)
     with pytest.raises(ValueError, match="the plan's method does. Fix"):
         train(plan(), train_sampling_strategy="group_by_length")
+    with pytest.raises(ValueError, match="neftune_noise_alpha scales.*Fix: leave it out"):
+        train(plan(), neftune_noise_alpha=5.0)
     with pytest.raises(ValueError, match="eval_dataset is the training data"):
         train(plan(), eval_strategy="steps", eval_steps=1)
     assert ledger.spent().epsilon == 0
@@ -197,3 +203,23 @@ def test_a_stream_trains_in_the_trainer_and_leaves_its_options_alone(tmp_path: P
     trainer.train()
     assert trainer.state.global_step == given.steps
     assert options.max_steps == -1  # as they were, for another plan
+
+
+def test_checkpoints_that_are_uploaded_must_be_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(**options: Any) -> str:
+        args = transformers.TrainingArguments("", use_cpu=True, **options)
+        upload = uploads_checkpoints(args)
+        if upload:
+            with pytest.raises(ValueError, match="would upload.*Fix: .*checkpoint_key"):
+                fit_to_plan(plan(), args, "", sealed=False)
+        fit_to_plan(plan(), args, "", sealed=True)
+        return upload
+
+    assert not found(push_to_hub=True, report_to=["mlflow", "wandb"])
+    monkeypatch.setenv("WANDB_LOG_MODEL", "checkpoint")
+    assert not found(report_to=["mlflow"])
+    assert "WANDB_LOG_MODEL" in found(report_to=["wandb"])
+    monkeypatch.setenv("HF_MLFLOW_LOG_ARTIFACTS", "TRUE")
+    assert "HF_MLFLOW_LOG_ARTIFACTS" in found(report_to=["mlflow"])
+    assert "CLEARML_LOG_MODEL" in found(report_to=["clearml"])  # unless it is switched off
+    assert "hub_strategy='checkpoint'" in found(push_to_hub=True, hub_strategy="checkpoint")

@@ -259,6 +259,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("writes through .data unseen", "values.Values.changed", _i.values_unseen, "isolation"),
     Mutant("padding with others unseen", "training.loss_check", _i.padding_unseen, "isolation"),
+    Mutant(
+        "range of a model's noise unseen",
+        "training.fixed_noise.scale_of",
+        _i.scale_of_noise_unseen,
+        "isolation",
+    ),
     Mutant("stale rows of an earlier pass", "HookManager.see_output", _i.stale_rows, "isolation"),
     Mutant(
         "empty slots counted as records",

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import dpoptim
-from integrations.small_language import Sentences, causal, collate
+from integrations.small_language import Sentences, causal, classifier, collate
 
 transformers = pytest.importorskip("transformers")
-from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
+from dpoptim.integrations.transformers import PrivateTrainer, PrivateTrainerMixin  # noqa: E402
 
 C, RECORDS, RATE = 0.7, 10, 0.5
 
@@ -77,3 +77,63 @@ def test_a_mean_over_the_batchs_tokens_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(dpoptim.SamplesInteractError):
         released_sum(Without(None, longest=0), tmp_path, coupled)
+
+
+def saved_states(folder: Path, **options: Any) -> list[torch.ByteTensor]:
+    """States of torch's generator in checkpoint folders, beside the secret file."""
+    plan = dpoptim.DPSGD(clip_norm=C).plan(
+        n=RECORDS, batch_size=5, steps=2, noise_multiplier=1.0, delta=1e-4
+    )
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=4, report_to=[], use_cpu=True,
+        save_strategy="steps", save_steps=1, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = PrivateTrainer(
+        classifier(), arguments, train_dataset=Sentences(RECORDS), data_collator=collate, plan=plan,
+        **options,
+    )  # fmt: skip
+    trainer.train()
+    assert (folder / "checkpoint-1" / "private.checkpoint").exists()
+    read = [torch.load(path, weights_only=False) for path in folder.glob("*/*.pth")]
+    return [each["cpu"] for each in read]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_checkpoint_folders_tell_nothing_of_secret_random_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has the generator's state has every mask of dropout, and how many rows drew one."""
+    assert saved_states(tmp_path / "secret") == []
+    assert len(saved_states(tmp_path / "for tests", noise_seed=1)) == 2
+    monkeypatch.delattr(PrivateTrainerMixin, "_save_rng_state")
+    assert len(saved_states(tmp_path / "mutant")) == 2
+
+
+class Noisy(torch.nn.Module):
+    """Noise on embeddings while it trains, the less the longer the longest record of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = causal()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Any = None) -> Any:
+        x = self.model.get_input_embeddings()(input_ids)
+        if self.training:
+            x = x + torch.zeros_like(x).uniform_(-1 / x.shape[1], 1 / x.shape[1])
+        return self.model(inputs_embeds=x, attention_mask=attention_mask)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_noise_that_the_longest_record_scales_is_refused(tmp_path: Path) -> None:
+    """Also where the model comes in evaluation mode, as all that ``from_pretrained`` loads."""
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=4, report_to=[], use_cpu=True
+    )
+    plan = dpoptim.DPSGD(clip_norm=C).plan(
+        n=RECORDS, batch_size=5, steps=1, noise_multiplier=1.0, delta=1e-4
+    )
+    data = Sentences(RECORDS, language_model=True)
+    with pytest.raises(dpoptim.SamplesInteractError):
+        PrivateTrainer(
+            Noisy().eval(), arguments, train_dataset=data, data_collator=collate, plan=plan
+        ).train()

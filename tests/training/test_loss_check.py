@@ -129,6 +129,28 @@ def test_check_finds_padding() -> None:
     ).loss_reduction == ("none")
 
 
+def attended(model: nn.Module, batch: Any, of_nothing: float) -> Tensor:
+    """A mean over a record's own tokens; where it has none, a weight for each place of padding."""
+    mask = batch[0] != 0
+    weights = mask + of_nothing * (~mask.any(1))[:, None]
+    h = model.embed(batch[0])
+    share = weights / mask.sum(1, keepdim=True).clamp(min=1)
+    return F.cross_entropy(model.head((share[..., None] * h).sum(1)), batch[2], reduction="none")
+
+
+@pytest.mark.parametrize("of_nothing", [0.0, 1.0])
+def test_texts_that_are_empty_are_named_where_they_see_others(of_nothing: float) -> None:
+    """Attention to nothing is spread over all padding, in some models; in others it is nothing."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return attended(model, batch, of_nothing)
+
+    with attach(Sequences(), characters(equal=False), loss=loss, collate_fn=padding) as private:
+        said = next(text for text in trusted(private) if "was checked" in text)
+        assert ("nothing but padding" in said) == bool(of_nothing)
+        assert "of unequal lengths" in said
+
+
 def test_a_collate_function_nobody_checked_is_named() -> None:
     with attach(Sequences(), characters(equal=False), collate_fn=padding) as private:
         assert trusted(private)[0].startswith("loss not checked")

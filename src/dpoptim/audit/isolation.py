@@ -46,6 +46,18 @@ class LastPosition(nn.Module):
         return self.head(self.memory(x)[0][:, -1])
 
 
+class NoisyFirstPosition(nn.Module):
+    """Reads the first position, under noise whose range the longest record decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(FEATURES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        most = 1 / x.shape[1]
+        return self.head(x[:, 0] + torch.zeros_like(x[:, 0]).uniform_(-most, most))
+
+
 class Sequences(Dataset[Tensor]):
     """Records of unequal lengths."""
 
@@ -89,7 +101,7 @@ class Branches(nn.Module):
 
 def isolation() -> str:
     """Loops to be refused, and loops whose sums are looked at."""
-    refusals = (writes_through_data, pads_by_the_longest)
+    refusals = (writes_through_data, pads_by_the_longest, draws_by_the_longest)
     found = [f"accepted {f.__name__}" for f in refusals if not refused(f)]
     sums = (
         rows_of_an_earlier_pass,
@@ -107,11 +119,16 @@ def writes_through_data() -> None:
     train(model, [torch.ones(FEATURES)] * RECORDS, None, before=model.train)
 
 
-def pads_by_the_longest() -> None:
-    def padded(batch: list[Tensor]) -> Tensor:
-        return pad_sequence(batch, batch_first=True)
+def padded(batch: list[Tensor]) -> Tensor:
+    return pad_sequence(batch, batch_first=True)
 
+
+def pads_by_the_longest() -> None:
     train(LastPosition(), Sequences(), padded)
+
+
+def draws_by_the_longest() -> None:
+    train(NoisyFirstPosition(), Sequences(), padded)
 
 
 def train(

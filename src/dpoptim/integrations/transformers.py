@@ -48,7 +48,7 @@ class PrivateTrainerMixin(KnowsOpacus):
         losses: ``losses(model, inputs)`` returns one loss a record, shape (rows,). None: from the
             batch's labels, as the model's own loss but averaged over each record's own tokens (see
             `losses_from_labels`).
-        ledger, ledger_label, noise_seed: as for `dpoptim.attach`.
+        ledger, ledger_label, noise_seed, checkpoint_key: as for `dpoptim.attach`.
         debug_private: also log the training loss and all else that is private: never for release.
         public_figures: names of further figures that may be logged: you vouch that no private
             record takes part in them.
@@ -59,8 +59,9 @@ class PrivateTrainerMixin(KnowsOpacus):
     **Guarantee.** That of `dpoptim.attach` for the plan. What is logged is public: steps, learning
     rate, the epsilon that is reserved, and the Trainer's scores on ``eval_dataset``, which must be
     public records (the training data is refused). Whatever else reaches ``log`` is left out, with
-    a warning. Checkpoint folders hold a file ``private.checkpoint``, which is secret; everything
-    else in them is released.
+    a warning. Checkpoint folders hold a file ``private.checkpoint``, which is secret unless sealed
+    with ``checkpoint_key``; everything else in them is released (with a ``noise_seed``, for tests,
+    also the state of random generators).
     """
 
     rows_per_record = 1  # of a batch; clipped as one
@@ -73,6 +74,7 @@ class PrivateTrainerMixin(KnowsOpacus):
         ledger: Ledger | None = None,
         ledger_label: str = "transformers trainer",
         noise_seed: int | None = None,
+        checkpoint_key: bytes | None = None,
         debug_private: bool = False,
         public_figures: Collection[str] = (),
         **trainer: Any,
@@ -85,6 +87,7 @@ class PrivateTrainerMixin(KnowsOpacus):
         self._ledger = ledger
         self._label = ledger_label
         self._noise_seed = noise_seed
+        self._key = checkpoint_key
         super().__init__(
             *(with_steps_of(plan, each) for each in args),
             **{name: with_steps_of(plan, each) for name, each in trainer.items()},
@@ -92,7 +95,7 @@ class PrivateTrainerMixin(KnowsOpacus):
         self._fit_to_plan(self.args)  # type: ignore[attr-defined]
 
     def _fit_to_plan(self, args: transformers.TrainingArguments) -> None:
-        fit_to_plan(self.plan, args, own_loss_of(self))
+        fit_to_plan(self.plan, args, own_loss_of(self), sealed=self._key is not None)
 
     # ---- the loop -------------------------------------------------------------------------------
 
@@ -119,6 +122,7 @@ class PrivateTrainerMixin(KnowsOpacus):
         self._refuse_own_scores()
         dataset, collate = self._records()
         unwrap_autocast(self.model)  # type: ignore[attr-defined]
+        self.model.train()  # type: ignore[attr-defined]  # as it will be checked, and then trained
         optimizer = self.optimizer  # type: ignore[attr-defined]
         self.private = attach(
             self.plan,
@@ -130,6 +134,7 @@ class PrivateTrainerMixin(KnowsOpacus):
             ledger=self._ledger,
             label=self._label,
             noise_seed=self._noise_seed,
+            checkpoint_key=self._key,
             resume=None if resume is None else Path(resume) / SECRET,
             rows_per_record=self.rows_per_record,
             rows_reduction="sum",
@@ -276,6 +281,16 @@ class PrivateTrainerMixin(KnowsOpacus):
         if self.private is not None:
             name = f"checkpoint-{self.state.global_step}"  # type: ignore[attr-defined]
             self.private.save(Path(self._get_output_dir(trial=trial)) / name / SECRET)  # type: ignore[attr-defined]
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Save none: generators were seeded in secret, and their states tell how many rows drew."""
+        if self._noise_seed is not None:
+            super()._save_rng_state(output_dir)  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Load none: a resumed run seeds its generators anew."""
+        if self._noise_seed is not None:
+            super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
 
 def own_loss_of(trainer: PrivateTrainerMixin) -> str:

@@ -2,11 +2,23 @@
 
 import copy
 import math
+import os
 from typing import Any
 
 import transformers
 
 from dpoptim.plan import Plan
+
+TRUE = ("1", "on", "yes", "true")
+# Trackers that take checkpoint folders: by which variable of the environment, its default, values.
+TRACKERS = {
+    "clearml": ("CLEARML_LOG_MODEL", "true", TRUE),
+    "comet_ml": ("COMET_LOG_ASSETS", "", TRUE),
+    "dvclive": ("HF_DVCLIVE_LOG_MODEL", "", ("all", *TRUE)),
+    "mlflow": ("HF_MLFLOW_LOG_ARTIFACTS", "", TRUE),
+    "swanlab": ("SWANLAB_LOG_MODEL", "", ("checkpoint", "last", *TRUE)),
+    "wandb": ("WANDB_LOG_MODEL", "", ("checkpoint",)),
+}
 
 
 def with_steps_of(plan: Plan, argument: Any) -> Any:
@@ -21,11 +33,24 @@ def with_steps_of(plan: Plan, argument: Any) -> Any:
     return own
 
 
-def fit_to_plan(plan: Plan, args: transformers.TrainingArguments, own_loss: str) -> None:
+def uploads_checkpoints(args: transformers.TrainingArguments) -> str:
+    """The setting by which whole checkpoint folders leave this machine; "" if there is none."""
+    if args.push_to_hub and args.hub_strategy in ("checkpoint", "all_checkpoints"):
+        return f"args.hub_strategy={str(getattr(args.hub_strategy, 'value', args.hub_strategy))!r}"
+    for tracker, (name, default, values) in TRACKERS.items():
+        if tracker in (args.report_to or ()) and os.environ.get(name, default).lower() in values:
+            return f"args.report_to={tracker!r}, by the environment's {name},"
+    return ""
+
+
+def fit_to_plan(
+    plan: Plan, args: transformers.TrainingArguments, own_loss: str, *, sealed: bool
+) -> None:
     """Set the options that a plan decides, in place.
 
     Args:
         own_loss: the name of a loss for a whole batch that the user gave; "" if there is none.
+        sealed: whether private checkpoints are, with a key.
 
     Raises:
         ValueError: options that cannot be kept, named with the fix.
@@ -47,6 +72,11 @@ def fit_to_plan(plan: Plan, args: transformers.TrainingArguments, own_loss: str)
             "args.train_sampling_strategy (group_by_length) would choose who is in a batch, and "
             "the plan's method does. Fix: leave it out."
         )
+    if args.neftune_noise_alpha is not None:
+        raise ValueError(
+            "args.neftune_noise_alpha scales its noise by the length of the longest record of a "
+            "batch. Fix: leave it out."
+        )
     if args.n_gpu > 1:
         raise ValueError(
             "one process would spread batches over several GPUs. Fix: start it with torchrun."
@@ -55,6 +85,12 @@ def fit_to_plan(plan: Plan, args: transformers.TrainingArguments, own_loss: str)
         raise ValueError(
             f"{own_loss} would not be used in training: it returns one loss for a whole batch. "
             "Fix: losses=fn(model, inputs), or per_sample_losses, with one loss a record."
+        )
+    if not sealed and (upload := uploads_checkpoints(args)):
+        raise ValueError(
+            f"{upload} would upload checkpoint folders, and private.checkpoint in them is a "
+            "secret. Fix: switch that off; or PrivateTrainer(checkpoint_key=...), 32 secret bytes "
+            "kept elsewhere, which seal that file."
         )
     microbatches = math.ceil(plan.batch_size / args.per_device_train_batch_size)
     if args.gradient_accumulation_steps not in (1, microbatches):

@@ -10,7 +10,7 @@ import trl
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dpoptim.integrations.language import next_token_log_probs
+from dpoptim.integrations.language import beside_virtual_tokens, next_token_log_probs
 from dpoptim.integrations.preferences import DIVERGENCES, LOSSES, Pairs, Settings
 from dpoptim.integrations.transformers import PrivateTrainerMixin
 
@@ -68,7 +68,8 @@ class PrivateSFTMixin(PrivateTRLMixin):
         if self._losses is not None or self.args.loss_type == "nll":  # type: ignore[attr-defined]
             return super().per_sample_losses(model, inputs)
         given = {key: value for key, value in inputs.items() if key != "labels"}
-        found, counted = next_token_log_probs(model(**given).logits, inputs["labels"])
+        labels = beside_virtual_tokens(model, inputs["labels"])
+        found, counted = next_token_log_probs(model(**given).logits, labels)
         # Each token weighed by its own probability: https://huggingface.co/papers/2508.05629
         return -(found * found.exp().detach()).sum(1) / counted.clamp(min=1)
 
@@ -125,7 +126,7 @@ class PrivateDPOMixin(PrivateTRLMixin):
         if self._losses is not None:
             return self._losses(model, inputs)
         args, mask = self.args, inputs["completion_mask"]  # type: ignore[attr-defined]
-        labels = inputs["input_ids"].masked_fill(mask == 0, -100)
+        labels = beside_virtual_tokens(model, inputs["input_ids"].masked_fill(mask == 0, -100))
         given = {k: v for k, v in inputs.items() if k not in ("completion_mask", "ref_logps")}
         each, counted = next_token_log_probs(model(**given, use_cache=False).logits, labels)
         log_probs = each.sum(1)

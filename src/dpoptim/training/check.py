@@ -1,5 +1,6 @@
 """Are records mixed? Compare a batch with its records taken one at a time."""
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -147,6 +148,19 @@ def with_padding(records: Units, *, sequences: bool) -> Iterator[Units]:
             yield changed(forms.cut)
 
 
+def with_a_blank(records: Units) -> Units | None:
+    """Ever shorter records, the last one of nothing but padding; None where none is a sequence."""
+    lengths = [forms.length_of(row) for rows in records for row in rows]
+    blank = [forms.blank(row) for row in records[-1]]
+    if min(lengths) < 2 or all(map(operator.is_, blank, records[-1])):
+        return None
+    shorter = [
+        [forms.cut(row, max(1, forms.length_of(row) - i)) for row in rows]
+        for i, rows in enumerate([*records[:-1], blank])
+    ]
+    return shorter
+
+
 def compare_if_possible(program: Program, records: Units) -> str:
     """Compare records that model and loss may not take; returns why they could not, or "".
 
@@ -262,8 +276,9 @@ def refuse_other_order(losses: Tensor, alone: Sequence[Tensor], order: Sequence[
     if not torch.allclose(losses.detach(), own, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
         raise SamplesInteractError(
             "losses are not those of the records in their order: the batch is sorted or shuffled "
-            "on the way (by collate_fn, say), or the terms are made of each other. Fix: one loss "
-            "a record, at the place where the record was delivered."
+            "on the way (by collate_fn, say), or the terms are made of each other (divided by a "
+            "count over the whole batch, say). Fix: one loss a record, at the place where the "
+            "record was delivered."
         )
 
 

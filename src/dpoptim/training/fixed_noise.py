@@ -8,16 +8,18 @@ from torch import Tensor
 from dpoptim.torch_internals import TorchDispatchMode, pytree
 
 RARE = 2.0**-10  # below the probability of all but rare events
+UNEVEN = 0.25
 
 
 class FixedNoise(TorchDispatchMode):
     """Fills what random operators return with constants, the same for a record in any batch.
 
     Dropout keeps everything, permutations turn the order round, so that what mixes
-    records by them is seen. What draws inside a fused kernel stays random.
+    records by them is seen; ranges, means and deviations are kept, as a batch may decide them.
+    What draws inside a fused kernel stays random.
 
     Args:
-        uniform: what is drawn instead of a uniform or a normal number.
+        uniform: in (0, 1), what is drawn instead of a uniform or a normal number, on its scale.
         quantile: in (0, 1), where whole numbers are taken from their range, and up to which
             probability a coin shows tails.
 
@@ -26,7 +28,7 @@ class FixedNoise(TorchDispatchMode):
         by_others: whether by any generator but torch's own.
     """
 
-    def __init__(self, uniform: float = 0.5, *, quantile: float = RARE) -> None:
+    def __init__(self, uniform: float = 0.625, *, quantile: float = RARE) -> None:
         super().__init__()
         self._uniform, self._quantile = uniform, quantile
         self.drew = self.by_others = False
@@ -64,9 +66,32 @@ class FixedNoise(TorchDispatchMode):
             ones = p > self._quantile
             drawn.copy_(ones) if isinstance(ones, Tensor) else drawn.fill_(ones)
         elif drawn.is_floating_point():
-            drawn.fill_(self._uniform)
+            least, width = scale_of(name, given)
+            drawn.copy_(least + width * self._unit(drawn))
         else:
             least = given.get("low", given.get("from", 0))
             end = given.get("high", given.get("to"))
             values = end - least if isinstance(end, int) else 1
             drawn.fill_(least + int(self._quantile * values))
+
+    def _unit(self, drawn: Tensor) -> Tensor:
+        """Uneven along the last of several axes: what is even is nothing to a layer norm."""
+        u = self._uniform
+        if drawn.dim() < 2:
+            return torch.full_like(drawn, u)
+        places = torch.arange(drawn.shape[-1], device=drawn.device, dtype=drawn.dtype)
+        return (u + UNEVEN * min(u, 1 - u) * places.sin()).expand_as(drawn)
+
+
+def scale_of(name: str, given: dict[str, Any]) -> tuple[Any, Any]:
+    """Zero and unit of what an operator draws: numbers or tensors."""
+    if name.startswith("uniform"):
+        least, end = given.get("from", 0.0), given.get("to", 1.0)
+        return least, end - least
+    if "normal" in name:
+        return given.get("mean", 0.0), given.get("std", 1.0)
+    if name.startswith("exponential"):
+        return 0.0, 1 / given.get("lambd", 1.0)
+    if name.startswith("cauchy"):
+        return given.get("median", 0.0), given.get("sigma", 1.0)
+    return 0.0, 1.0

@@ -146,6 +146,7 @@ def working_sample(
         try:
             sample = sample.tried(model)
             if sample.returned:
+                with_another_record(model, sample, (1.0,))  # takes others of this form, too
                 return sample, ""
             reasons.append("its outputs do not have the batch axis first")
         except PrivacyError:

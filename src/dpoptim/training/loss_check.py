@@ -15,7 +15,14 @@ from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
-from dpoptim.training.check import CheckResult, Program, compare, compare_if_possible, with_padding
+from dpoptim.training.check import (
+    CheckResult,
+    Program,
+    compare,
+    compare_if_possible,
+    with_a_blank,
+    with_padding,
+)
 from dpoptim.training.collation import collate_records
 from dpoptim.training.foreign import hint_of
 from dpoptim.training.loading import Collate
@@ -28,6 +35,11 @@ MADE_UP, TAKEN = 5, 4  # records
 BY_COLLATE = (
     ", collated alone and with others (padding must change nothing: own lengths, masks, own last "
     "positions)"
+)
+
+BLANK = (
+    "not on ones of nothing but padding, such as empty texts, which the lengths of others change: "
+    "there are none"
 )
 
 
@@ -135,7 +147,27 @@ def check_on_made_up(
     with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
         variations = with_padding(invented, sequences=sequences)
         also = "" in [compare_if_possible(program, changed) for changed in variations]
-    return ["made-up records, also of unequal lengths" if also else "made-up records"], ""
+    on = ["made-up records, also of unequal lengths" if also else "made-up records"]
+    if sequences and sees_others_if_blank(program, invented):
+        on.append(BLANK)
+    return on, ""
+
+
+def sees_others_if_blank(program: Program, records: Sequence[Sequence[Any]]) -> bool:
+    """Whether a record of nothing but padding depends on how long others are.
+
+    Attention without anything to attend to may spread over all padding.
+    """
+    blanked = with_a_blank(records)
+    if blanked is None:
+        return False
+    try:
+        compare_if_possible(program, blanked)
+    except NotByThisWayError:
+        raise
+    except SamplesInteractError:
+        return True
+    return False
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 IGNORED_LABEL = -100  # that torch's losses and Hugging Face's models leave out
+WHOLE = (torch.int64, torch.int32, np.dtype("int64"), np.dtype("int32"))
 Path = tuple[str, ...]
 
 
@@ -65,6 +66,8 @@ def is_label(path: Path) -> bool:
 def made_up(record: Any, generator: torch.Generator) -> Any:
     """A random record of this form: whole numbers are 0 or 1, valid anywhere; masks are 1.
 
+    The first number of a row is 1: a sequence of zeros alone might be padding, and no record.
+
     Raises:
         TypeError: a leaf that is neither a tensor nor an array nor a number, which nobody can make
             up.
@@ -85,7 +88,10 @@ def made_up(record: Any, generator: torch.Generator) -> Any:
             return torch.ones_like(leaf)
         if leaf.is_floating_point():
             return torch.randn(leaf.shape, generator=generator).to(leaf)
-        return torch.randint(0, 2, leaf.shape, generator=generator).to(leaf)
+        whole = torch.randint(0, 2, leaf.shape, generator=generator)
+        if leaf.dim() and leaf.shape[-1] > 1:
+            whole[..., 0] = 1
+        return whole.to(leaf)
 
     return map_leaves(record, fresh)
 
@@ -123,8 +129,8 @@ def masked(path: Path, leaf: Any, length: int) -> Any:
     """The leaf itself where `masked_after` leaves it alone."""
     if not isinstance(leaf, Tensor | np.ndarray) or leaf.ndim == 0:
         return leaf
-    whole_numbers = leaf.dtype in (torch.int64, torch.int32, np.dtype("int64"), np.dtype("int32"))
-    filler = 0 if is_mask(path) else IGNORED_LABEL if is_label(path) and whole_numbers else None
+    ignored = is_label(path) and leaf.dtype in WHOLE
+    filler = 0 if is_mask(path) else IGNORED_LABEL if ignored else None
     if filler is None:
         return leaf
     changed = leaf.clone() if isinstance(leaf, Tensor) else leaf.copy()
@@ -135,3 +141,22 @@ def masked(path: Path, leaf: Any, length: int) -> Any:
 def has_masks(record: Any) -> bool:
     """Whether `masked_after` changes anything."""
     return any(masked(path, leaf, 0) is not leaf for path, leaf in leaves_of(record))
+
+
+def blank(record: Any) -> Any:
+    """The record with nothing but padding: masks and whole numbers 0, its label kept.
+
+    The record itself, if it has neither on an axis.
+    """
+    changed = False
+
+    def padded(path: Path, leaf: Any) -> Any:
+        nonlocal changed
+        tokens = isinstance(leaf, Tensor | np.ndarray) and leaf.ndim > 0 and not is_label(path)
+        if not tokens or not (is_mask(path) or leaf.dtype in WHOLE):
+            return leaf
+        changed = True
+        return leaf * 0
+
+    found = map_leaves(record, padded)
+    return found if changed else record
