@@ -59,6 +59,7 @@ def against_the_optimum(steps: int) -> list[dict[str, object]]:
         strategies: dict[str, Strategy] = {
             "best": BestStrategy(steps).made_for(steps, passes, steps // passes),
             "best of four vectors": BestStrategy(4).made_for(steps, passes, steps // passes),
+            "best of no vectors": BestStrategy(0).made_for(steps, passes, steps // passes),
             "buffered Toeplitz": BufferedToeplitz(),
             "Toeplitz": ToeplitzSquareRoot(),
             "Toeplitz, normalised": ToeplitzSquareRoot(normalised=True),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dpoptim.accounting.allocation import BallsInBinsDpEvent
 from dpoptim.mechanisms import correlated
 from dpoptim.noise.correlated import BandedToeplitz, best, buffered
+from dpoptim.noise.correlated.redrawn import RedrawnState
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import CyclicPoissonSampling, Position, balls_in_bins
 
@@ -54,6 +55,12 @@ def rates_taken_for_clipping() -> Fault:
         return moved * honest(strategy, steps, k, b, regular=regular)
 
     return patch.object(BandedToeplitz, "_sensitivity", sensitivity)
+
+
+def draws_of_all_steps_alike() -> Fault:
+    """Noise that is taken back is the noise that hides the step: next to none is left."""
+    honest = RedrawnState._draws_of
+    return patch.object(RedrawnState, "_draws_of", lambda state, key: honest(state, bytes(32)))
 
 
 def records_in_neighbouring_turns() -> Fault:

@@ -111,6 +111,12 @@ MUTANTS: tuple[Mutant, ...] = (
         _f.noisy_by(_f.same_noise_in_both_halves),
         "noise",
     ),
+    Mutant(
+        "redrawn noise alike in all steps",
+        "noise.RedrawnState",
+        _c.draws_of_all_steps_alike,
+        "redrawn noise",
+    ),
     Mutant("noise drawn in float32", ADD_NORMAL, _f.noisy_by(_f.float32_noise), "noise"),
     Mutant("tail of the noise cut at 5.77 sigma", "noise.ziggurat.tail", _f.cut_tail, "noise"),
     Mutant(

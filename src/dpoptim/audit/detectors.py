@@ -25,7 +25,7 @@ from dpoptim.audit.method_detectors import (
     named_audits,
     value_clipping,
 )
-from dpoptim.audit.noise import audit_noise
+from dpoptim.audit.noise import audit_noise, audit_redrawn_noise
 from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.persons import persons
 from dpoptim.audit.refunds import refunds
@@ -175,6 +175,10 @@ def noise() -> str:
     return finding(audit_noise(failure=FAILURE, noise_seed=SEED))
 
 
+def redrawn_noise() -> str:
+    return finding(audit_redrawn_noise(failure=FAILURE, noise_seed=SEED))
+
+
 def participation() -> str:
     """Batches of a hundred; of one, a third empty; and of no more than expected."""
     settings: tuple[dict[str, Any], ...] = (
@@ -230,6 +234,7 @@ DETECTORS: dict[str, Detector] = {
     "sensitivity": sensitivity,
     "replay": replay,
     "noise": noise,
+    "redrawn noise": redrawn_noise,
     "participation": participation,
     "charging": charging,
     "refunds": refunds,
@@ -251,6 +256,7 @@ DETECTORS: dict[str, Detector] = {
         named_audits,
         "dp-ftrl, best, two passes",
         "dp-ftrl, two vectors, two passes",
+        "dp-ftrl, no vectors, two passes",
         "dp-ftrl, cosine decay, two passes",
         "dp-ftrl, every turn",
     ),

@@ -48,6 +48,7 @@ AUDITS: dict[str, Audit] = {
     "dp-ftrl, best": dp_ftrl,
     "dp-ftrl, best, two passes": partial(dp_ftrl, passes=2),
     "dp-ftrl, two vectors, two passes": partial(dp_ftrl, passes=2, buffers=2),
+    "dp-ftrl, no vectors, two passes": partial(dp_ftrl, passes=2, buffers=0),
     "dp-ftrl, cosine decay, two passes": partial(dp_ftrl, passes=2, decay="cosine", momentum=0.9),
     "dp-ftrl, sampled by turns": dp_ftrl_by_turns,
     "dp-ftrl, every turn": partial(dp_ftrl_by_turns, rate=1.0),

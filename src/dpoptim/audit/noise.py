@@ -21,9 +21,11 @@ from scipy.stats import kstest
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpoptim.methods import DPSGD
+from dpoptim.methods import DPFTRL, DPSGD
 from dpoptim.noise import ziggurat
+from dpoptim.noise.correlated import RedrawnToeplitz
 from dpoptim.noise.stream import KeyStream, key_stream
+from dpoptim.plan import Plan
 from dpoptim.training.attach import attach
 
 Floats = NDArray[np.float64]
@@ -115,25 +117,58 @@ def audit_noise(
     return NoiseResult(pvalues, failure, draws=sum(tensor.size for tensor in noise))
 
 
+def audit_redrawn_noise(
+    *, steps: int = 12, failure: float = 1e-6, noise_seed: int | None = None
+) -> NoiseResult:
+    """Look at draws that later steps make again, to take them back: are they those of one step?
+
+    The strategy matrix undoes what the live gate adds in a run of ``DPFTRL(buffers=0)``, and what
+    is left has to be fresh noise. Arguments and result are those of `audit_noise`.
+    """
+    method = DPFTRL(clip_norm=CLIP_NORM, buffers=0)
+    plan = method.plan(
+        n=steps,
+        batch_size=1,
+        epochs=1,
+        noise_multiplier=NOISE_MULTIPLIER,
+        delta=1e-6,
+        neighboring="zero-out",
+    )
+    strategy = method.mechanism.made_for(plan.shape)
+    assert isinstance(strategy, RedrawnToeplitz)
+    drawn = CLIP_NORM * NOISE_MULTIPLIER * strategy.sensitivity(steps)
+    undo = strategy.inverse_matrix(steps) * drawn
+    released = gradientless_run(plan, noise_seed=noise_seed)
+    noise: list[Floats] = [np.linalg.solve(undo, each).astype(np.float64) for each in released]
+    return NoiseResult(noise_pvalues(noise), failure, draws=sum(z.size for z in noise))
+
+
 def gate_noise(
     steps: int, *, noise_seed: int | None = None, shapes: tuple[tuple[int, ...], ...] = SHAPES
 ) -> list[Floats]:
     """A gradientless run's noise, in planned deviations: one (steps, size) a tensor."""
-    model = Weights(shapes)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=CLIP_NORM).plan(
         n=1, batch_size=1, steps=steps, noise_multiplier=NOISE_MULTIPLIER, delta=1e-6
     )
+    released = gradientless_run(plan, noise_seed=noise_seed, shapes=shapes)
+    return [noise / (CLIP_NORM * NOISE_MULTIPLIER) for noise in released]
+
+
+def gradientless_run(
+    plan: Plan, *, noise_seed: int | None = None, shapes: tuple[tuple[int, ...], ...] = SHAPES
+) -> list[Floats]:
+    """What the gate releases where all gradients are zero: one (steps, size) a tensor."""
+    model = Weights(shapes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     released: list[list[Floats]] = [[] for _ in shapes]
     zero(model)
-    with attach(
-        plan, model, optimizer, TensorDataset(torch.ones(1, 1).double()), noise_seed=noise_seed
-    ) as private:
+    data = TensorDataset(torch.ones(plan.n, 1).double())
+    with attach(plan, model, optimizer, data, noise_seed=noise_seed) as private:
         for (x,) in private.batches():
             private.backward((0 * model(x)).mean())
             optimizer.step()
             for kept, p in zip(released, model.parameters(), strict=True):
-                kept.append(-p.detach().flatten().numpy() / (CLIP_NORM * NOISE_MULTIPLIER))
+                kept.append(-plan.batch_size * p.detach().flatten().numpy())
             zero(model)
     return [np.stack(kept) for kept in released]
 

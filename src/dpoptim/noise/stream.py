@@ -117,7 +117,8 @@ class KeyStream:
     def from_secret(cls, secret: bytes, purpose: str) -> KeyStream:
         """The stream that all processes of a run share: same `secret` (`fresh_secret`), same words.
 
-        For coins that must be the same in all of them, never for noise. As secret as the secret is.
+        For coins that must be the same in all of them, and in one process for noise that is drawn
+        again to be taken back (`correlated.redrawn`). As secret as the secret is.
         """
         if len(secret) != SECRET_BYTES:
             raise ValueError(

@@ -4,6 +4,7 @@ from dpoptim.noise.correlated.banded import BandedToeplitz
 from dpoptim.noise.correlated.best import BestStrategy
 from dpoptim.noise.correlated.buffered import BufferedToeplitz
 from dpoptim.noise.correlated.independent import Independent
+from dpoptim.noise.correlated.redrawn import RedrawnToeplitz
 from dpoptim.noise.correlated.strategy import NoiseState, Strategy
 from dpoptim.noise.correlated.toeplitz import ToeplitzSquareRoot
 from dpoptim.noise.correlated.tree import BinaryTree
@@ -16,6 +17,7 @@ __all__ = [
     "BufferedToeplitz",
     "Independent",
     "NoiseState",
+    "RedrawnToeplitz",
     "Strategy",
     "ToeplitzSquareRoot",
     "Workload",

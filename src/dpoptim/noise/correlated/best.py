@@ -8,11 +8,12 @@ import numpy as np
 from dpoptim.arguments import whole_number
 from dpoptim.noise.correlated.banded import BandedToeplitz
 from dpoptim.noise.correlated.buffered import BufferedToeplitz
+from dpoptim.noise.correlated.fitting import LONGEST_SCALED
+from dpoptim.noise.correlated.redrawn import RedrawnToeplitz
 from dpoptim.noise.correlated.strategy import Strategy
 from dpoptim.noise.correlated.workload import PREFIX_SUMS, Workload
 
 BUFFERS = 128
-LONGEST_SCALED = 1 << 14  # steps; seconds to fit
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class BestStrategy:
     """Which strategy to take is left to the run's numbers.
 
     Args:
-        buffers: the most vectors, as long as the model, that noise may be remembered in; >= 1.
+        buffers: the most vectors, as long as the model, that noise may be remembered in; 0: none,
+            and it is drawn again (`RedrawnToeplitz`).
         workload: of the optimizer whose iterates are to carry little noise.
     """
 
@@ -28,7 +30,7 @@ class BestStrategy:
     workload: Workload = PREFIX_SUMS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "buffers", whole_number("buffers", self.buffers, least=1))
+        object.__setattr__(self, "buffers", whole_number("buffers", self.buffers, least=0))
 
     def made_for(self, steps: int, participations: int, separation: int) -> Strategy:
         """Return the strategy of least mean squared error of the iterates."""
@@ -40,6 +42,8 @@ def best_strategy(
     steps: int, participations: int, separation: int, buffers: int, workload: Workload
 ) -> Strategy:
     once = participations == 1 or separation >= steps
+    if buffers == 0:
+        return RedrawnToeplitz(separation=None if once else separation, workload=workload)
     span = steps if once else separation
     banded = BandedToeplitz(min(span, buffers + 1), None if once else separation, workload)
     if banded.bands == span:
@@ -57,9 +61,7 @@ def best_strategy(
     )
 
 
-def mean_error(
-    strategy: BandedToeplitz | BufferedToeplitz, steps: int, participations: int, separation: int
-) -> float:
+def mean_error(strategy: Strategy, steps: int, participations: int, separation: int) -> float:
     """Root mean squared error of iterates at 1-GDP, records in every ``separation``-th step."""
     once = strategy.prefix_std(steps)  # at the sensitivity of one participation
     several = strategy.sensitivity(

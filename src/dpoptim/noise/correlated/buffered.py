@@ -80,14 +80,7 @@ class BufferedToeplitz(Strategy):
         column = coefficients(weights, decays, steps)
         if not self.scaled:
             return monotone_sensitivity(column, k, b)
-        if k == 1 or (regular and k == 1 + (steps - 1) // b):
-            # Whoever starts at step i adds up the same columns as at step 0, i steps later.
-            together = added_up(column, b if k > 1 else steps)
-            worst = float(column_squares(together**2, rows).max())
-        else:
-            norms = np.sqrt(column_squares(column**2, rows))
-            worst = most_with_gaps(norms, k, b) ** 2
-        return rounded_up(math.sqrt(worst * ROUNDING_OF_SQUARES))
+        return overlapping_sensitivity(column, rows, k, b, regular=regular)
 
     def prefix_std(self, steps: int) -> Floats:
         weights, decays, rows = self.parameters(steps)
@@ -169,6 +162,28 @@ def _product(decays: Floats) -> Floats:
     for decay in decays:
         polynomial = np.convolve(polynomial, [1.0, -decay])
     return polynomial
+
+
+def overlapping_sensitivity(
+    column: Floats, rows: Floats, k: int, b: int, *, regular: bool
+) -> float:
+    """Sensitivity of ``C = D T``, T Toeplitz without entries below 0, whose columns may share rows.
+
+    Exact for one participation, and for ``regular`` ones as many as the run has room for: whoever
+    starts at step i adds up the same columns as at step 0, i steps later. Else by the triangle
+    inequality.
+
+    Args:
+        column: first one of T, shape (steps,).
+        rows: squares of D's diagonal, shape (steps,).
+    """
+    steps = len(column)
+    if k == 1 or (regular and k == 1 + (steps - 1) // b):
+        together = added_up(column, b if k > 1 else steps)
+        worst = float(column_squares(together**2, rows).max())
+    else:
+        worst = most_with_gaps(np.sqrt(column_squares(column**2, rows)), k, b) ** 2
+    return rounded_up(math.sqrt(worst * ROUNDING_OF_SQUARES))
 
 
 def added_up(column: Floats, separation: int) -> Floats:

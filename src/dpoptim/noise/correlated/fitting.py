@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from dpoptim.noise.correlated.workload import Floats, Workload
 
 ROUNDS, UPDATES, ITERATIONS = 3, 200, 120
+LONGEST_SCALED = 1 << 14  # steps for which each one's noise is fitted; seconds
 DECIMALS = 4  # so that a run resumed elsewhere finds the same numbers
 
 
