@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
+import dpoptim.distributed.planned  # half a second, which the first save would take otherwise
 from dpoptim.audit.two_worlds import Attack, audit_two_worlds
 from dpoptim.clipping import Clipping
 from dpoptim.distributed import control_groups, exchange
@@ -625,17 +626,21 @@ def as_lists(state: Any) -> Any:
 # ---- killed -------------------------------------------------------------------------------------
 
 
-def until_killed(rank: int, path: str, victim: int, seconds: float) -> str:
-    """A run that saves after each step and writes down what it released; one rank is killed at any
-    moment.
+def until_killed(rank: int, path: str, victim: int, step: int, seconds: float) -> str:
+    """A run that saves every third step and writes down what it released; one rank is killed so
+    long after a step, or after it began.
     """
     plan = plan_for(METHODS["dice"](), noise_multiplier=1.0, steps=500)
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = ledger_of(rank, plan, path)
     dist.barrier()
-    if rank == victim:
-        threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+
+    def begin_to_die(steps_done: int) -> None:
+        if rank == victim and steps_done == step:
+            threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+
+    begin_to_die(0)
 
     def run() -> None:
         with dpoptim.attach(
@@ -646,6 +651,7 @@ def until_killed(rank: int, path: str, victim: int, seconds: float) -> str:
                 optimizer.step()
                 with open(f"{path}.released.{rank}", "a") as log:
                     log.write(f"{private.reservation}\n")
+                begin_to_die(private.steps_done)
                 if private.steps_done % 3 == 0:
                     private.save(path)
 

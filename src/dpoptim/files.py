@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -32,6 +33,7 @@ _FIXES = {
     errno.ENAMETOOLONG: "choose a shorter file name",
 }
 _TEMPORARY = re.compile(r"\.dpoptim-[0-9a-f]{16}\.tmp")
+TURN = 600.0  # seconds
 _swept: set[Path] = set()  # folders that this process has cleaned up
 _sweeping = threading.Lock()
 
@@ -120,6 +122,37 @@ def begin_beside(target: Path, *, private: bool) -> tuple[Path, int]:
         if _lock(handle) and temporary.exists():  # else somebody took it for litter just now
             return temporary, handle
         os.close(handle)
+
+
+@contextlib.contextmanager
+def turn_in(folder: Path) -> Iterator[None]:
+    """Wait for whoever else replaces several files of a folder together, and let others wait.
+
+    On a file system without locks nobody waits, nor for a folder that cannot be read; writing there
+    says why.
+
+    Raises:
+        OSError: somebody has had the turn for `TURN` seconds.
+    """
+    handle = None
+    if LOCKS:
+        with contextlib.suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY)
+    try:
+        end = time.monotonic() + TURN
+        while handle is not None and not _lock(handle):
+            if time.monotonic() > end:
+                raise OSError(
+                    errno.EAGAIN,
+                    f"cannot write to {folder}: another process has been saving there for "
+                    f"{TURN:.0f} s. What was there before is unchanged. Fix: a folder for each "
+                    "run, or end that process.",
+                )
+            time.sleep(0.01)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def unused_name() -> str:

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 
-from dpoptim.distributed.c10d_internals import time_out_of
+from dpoptim.distributed.c10d_internals import gloo_group, time_out_of
 
 # held here alone, so that they can be closed here
 control_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
@@ -14,18 +14,11 @@ lost_groups: WeakSet[dist.ProcessGroup] = WeakSet()  # whose threads may wait fo
 
 
 def control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Make a group of the same processes on the CPU, once.
-
-    Torch finds its processes by a name that it uses again.
-    """
+    """Make a group of the same processes on the CPU, once."""
     if group not in control_groups:
-        control_groups[group] = dist.new_group(
-            dist.get_process_group_ranks(group),
-            timeout=time_out_of(group),
-            backend="gloo",
-            use_local_synchronization=True,
-            group_desc="dpoptim",
-        )
+        ranks = dist.get_process_group_ranks(group)
+        name = f"dpoptim/{group.group_name}"
+        control_groups[group] = gloo_group(ranks, name, time_out_of(group))
     return control_groups[group]
 
 

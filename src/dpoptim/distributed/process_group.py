@@ -5,6 +5,7 @@ agreement. So a rank that fails in the middle of a sum can still say so, and the
 it once their own sum has timed out.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,11 +27,13 @@ from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.distributed.signs import (
     ARRIVED,
     COUNT,
+    EXCHANGE,
     FAILED,
     FINISH,
     LEFT,
     MICROBATCH,
     MOST_MICROBATCHES,
+    OTHER_RUN,
     RELEASE,
     SAVE,
     named,
@@ -63,9 +66,11 @@ class ProcessGroup(Ranks):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._broken = False
         self._over = False  # whether a rank has left, or all have
+        self._run = 0  # its number, by which ranks tell two runs of theirs apart
         with self._connected("making a group for agreement"):
             control_group(group)
         self._secret: bytes = self.from_first(fresh_secret)
+        self._run = int.from_bytes(hashlib.sha256(b"run" + self._secret).digest()[:7], "big")
 
     @property
     def _control(self) -> dist.ProcessGroup:
@@ -99,13 +104,13 @@ class ProcessGroup(Ranks):
 
     def from_first(self, ask: Callable[[], Answer]) -> Answer:
         box: list[Any] = [None]
-        failure: Exception | None = None
-        if self.rank == 0:
-            try:
-                box[0] = (True, ask())
-            except Exception as error:
-                failure, box[0] = error, (False, portable(error))
-        with self._connected("waiting for rank 0"):
+        failure: BaseException | None = None
+        with self._exchange("waiting for rank 0"):
+            if self.rank == 0:
+                try:
+                    box[0] = (True, ask())
+                except BaseException as error:  # an interrupt must not leave the others waiting
+                    failure, box[0] = error, (False, portable(error))
             dist.broadcast_object_list(box, group=self._control, group_src=0)
         if failure is not None:
             raise failure
@@ -115,7 +120,7 @@ class ProcessGroup(Ranks):
         return answer
 
     def together(self, doing: str, act: Callable[[Any], Answer]) -> Answer:
-        with self._connected(doing):
+        with self._exchange(doing):
             return act(self._control)
 
     def begin_microbatch(self, step: int, microbatch: int) -> None:
@@ -179,15 +184,35 @@ class ProcessGroup(Ranks):
                 "this run has ended, or failed, on one of the ranks. Fix: see the first error; "
                 "start it again."
             )
-        signs = torch.zeros(self.size, 2, dtype=torch.int64)
         try:
-            with self._connected("agreeing on the next step"):
-                mine = torch.tensor([kind, step], dtype=torch.int64)
-                dist.all_gather_single(signs.view(-1), mine, group=self._control)
+            return self._signs(kind, step)
         except RankError:
             if not quietly:
                 raise
-        return [(int(kind), int(step)) for kind, step in signs.tolist()]
+        return []
+
+    def _signs(self, kind: int, place: int) -> list[tuple[int, int]]:
+        """Exchange signs; those that belong to another run say so, and no more."""
+        signs = torch.zeros(self.size, 3, dtype=torch.int64)
+        with self._connected("agreeing on the next step"):
+            mine = torch.tensor([self._run, kind, place], dtype=torch.int64)
+            dist.all_gather_single(signs.view(-1), mine, group=self._control)
+        return [
+            (kind, place) if run == self._run else (OTHER_RUN, 0)
+            for run, kind, place in signs.tolist()
+        ]
+
+    @contextmanager
+    def _exchange(self, doing: str) -> Iterator[None]:
+        """Talk in the group on the CPU, once all ranks are about to do so.
+
+        A rank that says something else meanwhile would end the others' processes.
+        """
+        signs = self._signs(EXCHANGE, 0)
+        if any(kind != EXCHANGE for kind, _ in signs):
+            self._refuse_others(signs, lambda sign: sign[0] == EXCHANGE, "ask the other ranks")
+        with self._connected(doing):
+            yield
 
     def lost(self, error: BaseException | None) -> RankError | None:
         """Explain an error of `torch.distributed` in a wrapper's communication; else None."""
@@ -204,13 +229,13 @@ class ProcessGroup(Ranks):
 
     def gathered(self, mine: Any) -> list[Any]:
         everyone: list[Any] = [None] * self.size
-        with self._connected("gathering what the ranks have"):
+        with self._exchange("gathering what the ranks have"):
             dist.all_gather_object(everyone, mine, group=self._control)
         return everyone
 
     def added(self, number: int) -> int:
         total = torch.tensor([number], dtype=torch.int64)
-        with self._connected("adding up the ranks' numbers of records"):
+        with self._exchange("adding up the ranks' numbers of records"):
             dist.all_reduce(total, group=self._control)
         return int(total)
 
@@ -225,6 +250,12 @@ class ProcessGroup(Ranks):
     # ---- what is written, and drawn -------------------------------------------------------------
 
     def ledger(self, ledger: Ledger) -> Ledger:
+        given = self.gathered(ledger.durable or ledger.budget is not None)
+        if any(given) and not given[0]:
+            raise ValueError(
+                f"ledger was given on {named([rank for rank, it in enumerate(given) if it])}, but "
+                "not on rank 0, which alone charges. Fix: give it on rank 0."
+            )
         return LedgerOfRanks(ledger, self.from_first)
 
     def own_stream(self, seed: int | None, purpose: str) -> KeyStream:
@@ -261,20 +292,20 @@ class ProcessGroup(Ranks):
 
     def norm(self, parts: Sequence[Tensor]) -> float:
         lengths = torch.zeros(self.size, dtype=torch.float64)
-        with self._connected("measuring a vector"):
+        with self._exchange("measuring a vector"):
             mine = torch.tensor([norm(parts)], dtype=torch.float64)
             dist.all_gather_single(lengths, mine, group=self._control)
         return math.hypot(*lengths.tolist())
 
     def total(self, local: Tensor) -> Tensor:
         total = local.detach().cpu().clone()
-        with self._connected("adding up a step's numbers"):
+        with self._exchange("adding up a step's numbers"):
             dist.reduce(total, group=self._control, group_dst=0)
         return total if self.rank == 0 else local.new_empty(0)
 
     def known(self, released: Tensor, like: Tensor) -> Tensor:
         released = released if self.rank == 0 else torch.empty_like(like)
-        with self._connected("waiting for what rank 0 released"):
+        with self._exchange("waiting for what rank 0 released"):
             dist.broadcast(released, group=self._control, group_src=0)
         return released
 

@@ -57,7 +57,11 @@ class Ranks:
         return act(None)
 
     def ledger(self, ledger: Ledger) -> Ledger:
-        """A ledger that only rank 0 writes."""
+        """A ledger that only rank 0 writes.
+
+        Raises:
+            ValueError: on all ranks: one that was given to another rank alone would stay empty.
+        """
         return ledger
 
     def own_stream(self, seed: int | None, purpose: str) -> KeyStream:

@@ -2,11 +2,13 @@
 
 import pickle
 from collections.abc import Sequence
+from contextlib import suppress
 
 from dpoptim.errors import RankError
 
 # what a rank is about to do
 ARRIVED, RELEASE, LEFT, FAILED, MICROBATCH, COUNT, SAVE, FINISH = 1, 2, 3, 4, 5, 6, 7, 8
+EXCHANGE, OTHER_RUN = 9, 10  # asks all ranks something; does something of another run of theirs
 MOST_MICROBATCHES = 1 << 20  # of a step, at most
 
 
@@ -20,6 +22,8 @@ def told(kind: int, at: int) -> str:
         return "is about to run a part of " + (
             f"step {at // MOST_MICROBATCHES}" if kind == MICROBATCH else "a step"
         )
+    if kind in (EXCHANGE, OTHER_RUN):
+        return "asks the other ranks" if kind == EXCHANGE else "goes on with, or left, another run"
     said = {
         LEFT: "left the run",
         FAILED: "left it with an error, and says why itself",
@@ -30,8 +34,8 @@ def told(kind: int, at: int) -> str:
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error as another process can raise it."""
-    try:
-        return pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RankError("rank 0 failed, and says why itself.")
+    """The error as another process can raise it; an interrupt is of one process alone."""
+    if isinstance(error, Exception):
+        with suppress(Exception):
+            return pickle.loads(pickle.dumps(error))
+    return RankError("rank 0 failed, and says why itself.")

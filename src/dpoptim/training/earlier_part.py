@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.distributed.agreement import digest
 from dpoptim.distributed.checkpoints import own
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.gradients.summation_groups import Indices
@@ -29,11 +30,22 @@ class EarlierPart:
 
     @classmethod
     def read(cls, path: str | Path | None, key: bytes | None, ranks: Ranks) -> EarlierPart:
-        """Read, on rank 0, what all ranks go on from; errors as for `read_checkpoint`."""
-        contents, digest = ranks.from_first(partial(checkpoint_to_resume, path, key))
+        """Read, on rank 0, what all ranks go on from; errors as for `read_checkpoint`.
+
+        Raises:
+            RankError: some ranks alone would go on, or with another key. What they would save,
+                nobody could read.
+        """
+        ranks.agree(
+            {
+                "resume (a path on all ranks, or on none)": str(path is not None),
+                "checkpoint_key": digest(repr(key)),
+            }
+        )
+        contents, found = ranks.from_first(partial(checkpoint_to_resume, path, key))
         if path is None or contents is None:
-            return cls(None, digest)
-        return cls(with_parts(contents, Path(path), key), digest)
+            return cls(None, found)
+        return cls(with_parts(contents, Path(path), key), found)
 
     def of_this_rank(
         self,

@@ -15,7 +15,7 @@ import mmap
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +28,7 @@ from dpoptim.accounting.ledger import LedgerError
 from dpoptim.distributed.agreement import bytes_of
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError, RankError
-from dpoptim.files import unused_name, write_atomically
+from dpoptim.files import turn_in, unused_name, write_atomically
 from dpoptim.gradients.boxes import Boxes, Stored, box_of, changed, is_large
 from dpoptim.printable import printable
 from dpoptim.training.checkpoint import SEAL_BYTES, opened, sealed, write_checkpoint
@@ -51,10 +51,24 @@ def save_with_parts(
 ) -> None:
     """`write_checkpoint` of contents with `Boxes`; of several ranks, each writes its share of them.
 
-    One process writes one file. Raises as `write_checkpoint`, and RankError where another rank
-    could not write its file; no file of this save is left then.
+    One process writes one file. Runs that save to one path take turns. Raises as
+    `write_checkpoint`, and RankError where another rank could not write its file, or would write it
+    elsewhere; no file of this save is left then.
     """
+    ranks.agree({"path in private.save": os.path.abspath(path)})
     path = Path(os.path.realpath(path))  # the file itself, where this is a link
+    with turn_in(path.parent) if ranks.rank == 0 else nullcontext():
+        replace_checkpoint(path, contents, key, announce, ranks)
+
+
+def replace_checkpoint(
+    path: Path,
+    contents: dict[str, Any],
+    key: bytes | None,
+    announce: Callable[[str], None],
+    ranks: Ranks,
+) -> None:
+    """See `save_with_parts`; nobody else may do so meanwhile, who would remove files of this."""
     parts: dict[str, Any] = {"files": [], "tensors": {}}
     if ranks.size == 1:
         contents = changed(contents, lambda _, value: in_one_piece(value))
