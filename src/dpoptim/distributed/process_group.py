@@ -38,7 +38,7 @@ from dpoptim.distributed.signs import (
     SAVE,
     named,
     portable,
-    told,
+    told_of,
 )
 from dpoptim.errors import RankError
 from dpoptim.gradients.summation_groups import Indices, into_groups
@@ -150,11 +150,9 @@ class ProcessGroup(Ranks):
     ) -> NoReturn:
         """Name the ranks that are about to do something else."""
         self._over = True
-        others = [
-            f"rank {rank} {told(*sign)}" for rank, sign in enumerate(signs) if not together(sign)
-        ]
+        others = told_of([None if together(sign) else sign for sign in signs])
         raise RankError(
-            f"rank {self.rank} is about to {about}, but {'; '.join(others)}. Nothing of the step "
+            f"rank {self.rank} is about to {about}, but {others}. Nothing of the step "
             "was released. Fix: every rank must go through the same steps, call private.save and "
             "private.finish where the others do, and leave the run after the same step."
         )
@@ -164,13 +162,10 @@ class ProcessGroup(Ranks):
             return
         signs = self._say(FAILED if failed else LEFT, step, quietly=failed)
         self._over = True
-        others = [
-            f"rank {rank} {told(*sign)}" for rank, sign in enumerate(signs) if sign != (LEFT, step)
-        ]
+        others = told_of([None if sign == (LEFT, step) else sign for sign in signs])
         if others and not failed:
             raise RankError(
-                f"rank {self.rank} leaves the run after step {step}, but {'; '.join(others)}: the "
-                "run does not count as completed. Fix: leave it on all ranks after the same step, "
+                f"rank {self.rank} leaves the run after step {step}, but {others}: the run does not count as completed. Fix: leave it on all ranks after the same step, "
                 "with all their calls of private.save and private.finish before that."
             )
 
@@ -209,8 +204,12 @@ class ProcessGroup(Ranks):
         A rank that says something else meanwhile would end the others' processes.
         """
         signs = self._signs(EXCHANGE, 0)
-        if any(kind != EXCHANGE for kind, _ in signs):
-            self._refuse_others(signs, lambda sign: sign[0] == EXCHANGE, "ask the other ranks")
+        if others := told_of([None if sign[0] == EXCHANGE else sign for sign in signs]):
+            self._over = True
+            raise RankError(
+                f"rank {self.rank} is {doing}, but {others}. Fix: see the error of that rank; all "
+                "must make the same calls in the same order."
+            )
         with self._connected(doing):
             yield
 

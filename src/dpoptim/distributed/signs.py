@@ -33,6 +33,13 @@ def told(kind: int, at: int) -> str:
     return f"{said.get(kind, 'releases')} (step {at})"
 
 
+def told_of(signs: Sequence[tuple[int, int] | None]) -> str:
+    """Words for those ranks of all that have a sign here."""
+    return "; ".join(
+        f"rank {rank} {told(*sign)}" for rank, sign in enumerate(signs) if sign is not None
+    )
+
+
 def portable(error: BaseException) -> BaseException:
     """The error as another process can raise it; an interrupt is of one process alone."""
     if isinstance(error, Exception):
