@@ -23,6 +23,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
 import dpoptim.distributed.planned  # half a second, which the first save would take otherwise
+from dpoptim import files
 from dpoptim.audit.two_worlds import Attack, audit_two_worlds
 from dpoptim.clipping import Clipping
 from dpoptim.distributed import control_groups, exchange
@@ -35,6 +36,7 @@ from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.sampling import PoissonSampling
+from dpoptim.training import rank_files
 from dpoptim.training.checkpoint import read_checkpoint
 from dpoptim.training.microbatches import Microbatch
 from dpoptim.training.rank_files import with_parts
@@ -262,6 +264,74 @@ def on_one_rank(rank: int, path: str) -> dict[str, str]:
     }
 
 
+def in_another_order(rank: int) -> str:
+    """Two runs in the same processes, alternately; rank 1 begins with the second one."""
+    plan = plan_for(METHODS["flat"](), noise_multiplier=1.0, steps=2)
+
+    def run() -> None:
+        models = [model_of(), model_of()]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        data = TensorDataset(*records())
+        attached = [
+            dpoptim.attach(plan, *each, data) for each in zip(models, optimizers, strict=True)
+        ]
+        with attached[0] as first, attached[1] as second:
+            turns = [
+                (private, iter(private.batches()), *each)
+                for private, *each in zip((first, second), models, optimizers, strict=True)
+            ]
+            for private, batches, model, optimizer in turns[:: -1 if rank else 1]:
+                x, y = next(batches)
+                private.backward(F.cross_entropy(model(x), y, reduction="none"))
+                optimizer.step()
+
+    return caught(run)
+
+
+def groups_that_overlap(rank: int) -> list[Tensor]:
+    """Runs of some ranks, then of all: these belong to other numbers of groups before."""
+    some = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+    plan = plan_for(METHODS["flat"](), steps=2)
+    for place, group in enumerate(some):
+        if rank in (place, place + 1):
+            train(plan, process_group=group, noise_seed=5)
+    return train(plan, noise_seed=5)["parameters"]
+
+
+def otherwise_on_a_rank(rank: int, path: str) -> dict[str, str]:
+    """Errors where a rank gives another path, key or ledger, and what is there afterwards."""
+    plan = plan_for(METHODS["flat"](), noise_multiplier=1.0, steps=4)
+    found: dict[str, str] = {}
+
+    def run(name: str = path, **options: Any) -> None:
+        def look(private: Any) -> None:
+            if private.steps_done == 2:
+                private.save(name)
+
+        train(plan, look=look, **options)
+
+    ledger = {"ledger": dpoptim.Ledger(path + ".ledger")} if rank else {}
+    found["path"] = caught(lambda: run(f"{path}-{rank}"))
+    found["key"] = caught(lambda: run(checkpoint_key=bytes([rank]) * 32))
+    found["ledger"] = caught(lambda: run(**ledger))
+    for name, own in (("resume on rank 0", rank == 0), ("resume on rank 1", rank == 1)):
+        found[name] = caught(lambda own=own: run(resume=path if own else None))
+    return found
+
+
+def refused_by_one(rank: int, sharded: bool) -> str:
+    """Rank 1 is refused before the ranks compare anything, while others wait for it."""
+    model = model_of()
+    if sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    kind = torch.optim.LBFGS if rank == 1 else torch.optim.SGD
+    data = TensorDataset(*records())
+    plan = plan_for(METHODS["flat"](), noise_multiplier=1.0)
+    return caught(lambda: dpoptim.attach(plan, model, kind(model.parameters(), lr=0.1), data))
+
+
 def ends(rank: int, destroys: bool) -> tuple[bool, bool]:
     """Whether the group for agreement is there after a run, and once the process has ended."""
     train(plan_for(dpoptim.DPSGD(clip_norm=1.0)), wrapped=True)
@@ -360,6 +430,14 @@ def charged_wrongly(path: str) -> bool:
         return any(early) or len(dpoptim.Ledger(path).entries()) != before + 1
 
 
+def runs_are_mixed(rank: int) -> bool:
+    """Whether sums of one run are added to another's, without an error."""
+    try:
+        return not in_another_order(rank).startswith("RankError: ")
+    except AssertionError:
+        return True
+
+
 def mutants(rank: int) -> dict[str, tuple[str, Any]]:
     """Bugs, by name: what would notice each, and the change to the code."""
     honest_sum, honest_begin, honest_write = (
@@ -438,6 +516,15 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
             patch.object(ProcessGroup, "dealer", lambda self, coins: lambda batch: batch),
         ),
         "reserved after the sum": ("charge", reserved_late()),
+        "signs that do not tell runs apart": (
+            "runs",
+            patch.object(
+                ProcessGroup,
+                "_run",
+                property(lambda self: 0, lambda self, run: None),
+                create=True,
+            ),
+        ),
         "each rank reserves": (
             "charge",
             patch.object(ProcessGroup, "ledger", lambda self, ledger: ledger),
@@ -451,6 +538,7 @@ def caught_mutants(rank: int, expected: Tensor, path: str) -> dict[str, bool]:
         "noise": lambda: noise_is_wrong(released_noise(20_000, 3)),
         "sums": lambda: sums_are_wrong(expected),
         "charge": lambda: charged_wrongly(path),
+        "runs": lambda: runs_are_mixed(rank),
     }
     found = {}
     for name, (detector, change) in mutants(rank).items():
@@ -621,6 +709,46 @@ def as_lists(state: Any) -> Any:
     if isinstance(state, float):
         return repr(state)  # nan is not itself
     return [as_lists(each) for each in state] if isinstance(state, list | tuple) else state
+
+
+def turns_of_a_save(rank: int, path: str) -> list[bool]:
+    """Whether another program has to wait: before a save, when ranks' files are there, when the
+    checkpoint names them, and after.
+    """
+    seen: list[bool] = []
+
+    def look_first(act: Callable[..., Any]) -> Callable[..., Any]:
+        def looked(*arguments: Any, **options: Any) -> Any:
+            with patch.object(files, "TURN", -1.0):
+                try:
+                    with files.turn_in(Path(path).parent):
+                        seen.append(False)
+                except OSError:
+                    seen.append(True)
+            return act(*arguments, **options)
+
+        return looked
+
+    def save(private: Any) -> None:
+        if private.steps_done == 2:
+            look_first(dist.barrier)()
+            dist.barrier()
+            with (
+                patch.object(
+                    rank_files, "write_checkpoint", look_first(rank_files.write_checkpoint)
+                ),
+                patch.object(
+                    rank_files,
+                    "remove_other_rank_files",
+                    look_first(rank_files.remove_other_rank_files),
+                ),
+            ):
+                private.save(path)
+            dist.barrier()
+            look_first(dist.barrier)()
+
+    train(plan_for(METHODS["flat"](), steps=3), look=save)
+    return seen
 
 
 # ---- killed -------------------------------------------------------------------------------------

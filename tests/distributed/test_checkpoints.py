@@ -47,6 +47,13 @@ def test_what_ranks_keep_in_parts_is_whole_in_the_file(method: str, tmp_path: Pa
         assert (entry.state, entry.resumed) == ("committed", 1)
 
 
+def test_programs_that_save_in_one_folder_take_turns(tmp_path: Path) -> None:
+    """Else one would remove the files that another's checkpoint is about to name."""
+    first, second = run_ranks(2, work.turns_of_a_save, str(tmp_path / "run"))
+    assert first == [False, True, True, False]
+    assert second[0] is second[-1] is False
+
+
 @pytest.mark.slow
 def test_runs_on_shards_go_on_where_their_records_are(tmp_path: Path) -> None:
     """At sampling rate 1 nothing is drawn ahead: any processes go on, alike. Batches drawn ahead,

@@ -5,8 +5,10 @@ time.
 from pathlib import Path
 
 import pytest
+import torch
 
 import distributed_work as work
+import dpoptim
 from ranks import run_ranks
 
 TIME_OUT = 8.0
@@ -40,6 +42,49 @@ def test_what_one_rank_refuses_ends_attach_on_all() -> None:
     first, second = run_ranks(2, work.differing)
     assert first["refused"].startswith("RankError: rank 1 failed in dpoptim.attach")
     assert "replace_batchnorm" in second["refused"]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_is_refused_while_others_compare_ends_attach_on_all(sharded: bool) -> None:
+    """By an error on every rank; torch.distributed would abort those that say something else."""
+    first, second, third = run_ranks(3, work.refused_by_one, sharded, time_out=TIME_OUT)
+    assert second.startswith("PrivacyError: LBFGS")
+    for other in (first, third):
+        assert other.startswith("RankError: ")
+        assert "rank 1" in other
+
+
+def test_two_runs_of_the_same_ranks_are_never_added_up() -> None:
+    """Whose steps the ranks take in different orders; their sums have the same length."""
+    for rank, error in enumerate(run_ranks(2, work.in_another_order, time_out=TIME_OUT)):
+        assert error.startswith(f"RankError: rank {rank} is about to release step 0, but rank")
+        assert f"rank {1 - rank} goes on with, or left, another run" in error
+
+
+def test_ranks_of_other_numbers_of_groups_meet() -> None:
+    first, *others = run_ranks(3, work.groups_that_overlap, time_out=TIME_OUT)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_another_path_key_or_ledger_on_a_rank_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    """A checkpoint of such ranks could not be read, and a run would be charged elsewhere."""
+    said = {
+        "path": "RankError: rank 1 would train with another path in private.save than rank 0",
+        "key": "RankError: rank 1 would train with another checkpoint_key than rank 0",
+        "ledger": "ValueError: ledger was given on rank 1, but not on rank 0",
+        "resume on rank 0": "RankError: rank 1 would train with another resume",
+        "resume on rank 1": "RankError: rank 1 would train with another resume",
+    }
+    path = tmp_path / "run"
+    for found in run_ranks(2, work.otherwise_on_a_rank, str(path), time_out=TIME_OUT):
+        assert found.keys() == said.keys()
+        for case, error in said.items():
+            assert found[case].startswith(error), case
+    assert [each.name for each in tmp_path.iterdir()] == ["run.ledger"]
+    with dpoptim.Ledger(tmp_path / "run.ledger") as ledger:
+        assert not ledger.entries()
 
 
 def test_rank_0_reserves_once_and_all_hear_its_refusal(tmp_path: Path) -> None:

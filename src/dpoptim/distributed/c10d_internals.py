@@ -25,7 +25,7 @@ def gloo_group(ranks: Sequence[int], name: str, time_out: timedelta) -> dist.Pro
         ranks,
         dist.Backend("gloo"),
         c10d._get_default_store(),
-        name,
+        c10d.GroupName(name),
         timeout=time_out,
         group_desc="dpoptim",
     )

@@ -165,8 +165,9 @@ class ProcessGroup(Ranks):
         others = told_of([None if sign == (LEFT, step) else sign for sign in signs])
         if others and not failed:
             raise RankError(
-                f"rank {self.rank} leaves the run after step {step}, but {others}: the run does not count as completed. Fix: leave it on all ranks after the same step, "
-                "with all their calls of private.save and private.finish before that."
+                f"rank {self.rank} leaves the run after step {step}, but {others}: the run does "
+                "not count as completed. Fix: leave it on all ranks after the same step, with all "
+                "their calls of private.save and private.finish before that."
             )
 
     def _say(self, kind: int, step: int, *, quietly: bool = False) -> list[tuple[int, int]]:
