@@ -9,7 +9,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -19,11 +18,12 @@ from torch import Tensor, nn
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
 from dpoptim.clipping import Directions
-from dpoptim.distributed.c10d_internals import rendezvous_store, time_out_of
+from dpoptim.distributed.c10d_internals import time_out_of
 from dpoptim.distributed.control_groups import control_group, control_groups, lost_groups
 from dpoptim.distributed.exchange import Change, add_parts, join_parts
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
+from dpoptim.distributed.roll_call import missing
 from dpoptim.distributed.signs import (
     ARRIVED,
     COUNT,
@@ -47,7 +47,6 @@ from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream, fresh_secret, key_stream
 
 Answer = TypeVar("Answer")
-ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they live may take
 
 
 class ProcessGroup(Ranks):
@@ -322,31 +321,8 @@ class ProcessGroup(Ranks):
             self._broken = True
             lost_groups.add(self.group)
             raise RankError(
-                f"rank {self.rank} lost the others while {doing}: {self._missing()}. What was "
+                f"rank {self.rank} lost the others while {doing}: {missing(self.group)}. What was "
                 "reserved stays charged. Fix: see the error of that rank; then start all again, "
                 "from a checkpoint if there is one. (The time-out is "
                 f"{time_out_of(self.group)}, the argument timeout of init_process_group.)"
             ) from error
-
-    def _missing(self) -> str:
-        """Who does not answer a roll-call through the store, with which the processes met."""
-        calls = f"dpoptim/{self.group.group_name}/alive"
-        try:
-            store = rendezvous_store()
-            store.set(f"{calls}/{self.rank}", "1")
-        except Exception:  # stores raise what they like
-            return "the process that held the rendezvous (rank 0, unless torchrun does) is gone"
-        missing: list[int] = []
-        for rank in range(self.size):
-            try:
-                store.wait(
-                    [f"{calls}/{rank}"], ROLL_CALL if not missing else timedelta(milliseconds=100)
-                )
-            except Exception:
-                missing.append(rank)
-        if not missing:
-            return "all ranks live, but one was late"
-        return (
-            f"{named(missing)} gave no sign of life for {ROLL_CALL.seconds} s (dead, or waiting "
-            "for one that is)"
-        )

@@ -183,6 +183,8 @@ def attach(
             sharded=sharded,
         )
         return PrivateTraining(plan, model, optimizers, train_set, request, ranks)
-    except BaseException:
+    except BaseException as error:
+        if (lost := ranks.lost(error)) is not None:
+            raise lost from error
         ranks.leave(0, failed=True)
         raise
