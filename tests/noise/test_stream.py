@@ -66,6 +66,20 @@ def test_words_are_encrypted_counters() -> None:
     assert draw(branch, 8).tobytes() == encrypted_counters(stream._key, 1 << 64, 4)
 
 
+def test_a_branch_that_has_ended_puts_out_nothing_and_the_next_ones_their_own_words() -> None:
+    expected, stream = KeyStream.from_seed(3, "test"), KeyStream.from_seed(3, "test")
+    for length in (1, 100, 64):  # of bytes that leave a block half used, too
+        branch = stream.branch()
+        drawn, wanted = bytearray(length), bytearray(length)
+        branch.fill(drawn)
+        expected.branch().fill(wanted)
+        assert drawn == wanted
+        branch.end()
+        with pytest.raises(AttributeError):
+            branch.fill(drawn)
+    assert draw(stream).tobytes() == draw(expected).tobytes()
+
+
 def test_fill_writes_bytes_and_checks_words() -> None:
     expected = draw(KeyStream.from_seed(1, "bytes"), 4).tobytes()
     buffer = bytearray(32)

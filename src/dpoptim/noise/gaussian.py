@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -147,9 +147,11 @@ def _stretches(flat: Sequence[Tensor], size: int) -> Iterator[Stretch]:
     room = size
     for each in flat:
         start = 0
-        while start < len(each):
-            stretch.append(each[start : start + room])
-            start, room = start + len(stretch[-1]), room - len(stretch[-1])
+        entries = each.numel()
+        while start < entries:
+            taken = min(room, entries - start)
+            stretch.append(each if taken == entries else each[start : start + taken])
+            start, room = start + taken, room - taken
             if room == 0:
                 yield stretch
                 stretch, room = [], size
@@ -158,7 +160,8 @@ def _stretches(flat: Sequence[Tensor], size: int) -> Iterator[Stretch]:
 
 
 def _put_stretch(stretch: Stretch, z: Tensor, std: float | None) -> None:
-    for target, each in zip(stretch, z.split([*map(len, stretch)]), strict=True):
+    pieces = z.split([*map(Tensor.numel, stretch)]) if len(stretch) > 1 else [z]
+    for target, each in zip(stretch, pieces, strict=True):
         _put(target, each, std)
 
 
@@ -205,43 +208,42 @@ def _draw_on_cpu(
 
 
 def _draw_chunk(stream: KeyStream, stretch: Stretch, std: float | None) -> None:
-    drawn = _ahead.take(stream, sum(map(len, stretch)))
-    if drawn is not None:
-        for target, each in zip(stretch, drawn.split([*map(len, stretch)]), strict=True):
-            for part, z in zip(target.split(BLOCK_WORDS), each.split(BLOCK_WORDS), strict=True):
-                _put(part, z, std)
-        return
-    if len(stretch) == 1:
-        _draw_in_one(stream, stretch[0], std)
-        return
-    whole = _together(stretch)
-    _draw_in_one(stream, whole, std)
-    _put_stretch(stretch, whole, None)
+    drawn = _ahead.take(stream, sum(map(Tensor.numel, stretch)))
+    if drawn is None:
+        _throw_and_settle(stream, stretch, std)
+    else:
+        blocks = _stretches(stretch, BLOCK_WORDS)
+        for block, z in zip(blocks, drawn.split(BLOCK_WORDS), strict=True):
+            _put_stretch(block, z, std)
+    stream.end()
 
 
-def _draw_in_one(stream: KeyStream, chunk: Tensor, std: float | None) -> None:
+def _throw_and_settle(stream: KeyStream, stretch: Stretch, std: float | None) -> None:
     scratch, spare = _buffers()
-    spare_values = spare.numpy()
-    # Float64 draws are made where they are wanted, others in the spare block and put from there.
-    straight = chunk.numpy() if std is None and chunk.dtype == torch.float64 else None
+    values = spare.numpy()
     open_where, open_place, open_layer = [], [], []
-    for start in range(0, len(chunk), BLOCK_WORDS):
-        end = min(start + BLOCK_WORDS, len(chunk))
-        z = straight[start:end] if straight is not None else spare_values[: end - start]
-        where, place, layer = throw(stream, z, scratch)
-        if straight is None:
-            z[where] = 0.0  # where a draw is not settled yet: adds nothing now
-            _put(chunk[start:end], spare[: end - start], std)
+    start = 0
+    for block in _stretches(stretch, BLOCK_WORDS):
+        entries = sum(map(Tensor.numel, block))
+        where, place, layer = throw(stream, values[:entries], scratch)
+        values[where] = 0.0  # where a draw is not settled yet: adds nothing now
+        _put_stretch(block, spare[:entries], std)
         open_where.append(where + start)
         open_place.append(place)
         open_layer.append(layer)
-    entries = torch.from_numpy(np.concatenate(open_where))
+        start += entries
+    where = np.concatenate(open_where)
     settled = torch.from_numpy(
         settle(stream, np.concatenate(open_place), np.concatenate(open_layer))
     )
-    values = chunk.index_select(0, entries)
-    _put(values, settled, std)
-    chunk.index_copy_(0, entries, values)
+    ends = list(accumulate(map(Tensor.numel, stretch)))
+    upto = [0, *np.searchsorted(where, ends).tolist()]
+    for target, end, (first, last) in zip(stretch, ends, pairwise(upto), strict=True):
+        if first < last:
+            index = torch.from_numpy(where[first:last] - (end - target.numel()))
+            chosen = target.index_select(0, index)
+            _put(chosen, settled[first:last], std)
+            target.index_copy_(0, index, chosen)
 
 
 def _put(target: Tensor, z: Tensor, std: float | None) -> None:
@@ -265,4 +267,4 @@ def _buffers() -> tuple[Scratch, Tensor]:
     return buffers
 
 
-_ahead = DrawnAhead(partial(_draw_in_one, std=None))
+_ahead = DrawnAhead(lambda stream, out: _throw_and_settle(stream, [out], None))

@@ -60,6 +60,7 @@ class Branches:
 
     def __init__(self) -> None:
         self.made = 0
+        self.idle: list[Any] = []  # encryptors of branches that have ended
         self._lock = threading.Lock()
 
     def next(self) -> int:
@@ -156,6 +157,13 @@ class KeyStream:
         self._check_process()
         self._reserved.append(self._next_branch())
         return self._reserved[-1]
+
+    def end(self) -> None:
+        """Put out nothing more: the next branch may have this one's encryptor, set to its place.
+
+        Making one takes longer than a thousand words.
+        """
+        self._branches.idle.append(self.__dict__.pop("_encryptor"))
 
     @property
     def reserved(self) -> int:
@@ -275,7 +283,11 @@ class KeyStream:
 
     def _encrypt_from(self, block: int) -> None:
         first = self._number.to_bytes(8, "big") + block.to_bytes(8, "big")
-        self._encryptor = Cipher(algorithms.AES(self._key), modes.CTR(first)).encryptor()
+        try:
+            self._encryptor = self._branches.idle.pop()
+            self._encryptor.reset_nonce(first)
+        except IndexError:
+            self._encryptor = Cipher(algorithms.AES(self._key), modes.CTR(first)).encryptor()
 
     def _check_process(self) -> None:
         """Refuse to continue a parent's stream; before the lock, which a fork may have frozen."""
