@@ -26,7 +26,7 @@ LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its ke
 # rows that are multiplied at once: threads share a product, so few large ones scale best
 BLOCKS = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4)
 ALWAYS, IN_CACHE = 256, 1 << 21  # rows, and entries of a result, that are made elsewhere and copied
-WELL_FILLED = 7 / 8  # share of a block from which on a whole one is multiplied
+FEW = 128  # rows up to which a call costs more than half as many rows again
 INNER = 32  # that inner lengths are filled up to multiples of
 
 
@@ -105,16 +105,21 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return result
 
 
+def well_filled(size: int) -> float:
+    """Rows from which on a whole block of so many is multiplied."""
+    return size * (5 / 8 if size <= FEW else 7 / 8)
+
+
 def in_blocks_of_rows(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    rows, entries = x.shape[0], w.shape[0]
-    sizes = [size for size in BLOCKS if size <= max(ALWAYS, IN_CACHE // entries)]
+    rows = x.shape[0]
+    most = min(rows, max(ALWAYS, IN_CACHE // w.shape[0]))
+    sizes = [size for size in BLOCKS if size <= most] or [BLOCKS[-1]]
     start = 0
     while start < rows:
         left = rows - start
-        size = next((size for size in sizes if left >= WELL_FILLED * size), sizes[-1])
+        size = next((size for size in sizes if left >= well_filled(size)), sizes[-1])
         # a part of the last block once more, to the same bits, rather than zeros
-        if left < size <= rows:
-            start = rows - size
+        start = max(0, min(start, rows - size))
         block = x[start : start + size]
         here = block.shape[0]
         filled = block if here == size else F.pad(block, (0, 0, 0, size - here))
