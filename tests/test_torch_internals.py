@@ -45,6 +45,7 @@ def test_this_pytorch_does_what_it_must() -> None:
 BROKEN: dict[str, tuple[Any, str]] = {
     "graph_task": (lambda: 0, "per-sample gradients"),
     "after_backward": (lambda callback: None, "per-sample gradients"),
+    "applied": (lambda function, *args: args[0], "per-sample gradients"),
     "version_of": (lambda tensor: 0, "the watch on weights and buffers"),
     "gradient_hooks": (lambda p: [], "the watch on hooks"),
     "module_hooks": (lambda module: [], "the watch on hooks"),

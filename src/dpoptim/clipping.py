@@ -153,15 +153,14 @@ class Clipping:
         **Guarantee.** For every record, ``factor * norm <= C (1 - margin)``, also after the factor
         is rounded to float32. The factor depends on that record's norm alone.
         """
-        norm = (squared_norms * (1 + NORM_INFLATION)).sqrt()
-        bound = self.norm * (1 - margin)
-        factor = (
-            bound / (norm + AUTOMATIC_GAMMA)
-            if self.style == "automatic"
-            else (bound / norm).clamp(max=1.0)
-        )
+        norm = (squared_norms * (1 + NORM_INFLATION)).sqrt_()
+        if self.style == "automatic":
+            norm += AUTOMATIC_GAMMA
+        factor = norm.reciprocal_().mul_(self.norm * (1 - margin))
+        if self.style != "automatic":
+            factor.clamp_(max=1.0)
         if math.isfinite(self.norm):
-            factor = factor * (1 - 2.0**-22)  # rounding the factor to float32 must not raise it
+            factor *= 1 - 2.0**-22  # rounding the factor to float32 must not raise it
         # also where the norm, hence the factor, is NaN
         return torch.where(factor >= SMALLEST_FACTOR, factor, 0.0)
 

@@ -31,6 +31,7 @@ __all__ = [
     "TorchDispatchMode",
     "after_backward",
     "any_global_hook",
+    "applied",
     "collate_by_type",
     "collated_types",
     "convolution_backward",
@@ -80,6 +81,13 @@ def never_compiled(function: Function) -> Function:
     return function
 
 
+def applied(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """`Function.apply` without its search for what ended calls under torch.func have left."""
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
 def after_backward(callback: Callable[[], None]) -> None:
     """Call back when the backward pass that this thread is in has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
@@ -121,9 +129,9 @@ def gradient_hooks(p: Tensor) -> list[Any]:
     return [*(p._backward_hooks or {}).values(), *(p._post_accumulate_grad_hooks or {}).values()]
 
 
-def module_hooks(module: nn.Module) -> list[int]:
+def module_hooks(m: nn.Module) -> list[int]:
     """Ids of the hooks around a module's forward and backward pass."""
-    return [key for kind in HOOKS for key in getattr(module, kind)]
+    return [*m._forward_hooks, *m._forward_pre_hooks, *m._backward_hooks, *m._backward_pre_hooks]
 
 
 def gradient_hook_ids(p: Tensor) -> list[int]:
@@ -209,7 +217,7 @@ def _backward_passes() -> bool:
 
     with torch.enable_grad():
         for _ in range(2):
-            Look.apply(torch.ones(1, requires_grad=True)).sum().backward()
+            applied(Look, torch.ones(1, requires_grad=True)).sum().backward()
     first, called, second, again = seen
     return (
         OUTSIDE_BACKWARD < first < second
@@ -229,32 +237,26 @@ def _hooks() -> bool:
     def hook(*_: Any) -> None:
         return None
 
-    module = nn.Linear(1, 1)
-    if module_hooks(module) or gradient_hooks(module.weight) or list(pre_forward_hooks(module)):
+    m = nn.Linear(1, 1)
+    p = m.weight
+    if module_hooks(m) or gradient_hooks(p) or list(pre_forward_hooks(m)):
         return False
-    handles = [
-        module.register_forward_hook(hook),
-        module.register_forward_pre_hook(hook),
-        module.register_full_backward_hook(hook),
-        module.register_full_backward_pre_hook(hook),
-    ]
-    on_gradient = [
-        module.weight.register_hook(hook),
-        module.weight.register_post_accumulate_grad_hook(hook),
-    ]
+    handles = [m.register_forward_hook(hook), m.register_forward_pre_hook(hook)]
+    handles += [m.register_full_backward_hook(hook), m.register_full_backward_pre_hook(hook)]
+    on_gradient = [p.register_hook(hook), p.register_post_accumulate_grad_hook(hook)]
     before = len(hooks_on_all_modules())
     everywhere = nn.modules.module.register_module_forward_hook(hook)
     seen, newest = hooks_on_all_modules(), everywhere.id
     everywhere.remove()
-    found = module_hooks(module)
+    found = module_hooks(m)
     return (
         len(seen) == before + 1
         and newest == max(seen)
         and max(found) < newest < RemovableHandle.next_id
-        and gradient_hook_ids(module.weight) == [handle.id for handle in on_gradient]
+        and gradient_hook_ids(p) == [handle.id for handle in on_gradient]
         and sorted(found) == sorted(handle.id for handle in handles)
-        and len(gradient_hooks(module.weight)) == 2
-        and list(pre_forward_hooks(module)) == [hook]
+        and len(gradient_hooks(p)) == 2
+        and list(pre_forward_hooks(m)) == [hook]
     )
 
 

@@ -29,7 +29,7 @@ from dpoptim.gradients.norms import NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
 from dpoptim.gradients.products import Groups
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
-from dpoptim.gradients.sequence_outer import SequenceOuter, positions
+from dpoptim.gradients.sequence_outer import SequenceOuter, one_axis, positions
 from dpoptim.gradients.sums import Sums
 from dpoptim.gradients.tied import merge
 from dpoptim.noise.stream import KeyStream
@@ -140,10 +140,11 @@ def cross_terms_left_out() -> AbstractContextManager[Any]:
 
 
 def gram_norms_in_large_batches() -> AbstractContextManager[Any]:
-    def by_size(g: Tensor, a: Tensor, *, axis: bool) -> Outer | SequenceOuter | _Renormed:
-        honest = positions(g, a, axis=axis)
+    def by_size(g: Tensor, a: Tensor) -> Outer | SequenceOuter | _Renormed:
+        honest = positions(g, a)
         if g.shape[0] < 4:
             return honest
+        g, a = one_axis(g), one_axis(a)
         gram = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
         return _Renormed(honest, lambda groups: gram.sum((1, 2)).clamp(min=0).double())
 

@@ -1,7 +1,7 @@
 """The precision that the sums' theorem assumes, whatever mode the user trains in."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 
 import torch
@@ -43,17 +43,21 @@ def kinds_of_device() -> list[str]:
     return list(dict.fromkeys(["cpu", "cuda", *([accelerator.type] if accelerator else [])]))
 
 
-@contextmanager
-def exact_arithmetic() -> Iterator[None]:
+def without_autocast(device: str) -> AbstractContextManager[object]:
+    """Keep torch.autocast out, where it is on."""
+    on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
+
+
+def exact_arithmetic() -> ExitStack:
     """Keep products as precise as the theorem in `products` assumes: no TF32 and no autocast."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    with ExitStack() as restored:
-        for backend in backends:
-            precision = backend.fp32_precision
-            if precision not in ("none", "ieee"):
-                restored.callback(setattr, backend, "fp32_precision", precision)
-                backend.fp32_precision = "ieee"
-        for device in kinds_of_device():
-            if torch.is_autocast_enabled(device):
-                restored.enter_context(torch.autocast(device, enabled=False))
-        yield
+    restored = ExitStack()
+    for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):  # type: ignore[attr-defined]
+        precision = backend.fp32_precision
+        if precision not in ("none", "ieee"):
+            restored.callback(setattr, backend, "fp32_precision", precision)
+            backend.fp32_precision = "ieee"
+    for device in kinds_of_device():
+        if torch.is_autocast_enabled(device):
+            restored.enter_context(torch.autocast(device, enabled=False))
+    return restored

@@ -12,18 +12,19 @@ later one could count.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.arithmetic import NARROW, kinds_of_device, widened
+from dpoptim.gradients.arithmetic import NARROW, kinds_of_device, widened, without_autocast
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.torch_internals import OUTSIDE_BACKWARD, after_backward, graph_task
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass
@@ -190,6 +191,17 @@ def refuse_nested_backward(layer: str, forward_task: int) -> None:
         )
 
 
+def once_differentiable(backward: Function) -> Function:
+    """A backward pass that cannot be differentiated; autograd hears of it where it asks."""
+    refusing = torch.autograd.function.once_differentiable(backward)
+
+    @wraps(backward)
+    def run(ctx: Any, *gradients: Any) -> Any:
+        return (refusing if torch.is_grad_enabled() else backward)(ctx, *gradients)
+
+    return cast("Function", run)
+
+
 class RuleFunction(torch.autograd.Function):
     """A layer with a rule; inputs: recorder, rule, module, name, x, parameters (as graph edges)."""
 
@@ -231,13 +243,13 @@ class RuleFunction(torch.autograd.Function):
             return rule.per_sample_grads(module, given[:-1], given[-1])
 
         if rule.at_once:
-            with torch.autocast(g.device.type, enabled=False):
+            with without_autocast(g.device.type):
                 # what they were made of is free to go
                 per_sample_grads = partial(dict, per_sample_grads())
         ctx.recorder.enter(LayerUse(ctx.name, module, g.shape[0], per_sample_grads))
         if not ctx.needs_input_grad[4]:
             return (None,) * (5 + ctx.parameters)
-        with torch.autocast(g.device.type, enabled=False):
+        with without_autocast(g.device.type):
             same = (
                 tuple(t.to(g.dtype) if t.is_floating_point() else t for t in saved)
                 if g.dtype in NARROW

@@ -172,7 +172,7 @@ class ClippedSum:
     ) -> None:
         """Add the weighted sums, without records of factor zero; ``gradients`` is emptied."""
         first = next(iter(factors.values()))[0]
-        every = len(first) == 0 or float(first.amin()) > 0
+        every = first.shape[0] == 0 or float(first.amin()) > 0
         weights = {unit: self.scaled(each) for unit, each in factors.items()}
         for i in range(len(sums)):
             if (each := gradients.pop(i, None)) is not None:

@@ -4,7 +4,6 @@ Everything in here is private. The sums live in buffers of the engine; ``.grad``
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -249,21 +248,16 @@ class Engine:
     ) -> dict[int, PerSampleGrad]:
         """The pass's per-sample gradients, by the places of their parameters."""
         found: dict[int, list[PerSampleGrad]] = {}
-        sizes = PublicSizes(
-            self.capacity,
-            self.physical_records,
-            self._trained.entries,
-            in_parts=self.totals.travels,
-        )
+        most, of_all, in_parts = self.physical_records, self._trained.entries, self.totals.travels
         for use, places in uses:
             positions = self.positions.get(use.layer, 0) * self.rows.per_record or None
-            public = replace(sizes, positions=positions) if positions else sizes
+            public = PublicSizes(self.capacity, most, of_all, positions, in_parts)
             of_rows = use.per_sample_grads()
             for key, place in places.items():
                 of_records = self.rows.of_records(of_rows[key], use.records, self.present)
                 found.setdefault(place, []).append(of_records.chosen(public))
-        entries = [p.numel() for p in self.parameters]
-        return {i: merge(each, records, entries[i], sizes.most) for i, each in found.items()}
+        entries = {place: self.parameters[place].numel() for place in found}
+        return {i: merge(each, records, entries[i], most) for i, each in found.items()}
 
     def _add_clipped(self, gradients: dict[int, PerSampleGrad], records: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""

@@ -11,6 +11,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
+from dpoptim.gradients.contents import Contents
 from dpoptim.gradients.forwards import FrozenForward, OwnForward, PerSampleForward, StillForward
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters, for_records
@@ -21,9 +22,9 @@ from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
-from dpoptim.gradients.model_watch import ForwardHook, ModelWatch, trainable
+from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.refusals import batch_statistics, refuse_wrapped, watch_batch_statistics
-from dpoptim.torch_internals import SpectralNormalised, pytree
+from dpoptim.torch_internals import SpectralNormalised, applied, pytree
 
 
 class HookManager:
@@ -55,10 +56,12 @@ class HookManager:
         self._hooked: set[nn.Module] = set()  # a module may stand in several places
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
         self._watched = watch_batch_statistics(model)
+        self._state: ModelWatch | None = None
         try:
             self._hold_still()
             self._hook(model, "")
-            for place, (name, p) in enumerate(trainable(model)):  # in the engine's order
+            # in the engine's order
+            for place, (name, p) in enumerate(Contents.of(model).trainable()):
                 self._undo.append(self._hook_parameter(name, place, p))
             before, after = InputHook(self), OutputHook(self)
             self._undo.append(model.register_forward_pre_hook(before, with_kwargs=True).remove)
@@ -70,20 +73,14 @@ class HookManager:
     def undo(self) -> None:
         """Restore the model exactly. Harmless when repeated."""
         self._outside.end()
+        self._state = None
         while self._undo:
             self._undo.pop()()
 
     def watch_state(self) -> ModelWatch:
         """Watch what the model writes from now on, until `undo`."""
-        handles = [self.model.register_forward_pre_hook(before := ForwardHook(after=False))]
-        handles.append(
-            self.model.register_forward_hook(after := ForwardHook(after=True), always_call=True)
-        )
-        self._undo += [handle.remove for handle in handles]
-        state = ModelWatch(self.model, self.iterated())
-        before.tell(state)
-        after.tell(state)
-        return state
+        self._state = ModelWatch(self.model, self.iterated())
+        return self._state
 
     def see_microbatch(self, rows: int) -> None:
         """A microbatch is delivered."""
@@ -108,14 +105,18 @@ class HookManager:
         if sizes:
             self.rows = self._delivered if self._delivered in sizes else sizes[0]
         self._outside.begin(self.rows)
+        if self._state is not None:
+            self._state.before_forward()
 
     def see_output(self) -> None:
         """Tell layers that are called by themselves how many records the forward pass had."""
         self._outside.end()
         self.rows = self._delivered if self._delivered is not None else self.rows
+        if self._state is not None:
+            self._state.after_forward()
 
     def _hook(self, module: nn.Module, name: str) -> None:
-        keys = [key for key, _ in trainable(module)]
+        keys = [key for key, _ in Contents.of(module).trainable()]
         if module in self._hooked:
             return
         if not keys:
@@ -218,7 +219,7 @@ class HookManager:
             error.layer = error.layer or label
             raise
         parameters = [p for p in module._parameters.values() if p is not None]
-        return RuleFunction.apply(self.recorder, rule, module, label, x, *parameters)
+        return applied(RuleFunction, self.recorder, rule, module, label, x, *parameters)
 
     def _run_folded(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Run a layer on records and positions that are folded together, records first."""

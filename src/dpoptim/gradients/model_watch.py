@@ -5,14 +5,13 @@ buffers, code books in frozen parameters, initialisation by the first batch, ext
 is compared by value (`values`), since writes through ``.data`` leave no other trace.
 """
 
-import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.contents import Contents
 from dpoptim.gradients.plain_attributes import PlainAttributes
 from dpoptim.gradients.values import Values, digest
 from dpoptim.torch_internals import gradient_hook_ids, hooks_on_all_modules, module_hooks
@@ -42,25 +41,24 @@ class ModelWatch:
 
     def __init__(self, model: nn.Module, iterated: Iterable[tuple[str, Tensor]] = ()) -> None:
         self.model = model
-        self._trainable = Values(trainable(model))
+        found = Contents.of(model)
+        self._trainable = Values(found.trainable())
         self._iterated = Values(iterated)
         own = {name for name, _ in self._iterated.tensors}
-        self._identities = {name: id(t) for name, t in constants(model)}
-        fixed = [(name, t) for name, t in constants(model) if name not in own]
+        self._identities = {name: id(t) for name, t in found.constants()}
+        fixed = [(name, t) for name, t in found.constants() if name not in own]
         large = max(
-            READ_AT_ONCE, 4 * sum(p.numel() * p.element_size() for _, p in trainable(model))
+            READ_AT_ONCE, 4 * sum(p.numel() * p.element_size() for _, p in found.trainable())
         )
         self._fixed = [Values(part) for part in parts(fixed, large)]
         self._turn = 0
-        self._extra = [
-            (name, module) for name, module in model.named_modules() if keeps_extra_state(module)
-        ]
+        self._extra = [each for each in found.modules if keeps_extra_state(each[1])]
         self._extra_noted = self._extra_digests()
         self._surplus_noted = surplus(model)
         self._modules = [
-            (name, module, vars(module).get("forward")) for name, module in model.named_modules()
+            (name, module, vars(module).get("forward")) for name, module in found.modules
         ]
-        self.plain = PlainAttributes(model)
+        self.plain = PlainAttributes(found)
         self._first_new_hook = RemovableHandle.next_id
         self._in_batch = self._running = False
 
@@ -93,16 +91,17 @@ class ModelWatch:
         """
         if self._in_batch:
             self._refuse_written_parameters()
-        self._refuse_changed_constants(everything)
-        self.plain.compare(everything=everything)
-        if self._extra_digests() != self._extra_noted:
+        found = Contents.of(self.model)
+        self._refuse_changed_constants(found, everything)
+        self.plain.compare(found, everything=everything)
+        if self._extra and self._extra_digests() != self._extra_noted:
             raise self._changed("extra state", next(iter(self._extra))[0])
         self._refuse_new_hooks()
-        if everything and (found := surplus(self.model)) != self._surplus_noted:
+        if everything and (now := surplus(self.model)) != self._surplus_noted:
             keys = sorted(
                 key
-                for key in {*found, *self._surplus_noted}
-                if found.get(key) != self._surplus_noted.get(key)
+                for key in {*now, *self._surplus_noted}
+                if now.get(key) != self._surplus_noted.get(key)
             )
             raise self._changed("entry of the state dict", keys[0])
 
@@ -128,8 +127,8 @@ class ModelWatch:
                 "constraints, initialisation) before the loop or after optimizer.step()."
             )
 
-    def _refuse_changed_constants(self, everything: bool) -> None:
-        now = {name: id(t) for name, t in constants(self.model)}
+    def _refuse_changed_constants(self, found: Contents, everything: bool) -> None:
+        now = {name: id(t) for name, t in found.constants()}
         if now != self._identities:
             names = sorted(
                 {*now, *self._identities}, key=lambda key: now.get(key) == self._identities.get(key)
@@ -155,17 +154,16 @@ class ModelWatch:
     def _refuse_new_hooks(self) -> None:
         """Refuse hooks that came later: they have not been tried for mixing records."""
         for name, m, forward in self._modules:
-            label = repr(name) if name else "the model"
             if self._any_new(module_hooks(m)):
                 raise PrivacyError(
-                    f"a hook was registered on {label} after attaching: it may let records see "
-                    "each other, forwards or backwards. Fix: register it before dpoptim.attach, "
-                    "which then tries it on made-up records."
+                    f"a hook was registered on {label_of(name)} after attaching: it may let "
+                    "records see each other, forwards or backwards. Fix: register it before "
+                    "dpoptim.attach, which then tries it on made-up records."
                 )
             if vars(m).get("forward") is not forward:
                 raise PrivacyError(
-                    f"the forward pass of {label} was replaced after attaching. Fix: replace it "
-                    "before dpoptim.attach."
+                    f"the forward pass of {label_of(name)} was replaced after attaching. Fix: "
+                    "replace it before dpoptim.attach."
                 )
         for name, p in self._trainable.tensors:
             if self._any_new(gradient_hook_ids(p)):
@@ -186,40 +184,8 @@ class ModelWatch:
         return bool(hooks) and max(hooks) >= self._first_new_hook
 
 
-class ForwardHook:
-    """Tells the watch when the model runs; weakly, so that no copy of the model has it."""
-
-    def __init__(self, *, after: bool) -> None:
-        self._state: weakref.ref[ModelWatch] | None = None
-        self._after = after
-
-    def tell(self, state: ModelWatch) -> None:
-        self._state = weakref.ref(state)
-
-    def __call__(self, module: nn.Module, *rest: Any) -> None:
-        state = None if self._state is None else self._state()
-        if state is not None:
-            (state.after_forward if self._after else state.before_forward)()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "ForwardHook":
-        return ForwardHook(after=self._after)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return unhooked, (self._after,)
-
-
-def unhooked(after: bool) -> ForwardHook:
-    return ForwardHook(after=after)
-
-
-def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-
-
-def constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that training leaves alone: buffers and frozen parameters."""
-    yield from model.named_buffers()
-    yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
+def label_of(name: str) -> str:
+    return repr(name) if name else "the model"
 
 
 def kind_of(model: nn.Module, name: str) -> str:

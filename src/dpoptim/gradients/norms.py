@@ -58,7 +58,7 @@ def squared_norms_together(
         Those of each, float64, (B,), and whether all are known to lie within `SAFE_SQUARES`.
     """
     usual = all(x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() for x in several)
-    if not usual or not len(several[0]):
+    if not usual or not several[0].shape[0]:
         return [row_squared_norms(x, block=block) for x in several], False
     entries = tuple(x.shape[1] for x in several)
     if max(entries) <= block:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpoptim.gradients.contents import Contents
 from dpoptim.gradients.values import Values, address
 from dpoptim.torch_internals import is_functorch_tensor, version_of
 
@@ -49,8 +50,8 @@ class PlainAttributes:
     iterators, Python's modules and PyTorch's own objects hold.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self.change = model, False
+    def __init__(self, model: Contents) -> None:
+        self.change = False
         self._holders, self._numbers = held_by(model)
         parts: tuple[list[tuple[str, Tensor]], ...] = ([], [])
         size = 0
@@ -63,16 +64,17 @@ class PlainAttributes:
         self._versions = [version(holder) for holder in self._holders]
         self._small, self._large = map(Values, parts)
 
-    def compare(self, *, everything: bool) -> None:
+    def compare(self, now: Contents, *, everything: bool) -> None:
         """Note whether something has changed.
 
         Args:
+            now: the model's contents.
             everything: read large tensors and arrays, too.
         """
-        self.change = self.change or not self._same(everything)
+        self.change = self.change or not self._same(now, everything)
 
-    def _same(self, everything: bool) -> bool:
-        holders, numbers = held_by(self._model)
+    def _same(self, now: Contents, everything: bool) -> bool:
+        holders, numbers = held_by(now)
         return (
             len(holders) == len(self._holders)
             and all(a is b for a, b in zip(holders, self._holders, strict=True))
@@ -83,14 +85,16 @@ class PlainAttributes:
         )
 
 
-def held_by(model: nn.Module) -> tuple[list[Holder], list[Any]]:
+def held_by(model: Contents) -> tuple[list[Holder], list[Any]]:
     """The tensors, arrays, numbers and lengths of plain attributes, as they are found."""
     holders: list[Holder] = []
     numbers: list[Any] = []
-    modules = list(model.modules())
-    seen = {id(each) for each in (*modules, *model.parameters(), *model.buffers())}
+    seen = {id(each) for _, each in (*model.modules, *model.parameters, *model.buffers)}
     left: list[Any] = [
-        value for m in modules for key, value in vars(m).items() if key not in OF_EVERY_MODULE
+        value
+        for _, m in model.modules
+        for key, value in vars(m).items()
+        if key not in OF_EVERY_MODULE
     ]
     while left:
         if max(len(seen), len(left), len(numbers)) > MOST_OBJECTS:

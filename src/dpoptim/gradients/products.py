@@ -164,7 +164,7 @@ def add_weighted_outer(sums: Sums, g: Tensor, a: Tensor, weights: Tensor, groups
         weights: float64, shape (k, R); zero where a row does not count.
         groups: that the rows are summed in; they add up to R.
     """
-    if len(weights) == 1 or not g.is_cpu or g.shape[1] * a.shape[1] <= SMALL_RESULT:
+    if weights.shape[0] == 1 or not g.is_cpu or g.shape[1] * a.shape[1] <= SMALL_RESULT:
         add_products(sums, g, a, weights, groups)
         return
     for rows, block, direction in populations(sums.directions, weights, groups):
@@ -296,7 +296,7 @@ def add_weighted_rows(sums: Sums, values: Tensor, weights: Tensor, groups: Group
 
 def exact_weighted_rows(values: Tensor, weights: Tensor) -> Tensor:
     """``weights @ values`` in float64: (R, N), (k, R) -> (k, N)."""
-    if len(weights) == 1 and values.is_cpu and 0 < values.numel() <= FLOAT64_ENTRIES:
+    if weights.shape[0] == 1 and values.is_cpu and 0 < values.numel() <= FLOAT64_ENTRIES:
         return torch.mv(values.double().t(), weights[0])[None]
     total = values.new_zeros(len(weights), values.shape[1], dtype=torch.float64)
     of_each = total.unbind()

@@ -1,5 +1,6 @@
 """Gradients that are sums over positions or time steps: lazy, or by ghost norms first."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -293,12 +294,15 @@ def ghost_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     return ghost[:records], longest[:records]
 
 
-def positions(g: Tensor, a: Tensor, *, axis: bool) -> Outer | SequenceOuter:
-    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
+def positions(g: Tensor, a: Tensor) -> Outer | SequenceOuter:
+    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, ..., p), a of shape (B, ..., d).
 
-    Args:
-        axis: whether the layer's input has an axis of positions. That there is one position is no
-            reason for `Outer`, which rounds otherwise: how many there are may depend on the longest
-            record of the batch.
+    That there is one position is no reason for `Outer`, which rounds otherwise: how many there are
+    may depend on the longest record of the batch. Only where there is no axis of positions it is.
     """
-    return SequenceOuter(g, a) if axis else Outer(*widened([g[:, 0], a[:, 0]]))
+    return Outer(*widened([g, a])) if g.dim() == 2 else SequenceOuter(one_axis(g), one_axis(a))
+
+
+def one_axis(x: Tensor) -> Tensor:
+    """(B, ..., n) with one axis of positions, (B, T, n); axes with no entries give empty sums."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])

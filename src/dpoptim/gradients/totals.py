@@ -98,9 +98,8 @@ class Totals:
             released: as `take` or `take_by_parameter` returned it; memory in that dtype is given
                 away.
         """
-        with torch.no_grad():
-            for p, total in zip(self._parameters, self.split(released), strict=True):
-                p.grad = mean_of(total, divisor, p.dtype)
+        for p, total in zip(self._parameters, self.split(released), strict=True):
+            p.grad = mean_of(total, divisor, p.dtype)
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:
         """Views of one whole vector a device, or of one a parameter, in the parameters' shapes."""

@@ -4,7 +4,6 @@ import hashlib
 import io
 import pickle
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,21 +71,14 @@ class Values:
     def note(self) -> None:
         """Take what the tensors hold now as what they shall hold."""
         addresses = [address(tensor) for _, tensor in self.tensors]
-        with torch.no_grad() if addresses else nullcontext():
-            if addresses != self._addresses:
-                self._addresses = addresses
-                self._look_up()
-            self._noted = {device: memory.read() for device, memory in self._memories.items()}
-            self._noted_odd = [digest(tensor) for _, tensor in self._odd]
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self._look_up()
+        self._noted = {device: memory.read() for device, memory in self._memories.items()}
+        self._noted_odd = [digest(tensor) for _, tensor in self._odd]
 
     def changed(self) -> str | None:
         """The name of a tensor that holds something else than noted, or lies elsewhere; or None."""
-        if not self.tensors:
-            return None
-        with torch.no_grad():
-            return self._changed()
-
-    def _changed(self) -> str | None:
         assert self._addresses is not None
         for (name, tensor), noted in zip(self.tensors, self._addresses, strict=True):
             if address(tensor) != noted:

@@ -242,19 +242,14 @@ class CollateRows:
 
 def rows_of_tensors(tensors: Sequence[Tensor], index: Tensor, K: int) -> list[Tensor]:
     """The batch that `CollateRows` makes of these records of a `TensorDataset`."""
-    taken = [take(tensor, index.to(tensor.device)) for tensor in tensors]
+    there, empty = index.clamp(min=0), (index == NO_ROW).nonzero()[:, 0]
+    taken = [tensor.index_select(0, there.to(tensor.device)) for tensor in tensors]
+    if empty.shape[0]:
+        for rows, tensor in zip(taken, tensors, strict=True):
+            rows[empty.to(rows.device)] = made_up(tensor)
     if K == 1:
         return taken
     return [t.flatten(0, 1) if t.dim() > 1 else t.repeat_interleave(K) for t in taken]
-
-
-def take(tensor: Tensor, index: Tensor) -> Tensor:
-    """Some items of a tensor; made-up ones for `NO_ROW`."""
-    taken = tensor.index_select(0, index.clamp(min=0))
-    empty = (index == NO_ROW).nonzero()[:, 0]
-    if len(empty):
-        taken[empty] = made_up(tensor)
-    return taken
 
 
 def made_up(like: Tensor) -> Tensor:

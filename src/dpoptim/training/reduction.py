@@ -43,10 +43,10 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         engine.backward(losses, reduction, "scalar", None if divisor is None else float(divisor))
     elif losses.dim() != 1:
         raise not_one_each(axes_of(losses))
-    elif one_for_each_record(engine, len(losses)):  # whose rows are reduced already
+    elif one_for_each_record(engine, losses.shape[0]):  # whose rows are reduced already
         K = engine.rows.per_record
         engine.backward(losses * K if engine.rows.reduction == "mean" else losses)
-    elif len(losses) == engine.rows_open or engine.takes_parts:
+    elif losses.shape[0] == engine.rows_open or engine.takes_parts:
         engine.backward(losses)
     else:
         raise other_length(engine, losses)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.contents import Contents
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers.embedding import refuse_options
 from dpoptim.gradients.refusals import refuse_wrapped
@@ -227,7 +228,7 @@ def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.O
 
 def refuse_changed_parameters(engine: Engine, *, everything: bool = False) -> None:
     """Refuse parameters and buffers that are not those attached, or moved untrained."""
-    for name, p in engine.model.named_parameters():
+    for name, p in Contents.of(engine.model).parameters:
         if p.requires_grad != (id(p) in engine.places):
             change = "unfrozen" if p.requires_grad else "frozen"
             raise PrivacyError(

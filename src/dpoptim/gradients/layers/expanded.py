@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from dpoptim.errors import PrivacyError, quoted
 from dpoptim.gradients.backward_pass import (
     BackwardRecorder,
     LayerUse,
     narrow_dtype,
+    once_differentiable,
     refuse_nested_backward,
 )
 from dpoptim.gradients.batch_invariant import never_alone, sum_over

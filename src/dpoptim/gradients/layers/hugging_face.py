@@ -10,7 +10,7 @@ from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
 from dpoptim.gradients.multiplication import linear
 from dpoptim.gradients.per_sample_grads import Dense
-from dpoptim.gradients.sequence_outer import positions
+from dpoptim.gradients.sequence_outer import one_axis, positions
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
@@ -37,11 +37,7 @@ class TransposedLinearRule(LayerRule[nn.Module]):
         return linear(g, saved[1])
 
     def per_sample_grads(self, module: nn.Module, saved: Saved, g: Tensor) -> PerSampleGrads:
-        x, weight = saved
-        B, (d, p) = g.shape[0], weight.shape
-        T = g[0].numel() // p if B else 1
-        axis, g = g.dim() > 2, g.reshape(B, T, p)
-        weight_part = positions(x.reshape(B, T, d), g, axis=axis)
+        weight = positions(saved[0], g)
         if module._parameters.get("bias") is None:
-            return {"weight": weight_part}
-        return {"weight": weight_part, "bias": Dense(sum_positions(*widened([g])))}
+            return {"weight": weight}
+        return {"weight": weight, "bias": Dense(sum_positions(*widened([one_axis(g)])))}

@@ -22,18 +22,7 @@ class LinearRule(LayerRule[nn.Linear]):
         return linear(g, saved[1].T)
 
     def per_sample_grads(self, module: nn.Linear, saved: Saved, g: Tensor) -> PerSampleGrads:
-        x, axis = saved[0], g.dim() > 2
-        if axis:
-            B = g.shape[0]
-            # Axes with no entries (-1 would be ambiguous) give empty sums, which are right.
-            T = g[0].numel() // module.out_features if B else 1
-            left, right = (
-                g.reshape(B, T, module.out_features),
-                x.reshape(B, T, module.in_features),
-            )
-        else:
-            left, right = g[:, None], x[:, None]
-        weight = positions(left, right, axis=axis)
+        weight = positions(g, saved[0])
         if module._parameters["bias"] is None:
             return {"weight": weight}
         return {"weight": weight, "bias": weight.bias()}

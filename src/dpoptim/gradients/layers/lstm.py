@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from dpoptim.gradients.backward_pass import once_differentiable
 from dpoptim.gradients.multiplication import linear
 
 

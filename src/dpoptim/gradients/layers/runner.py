@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.backward_pass import (
     BackwardRecorder,
     LayerUse,
     narrow_dtype,
+    once_differentiable,
     refuse_nested_backward,
 )
 from dpoptim.gradients.per_sample_grads import PerSampleGrad

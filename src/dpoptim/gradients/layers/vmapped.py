@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -24,6 +23,7 @@ from dpoptim.gradients.backward_pass import (
     BackwardRecorder,
     LayerUse,
     full_precision,
+    once_differentiable,
     refuse_nested_backward,
 )
 from dpoptim.gradients.layers.runner import holder
