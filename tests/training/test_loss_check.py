@@ -3,8 +3,10 @@ form.
 """
 
 import dataclasses
+import warnings
 from collections import namedtuple
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -470,18 +472,39 @@ def test_records_of_any_form_are_made_up_and_checked(form: str) -> None:
         )
 
 
-def test_records_that_nobody_can_make_up_are_taken_from_the_data() -> None:
-    def spelled(batch: list[str]) -> tuple[Tensor, Tensor]:
-        return torch.stack([torch.full((5,), float(len(word))) for word in batch]), torch.zeros(
-            len(batch)
-        ).long()
+def spelled(batch: list[str]) -> tuple[Tensor, Tensor]:
+    return torch.stack([torch.full((5,), float(len(word))) for word in batch]), torch.zeros(
+        len(batch)
+    ).long()
 
+
+def test_records_that_nobody_can_make_up_are_taken_from_the_data() -> None:
     words = Records(["a" * (i + 1) for i in range(N)])
     with attach(classifier(), words, loss=losses, collate_fn=spelled) as private:
         assert "a few of the data set" in trusted(private)[0]
         assert "nobody can make up str" in trusted(private)[0]
     with pytest.raises(dpoptim.SamplesInteractError, match="records of the data set"):
         attach(classifier(), words, loss=balanced_by_length, collate_fn=spelled)
+
+
+def steep_by_others(model: nn.Module, batch: Any) -> Tensor:
+    """Of each record the right value, and a gradient as steep as the batch has it."""
+    own = losses(model, batch)
+    return own + batch[0].square().mean() * (own - own.detach())
+
+
+def test_where_private_records_meet_is_not_told() -> None:
+    """The parameter that moves most is one of the model's many, by the records that were tried."""
+    for data, collate, named in (
+        (Records(["a" * (i + 1) for i in range(N)]), spelled, False),
+        (Records([(torch.randn(5), 1) for _ in range(N)]), None, True),
+    ):
+        with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed") as raised:
+            attach(classifier(), data, loss=steep_by_others, collate_fn=collate)
+        assert ("most at parameter" in str(raised.value)) == named
+        assert (
+            any(name in str(raised.value) for name, _ in classifier().named_parameters()) == named
+        )
 
 
 def balanced_by_length(model: nn.Module, batch: Any) -> Tensor:
@@ -625,6 +648,25 @@ def test_a_run_by_a_slower_way_for_its_loss_is_entered_again() -> None:
                 if private.finished_step:
                     break
     assert private.steps_done == 2
+
+
+def test_a_run_by_a_slower_way_for_its_loss_is_taken_up_as_the_hint_says(tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        penalty = sum(p.square().sum() for p in model.parameters())
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none") + penalty
+
+    model, data = nn.Linear(6, 3), TensorDataset(torch.randn(N, 6), torch.arange(N) % 3)
+    fixes: list[dict[str, Any]] = [{"loss": loss}, {"isolation": "alone"}]
+    with pytest.warns(dpoptim.IsolationWarning), attach(model, data, loss=loss) as private:
+        private.save(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match="the same loss=, or isolation='alone', the way in which"):
+        attach(model, data, resume=tmp_path / "checkpoint")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dpoptim.IsolationWarning)
+        for fix in fixes:
+            with attach(model, data, resume=tmp_path / "checkpoint", **fix) as private:
+                assert private.steps_done == 0
+                private.save(tmp_path / "checkpoint")
 
 
 def test_rows_of_one_record_take_no_way_that_has_records_alone() -> None:

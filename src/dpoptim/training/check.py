@@ -40,6 +40,7 @@ class Program:
         ways: of keeping records apart in the model; the first one that gives each record its own
             gradient counts.
         placement: of the model's parameters.
+        on_private: whether the records are; then no error tells where they meet most.
     """
 
     model: nn.Module
@@ -47,6 +48,7 @@ class Program:
     collate: Collate
     ways: Sequence[Isolation] = WAYS
     placement: Placement = IN_PLACE
+    on_private: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def compare(program: Program, records: Units) -> CheckResult:
 def compare_held(program: Program, records: Units) -> CheckResult:
     """`compare`, of a collate function that draws nothing."""
     model, loss, collate, per_record = program.model, program.loss, program.collate, len(records[0])
-    ways, placement = program.ways, program.placement
+    how = program.ways, program.placement, program.on_private
     leaves = [
         leaf for _, leaf in forms.leaves_of(collate(list(records[0]))) if isinstance(leaf, Tensor)
     ]
@@ -231,7 +233,7 @@ def compare_held(program: Program, records: Units) -> CheckResult:
             raise ArithmeticError("the losses are not finite")
         refuse_single_failures(loss, model, alone[0])
         if losses.dim() == 0:
-            compared = Comparison(model, loss, alone, together, order, per_record, ways, placement)
+            compared = Comparison(model, loss, alone, together, order, per_record, *how)
             found = compared.reduction(("mean", "sum"))
             return CheckResult(found, count)
         if losses.shape not in {(count,), (count * per_record,)}:
@@ -248,7 +250,7 @@ def compare_held(program: Program, records: Units) -> CheckResult:
         def summed(model: nn.Module, batch: Any) -> Tensor:
             return loss(model, batch).sum()
 
-        compared = Comparison(model, summed, alone, together, order, per_record, ways, placement)
+        compared = Comparison(model, summed, alone, together, order, per_record, *how)
         compared.reduction(("sum",))
         return CheckResult("none", count)
 

@@ -243,6 +243,7 @@ def identity_of(
         ],
         "records": [count, units.name, units.rows.per_record, units.rows.reduction],
         "loss_reduction": engine.reduction,
+        "isolation": engine.isolation.tier,  # may change, but to one of the same reduction
     }
 
 
@@ -272,6 +273,9 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
         "records": "the same data set, with the same persons and rows_per_record",
         "loss_reduction": f"loss_reduction={theirs['loss_reduction']!r}",
     }
+    if theirs["isolation"] != ours["isolation"]:  # chosen for a loss, and taken to resume without
+        way = f"the same loss=, or isolation={theirs['isolation']!r}"
+        fixes["loss_reduction"] = f"{way}, the way in which the run kept records apart"
     for key, fix in fixes.items():
         if theirs[key] != ours[key]:
             raise ValueError(

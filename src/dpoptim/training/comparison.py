@@ -94,6 +94,7 @@ class Comparison:
         per_record: rows of a record.
         ways: of keeping records apart, see `Program`.
         placement: of the model's parameters.
+        on_private: whether the records are private; then no error names a parameter.
 
     Clipping shows whether the norms are each record's own; without it, a sum read as a mean is off
     by the batch size.
@@ -109,11 +110,12 @@ class Comparison:
         per_record: int,
         ways: Sequence[Isolation],
         placement: Placement,
+        on_private: bool,
     ) -> None:
         self.model, self.loss, self.rows = model, loss, len(order)
         self.alone, self.together = alone, together
         self._order, self._per_record, self._ways = order, per_record, ways
-        self._placement = placement
+        self._placement, self._on_private = placement, on_private
         dtypes = computed_dtypes(model, lambda: loss(model, alone[0]))
         self._tolerance = max(
             tolerance_of(model, placement), *(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
@@ -173,10 +175,12 @@ class Comparison:
                 'dpoptim.losses.per_sample_mean(losses, mask), of losses with reduction="none"; '
                 "multiply class weights yourself."
             )
+        # which one it is depends on the records
+        most = "" if self._on_private else f", most at parameter {worst!r}"
         return SamplesInteractError(
             "records are mixed, or the first axis of some layer is not the record: the "
-            f"clipped sum of a batch of {self.rows} differs from that of its records taken alone, "
-            f"most at parameter {worst!r}. Usual causes: a loss averaged over the tokens of the "
+            f"clipped sum of a batch of {self.rows} differs from that of its records taken alone"
+            f"{most}. Usual causes: a loss averaged over the tokens of the "
             "whole batch (average in each record first), an in-batch contrastive loss, class "
             "weights inside a mean, batch statistics, positions of shape (T,) instead of (1, T), a "
             "(T, B, ...) layout. Fix: make each record's loss depend on that record alone."

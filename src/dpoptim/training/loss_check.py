@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -97,8 +97,7 @@ def check_loss(
             what was raised, which might quote one.
 
     **Guarantee.** Only whether the program treats records independently, and in what way they can
-    be kept apart, is told: facts about the program. An error or a warning also names the parameter
-    whose sums differ most, which is so on these records.
+    be kept apart, is told: facts about the program. Where it shows is told of made-up records only.
     """
     if isolation.alone:
         return LossCheck("none", collate_fn, "")
@@ -184,7 +183,7 @@ def saying(where: str) -> Iterator[None]:
 def compare_private(program: Program, taken: Sequence[Sequence[Any]]) -> CheckResult:
     """`compare`, of whose errors none tells anything of the records."""
     try:
-        return compare(program, taken)
+        return compare(replace(program, on_private=True), taken)
     except PrivacyError:
         raise
     except Exception as error:
