@@ -317,3 +317,45 @@ def test_little_is_settled_by_other_weights() -> None:
         assert settled([0.5, share], lambda seed: [0.0], tolerance) is agrees
         if share > 1:
             assert not settled([share], lambda seed: [2.0 * seed], tolerance)
+
+
+class Ragged(Dataset[Any]):
+    """Records that only their own collate function makes a batch of."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"ids": [index % 2] * (3 + index % 4)}
+
+    def __len__(self) -> int:
+        return 20
+
+
+def padded(records: list[Any]) -> dict[str, Tensor]:
+    rows = [torch.tensor(record["ids"]) for record in records]
+    return {"ids": nn.utils.rnn.pad_sequence(rows, batch_first=True)}
+
+
+class Read(nn.Module):
+    def __init__(self, mixed: float) -> None:
+        super().__init__()
+        self.table, self.mixed = nn.Embedding(4, 3), mixed
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found = self.table(ids).mean(1)
+        return found + self.mixed * found.mean(0)
+
+
+def test_the_loops_own_collate_function_shows_how_the_model_is_called() -> None:
+    """Without it, a model of such records would be taken on trust."""
+    without = choose_isolation(Read(0.0), Ragged())
+    assert "not tested" in without.basis[-1].text
+    chosen = choose_isolation(Read(0.0), Ragged(), collate=padded)
+    assert chosen.sample is not None
+    assert not any("not tested" in item.text for item in chosen.basis)
+    choose_isolation(Read(1.0), Ragged())
+    with pytest.raises(dpoptim.SamplesInteractError):
+        choose_isolation(Read(1.0), Ragged(), collate=padded)
+
+    def broken(records: list[Any]) -> Any:
+        raise KeyError(records)
+
+    assert choose_isolation(Read(0.0), Ragged(), collate=broken).sample is None

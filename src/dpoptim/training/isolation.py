@@ -7,6 +7,7 @@ whole model; then records alone.
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,6 +68,7 @@ def choose_isolation(
     choice: Choice = "auto",
     batch_axis: int | None = None,
     placement: Placement = IN_PLACE,
+    collate: Callable[[list[Any]], Any] | None = None,
 ) -> Chosen:
     """Find the fastest way to keep records apart that gives each record its own gradient.
 
@@ -76,6 +78,7 @@ def choose_isolation(
         choice: a way to take; "auto" to find out.
         batch_axis: the records' axis in the model's inputs; None to find out.
         placement: of the model's parameters.
+        collate: makes the loop's batches; None: torch's.
 
     Raises:
         SamplesInteractError: the model mixes records, so that only each record's own batch could
@@ -90,7 +93,7 @@ def choose_isolation(
     if choice == "vmap":
         placement.refuse(Isolation.of("vmap"))
     with put_back(model):
-        found, reason = working_sample(model, train_set, batch_axis)
+        found, reason = working_sample(model, train_set, batch_axis, collate)
     if found is None:
         isolation = Isolation.of("vmap" if choice == "vmap" else "rules", batch_axis or 0)
         whole = (enforced(WHOLE),) if choice == "vmap" else ()
@@ -137,11 +140,14 @@ def slower_way(
 
 
 def working_sample(
-    model: nn.Module, train_set: Dataset[Any], batch_axis: int | None
+    model: nn.Module,
+    train_set: Dataset[Any],
+    batch_axis: int | None,
+    collate: Callable[[list[Any]], Any] | None,
 ) -> tuple[Sample | None, str]:
     """A call that the model takes, returning records on their axis; else None, and why."""
     reasons = []
-    for candidate in samples(model, train_set):
+    for candidate in samples(model, train_set, collate):
         sample = candidate.time_first() if batch_axis == 1 else candidate
         try:
             sample = sample.tried(model)

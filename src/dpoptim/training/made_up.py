@@ -1,7 +1,7 @@
 """Made-up records of the data set's form, and how the model is called with them."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from dpoptim.torch_internals import pytree
+from dpoptim.training.records import made_up
 
 Model = Callable[..., Any]
 # what a model may want to be called without
@@ -118,14 +119,41 @@ def made_up_batch(model: nn.Module, train_set: Dataset[Any]) -> tuple[Any, int] 
     return pytree.tree_map_with_path(fresh, form), rows
 
 
-def samples(model: nn.Module, train_set: Dataset[Any]) -> Iterator[Sample]:
+def collated_batch(
+    model: nn.Module, train_set: Dataset[Any], collate: Callable[[list[Any]], Any]
+) -> tuple[Any, int] | None:
+    """As `made_up_batch`, by the loop's collate function, which may take any form of records."""
+    generator = torch.Generator().manual_seed(0)
+    row, device = train_set[0], next(model.parameters()).device
+
+    def batch_of(rows: int) -> Any:
+        found = collate([made_up(row, generator) for _ in range(rows)])
+        found = dict(found) if isinstance(found, Mapping) else found  # of another library's class
+        return pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, found)
+
+    def tensors(batch: Any) -> list[Tensor]:
+        return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+    try:
+        rows = odd_batch_size(model, tensors(batch_of(1)))
+        batch = batch_of(rows)
+    except Exception:  # whatever the user's function raises on made-up records
+        return None
+    found = tensors(batch)
+    whole = found and all(leaf.dim() and len(leaf) == rows for leaf in found)
+    return (batch, rows) if whole else None
+
+
+def samples(
+    model: nn.Module, train_set: Dataset[Any], collate: Callable[[list[Any]], Any] | None
+) -> Iterator[Sample]:
     """Calls that a loop might make, likeliest first."""
-    found = made_up_batch(model, train_set)
-    if found is None:
-        return
-    batch, rows = found
-    for args, kwargs in calls(model, batch):
-        yield Sample(args, kwargs, rows)
+    found = [made_up_batch(model, train_set)]
+    if collate is not None:
+        found.append(collated_batch(model, train_set, collate))
+    for batch, rows in filter(None, found):
+        for args, kwargs in calls(model, batch):
+            yield Sample(args, kwargs, rows)
 
 
 def calls(model: nn.Module, batch: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:

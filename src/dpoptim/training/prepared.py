@@ -109,7 +109,8 @@ class Prepared:
     def _chosen_isolation(self, row: Any) -> Chosen:
         isolation, batch_axis = self._request.isolation, self._request.batch_axis
         one: Any = [row]
-        return choose_isolation(self.model, one, isolation, batch_axis, self.wrapping)
+        collate = self._request.collate_fn
+        return choose_isolation(self.model, one, isolation, batch_axis, self.wrapping, collate)
 
     @contextmanager
     def _trying(self) -> Iterator[None]:
