@@ -335,3 +335,10 @@ def test_scores_of_persons_count_one_record_of_each() -> None:
             with pytest.raises(ValueError, match="protects each person"):
                 private.evaluate(hold_out, epsilon=1.0)
             private.finish()
+
+
+def test_an_r2_that_the_noise_hides_is_called_so() -> None:
+    y = np.linspace(-1, 1, 200)
+    for epsilon, hidden in ((0.1, True), (100.0, False)):
+        scores = evaluate_regressor(y, y, target_bound=1.0, epsilon=epsilon, noise_seed=0)
+        assert ("hidden by the noise" in str(scores)) == hidden

@@ -80,6 +80,26 @@ def test_a_private_search_is_one_charge_and_predicts(
     assert "over the budget" in run(*again, code=2)
 
 
+def test_one_ledger_from_search_to_score(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Later commands take over its relation, which the first one has chosen."""
+    table, schema, _ = files
+    ledger, out = tmp_path / "l.sqlite", tmp_path / "run"
+    paid = ("--ledger", str(ledger), "--delta", "1e-5", "--n", "2000")
+    data = ("--data", str(table), "--schema", str(schema), "--epsilon", "1")
+    run("tune", *data, *GRID, *paid, "--budget", "3,1e-5", "--out", str(tmp_path / "tuned"))
+    text = run("train", *data, *paid, "--epochs", "2", "--out", str(out))
+    assert "at delta=1e-05 (zero-out" in text
+    run("evaluate", str(out), str(table), "--epsilon", "0.5", *paid)
+    with dpoptim.Ledger(ledger) as opened:
+        assert opened.neighboring == "zero-out"
+        assert len(opened.entries()) == 3
+    # the other way round there is a word of what to do
+    other = (*paid[2:], "--ledger", str(tmp_path / "other.sqlite"))
+    run("train", *data, *other, "--epochs", "2", "--out", str(tmp_path / "first"))
+    said = run("tune", *data, *GRID, *other, "--out", str(tmp_path / "second"), code=2)
+    assert "Fix: --neighboring zero-out" in said
+
+
 def test_persons_and_weights_of_classes_are_tuned_for(
     files: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:

@@ -93,9 +93,16 @@ class Wanted:
                 if name == "dataset":
                     raise LedgerError(
                         f"{where}: this ledger was made with dataset={kept!r}, not {wanted!r}. A "
-                        "ledger counts what one set of records has spent. Fix: for the same "
-                        "records leave dataset out, or on the command line name the file as then; "
-                        "for others keep another ledger."
+                        "ledger counts what one set of records, or of persons, has spent; the two "
+                        "do not add up. Fix: for the same leave dataset out, or on the command "
+                        "line name the file as then, and the person column; for others keep "
+                        "another ledger."
+                    )
+                if name == "neighboring":
+                    raise LedgerError(
+                        f"{where}: this ledger was made with neighboring={kept!r}, not {wanted!r}, "
+                        f"which do not add up. Fix: neighboring={kept!r}, or --neighboring {kept}, "
+                        "where the method keeps it; or another ledger."
                     )
                 raise LedgerError(
                     f"{where}: this ledger was made with {what}={kept!r}, not {wanted!r}, which "

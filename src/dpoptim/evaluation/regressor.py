@@ -29,6 +29,9 @@ from dpoptim.statistics import (
     paid_gate,
 )
 
+HIDDEN = (
+    "hidden by the noise: more records, a larger epsilon or bounds nearer to the targets show R2"
+)
 SPREAD = 0.1  # of the price (mu^2), for the histograms
 LEFT = 1 - 1e-9  # of each price: their squares add up to the whole's, with rounding
 # Of the squared norm of a record's addition, for squared residual, target, and squared target: R2
@@ -54,7 +57,11 @@ class RegressorScores:
     guarantee: Guarantee
 
     def __str__(self) -> str:
-        return f"R2             {self.r2}\nsquared error  {self.squared_error}\n{self.guarantee}"
+        hidden = f"\n{HIDDEN}" if self.r2.high - self.r2.low > 1 else ""
+        return (
+            f"R2             {self.r2}\nsquared error  {self.squared_error}{hidden}\n"
+            f"{self.guarantee}"
+        )
 
 
 def evaluate_regressor(

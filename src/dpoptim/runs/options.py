@@ -159,7 +159,8 @@ class TrainRequest:
     neighboring: Annotated[
         Relation | None,
         typer.Option(
-            help="Default: add-or-remove-one where n is public (--n, bundled sets), else zero-out."
+            help="Default: the ledger's; of a new one add-or-remove-one where n is public (--n, "
+            "bundled sets), else zero-out."
         ),
     ] = None
     clip_norm: Annotated[float | None, typer.Option(help="Bound on each record's gradient.")] = None

@@ -3,8 +3,10 @@
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Data
 from dpoptim.estimators.solving import option_names
 from dpoptim.plan import Plan
@@ -228,10 +230,24 @@ def single_pass_method(options: TrainRequest) -> str:
     return options.method
 
 
+def relation_kept(ledger: Path | None) -> str | None:
+    """The relation of a ledger that exists; None of others."""
+    if ledger is None or not ledger.exists():
+        return None
+    with Ledger(ledger) as opened:
+        return opened.neighboring
+
+
 def relation_of(options: TrainRequest, bundled: bool, possible: Sequence[str]) -> str:
-    """The relation: add-or-remove-one if the sampler allows it and n is public, else zero-out."""
+    """The relation: as named, or the ledger's, if the sampler allows it.
+
+    Of a new ledger add-or-remove-one, if the sampler allows it and n is public, else zero-out.
+    """
+    kept = relation_kept(options.ledger)
     if options.neighboring is not None:
         relation = str(options.neighboring)
+    elif kept in possible:
+        relation = str(kept)
     elif "add-or-remove-one" in possible and (options.n is not None or bundled):
         relation = "add-or-remove-one"
     else:

@@ -19,7 +19,7 @@ from dpoptim.runs.command import open_ledger
 from dpoptim.runs.inputs import load
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
-from dpoptim.runs.plans import read_value
+from dpoptim.runs.plans import read_value, relation_kept
 from dpoptim.runs.saved_model import save_model
 from dpoptim.runs.train_solver import row_norm
 from dpoptim.tuning import DPSearchCV
@@ -127,7 +127,13 @@ def tune_privately(
     data = load(request)
     assert request.epsilon is not None
     assert request.delta is not None
-    relation = request.neighboring or "zero-out"
+    relation = request.neighboring or relation_kept(request.ledger) or "zero-out"
+    if relation == "add-or-remove-one":
+        raise ValueError(
+            "a private search divides records by their places, which add-or-remove-one does not "
+            "keep. Fix: --neighboring zero-out, with a ledger that counts under it (dpoptim train "
+            "takes it over from there)."
+        )
     estimator = estimator_for(data, request.records_per_person).set_params(neighboring=relation)
     grid = grid_of(texts, data, estimator)
     out.mkdir(parents=True, exist_ok=True)
