@@ -67,6 +67,8 @@ COMMANDS = {
     "phases.csv": "python benchmarks/phases.py --out {out}",
     "plan_ranks.csv": "python benchmarks/plan_ranks.py --out {out}",
     "search_shares.csv": "python benchmarks/search_shares.py --out {out}",
+    "sparse_clicks.csv": "python benchmarks/sparse_rows.py --out {out}",
+    "sparse_rows.csv": "python benchmarks/sparse_rows.py --out {out}",
     "srgd_exponents.csv": f"{REPRODUCE} srgd-rates --out {{out}}",
     "srgd_rates.csv": f"{REPRODUCE} srgd-rates --out {{out}}",
     "step_time.csv": "python benchmarks/step_time.py --out {out}",

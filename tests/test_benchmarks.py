@@ -31,6 +31,19 @@ def test_loaders_are_compared_on_each_data_set(
         assert loader_speed.compare(data, batch, workers=0, rounds=1, count=2)["ratio"] > 0
 
 
+@pytest.mark.slow
+def test_selected_rows_are_timed_and_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import sparse_rows
+
+    for name, small in (("VOCABULARY", 1000), ("RECORDS", 2000), ("CLICK_WORDS", 1000)):
+        monkeypatch.setattr(sparse_rows, name, small)
+    monkeypatch.setattr(sparse_rows, "EPOCHS", 1)
+    assert [float(row["ms"]) > 0 for row in sparse_rows.times(2, skipped=0)] == [True] * 5
+    for trial in (sparse_rows.Trial("plain", 0.0), sparse_rows.Trial("SparseSGD", 4.0, 0.5, 1e-2)):
+        assert 0.4 < float(sparse_rows.learned(trial, 0)["auc"]) < 1
+
+
 RESULTS = BENCHMARKS / "results"
 
 

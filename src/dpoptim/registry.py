@@ -23,6 +23,7 @@ BUILT_IN = {
     "dice-sgd": "dpoptim.methods.dice_sgd:DiceSGD",
     "dp-ftrl": "dpoptim.methods.dp_ftrl:DPFTRL",
     "value-sgd": "dpoptim.methods.value_clipped_sgd:ValueClippedSGD",
+    "sparse-sgd": "dpoptim.methods.sparse_sgd:SparseSGD",
     "sufficient-statistics": SOLVER,
     "momentum-gd": SOLVER,
     "noisy-gd": SOLVER,

@@ -24,6 +24,7 @@ SHARE = {  # of the claimed epsilon that 8,000 trials certify at least
     "dp-sgd": 0.6,
     "dp-sgd, sampled": 0.55,
     "value-sgd": 0.5,
+    "sparse-sgd": 0.6,
     "dp-ftrl, sampled by turns": 0.6,
     "dp-ftrl, every turn": 0.7,  # 4,034 trials could show 0.76 at best
     "dp-ftrl, balls in bins": 0.6,  # 0.86 of 100,000

@@ -15,6 +15,7 @@ from mutants import (
     faults_of_isolation,
     faults_of_methods,
     faults_of_refunds,
+    faults_of_rows,
     faults_of_statistics,
     faults_of_sums,
     faults_of_turns,
@@ -74,7 +75,7 @@ _f, _s, _m, _t, _c = (
     faults_of_statistics,
     faults_of_turns,
 )
-_i, _r = faults_of_isolation, faults_of_refunds
+_i, _r, _rows = faults_of_isolation, faults_of_refunds, faults_of_rows
 TURNS = "sampling.CyclicPoissonSampling"
 DICE, CORRELATED = "error feedback", "correlated noise"
 FULL, SAMPLED, REPLACE = "two worlds, full batch", "two worlds, sampled", "two worlds, replace-one"
@@ -603,5 +604,42 @@ MUTANTS: tuple[Mutant, ...] = (
         "accounting.selection",
         _t.order_of_scores_is_free,
         "best of trials",
+    ),
+    # rows of tables
+    Mutant(
+        "maps of touched rows not clipped",
+        "gradients.table_sums.weights_of",
+        _rows.map_not_clipped,
+        "selected rows",
+    ),
+    Mutant(
+        "a row counts as often as a record looks it up",
+        "gradients.table_sums.TableTotals",
+        _rows.lookups_counted_as_often_as_made,
+        "selected rows",
+    ),
+    Mutant(
+        "rows selected without noise",
+        "gate.SelectedRows.scores",
+        _rows.rows_selected_without_noise,
+        "selected rows",
+    ),
+    Mutant(
+        "no false positives",
+        "gate.rows.rare_heads",
+        _rows.false_positives_left_out,
+        "selected rows",
+    ),
+    Mutant(
+        "no noise on false positives",
+        ADD_NORMAL,
+        _rows.no_noise_on_false_positives,
+        "selected rows",
+    ),
+    Mutant(
+        "counts not charged",
+        "gate.SelectedRows.standard_deviation",
+        _rows.counts_not_charged,
+        "selected rows",
     ),
 )

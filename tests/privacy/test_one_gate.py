@@ -7,7 +7,7 @@ import dpoptim
 
 SOURCE = Path(dpoptim.__file__).parent
 DRAWS = re.compile(
-    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|draw_normal_ahead|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_(?!choice)|randint|rand_like|cauchy_|secrets\.|exponential_choice|torch\.distributions|rng\.normal|noise\.on_device|noise\.chacha"
+    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|draw_normal_ahead|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_(?!choice)|randint|rand_like|cauchy_|secrets\.|exponential_choice|torch\.distributions|rng\.normal|noise\.on_device|noise\.chacha|noise\.exact_coins"
 )
 # Who may draw at all, and what for. Outside noise/ only the gate may call add_normal, and draw
 # ahead for it.
@@ -15,8 +15,10 @@ ALLOWED = {
     "gate/planned.py": {"add_normal", "draw_normal_ahead"},
     "gate/adaptive.py": {"add_normal", "exponential_choice"},
     "gate/choices.py": {"exponential_choice"},
+    "gate/rows.py": {"noise.exact_coins"},
     "noise/gaussian.py": None,
     "noise/choice.py": None,
+    "noise/exact_coins.py": None,
     "noise/on_device.py": None,
     "noise/chacha.py": None,
     "training/refusals.py": {"noise.on_device"},  # asks whether a device would draw rightly
@@ -59,6 +61,7 @@ ALLOWED = {
     "accounting/allocation.py": {"default_rng", "np.random", "standard_normal", "random."},
     "audit/turns.py": {"default_rng", "np.random"},  # parts of canaries that are not there
     "audit/sensitivity.py": {"randn"},  # adversarial records
+    "audit/row_counts.py": {"randint", "random."},  # made-up lookups, and a model's first weights
     "audit/detectors.py": {"randn", "random."},  # made-up data
     # seeds as a program would, and restores the generators; a model to be refused draws noise
     "audit/isolation.py": {"random.", "uniform_"},

@@ -180,6 +180,11 @@ def test_rows_of_what_is_timed(bench: Callable[[str], ModuleType]) -> None:
     assert {row["variant"] for row in rows_of("step_time.csv")} == set(made.COLUMNS)
     assert {row["workload"] for row in rows_of("step_time.csv")} == set(made.WORKLOADS)
     assert {row["workers"] for row in rows_of("loader_speed.csv")} == {"0", "2"}
+    made = bench("sparse_rows")
+    assert named("sparse_rows.csv", "variant") >= {(name,) for name in made.METHODS}
+    assert named("sparse_clicks.csv", "method", "epsilon") == {
+        (trial.method, str(trial.epsilon or "")) for trial in made.trials()
+    }
     assert {(row["model"], row["method"]) for row in rows_of("fang_table2.csv")} >= {
         (model, method) for model in fang.MODELS for method in fang.methods(1.0)
     }

@@ -15,6 +15,7 @@ from dpoptim import registry
 from dpoptim.audit.error_feedback import dice_sgd_as_published, dice_sgd_plan
 from dpoptim.audit.finding import DELTA, Finding
 from dpoptim.audit.named_audits import AUDITS, Audit
+from dpoptim.audit.selected_rows import selected_rows
 from dpoptim.audit.solvers import adaptive, solver, srgd, sums
 from dpoptim.audit.step_methods import (
     BY_BINS,
@@ -142,6 +143,7 @@ def whole_run(plan: Plan, trials: int, seed: int) -> Finding:
 FAMILIES: dict[str, Attack] = {
     "two worlds": two_worlds,
     "fixed order": fixed_order,
+    "selected rows": selected_rows,
     "sampled by turns": sampled_by_turns,
     "balls in bins": balls_in_bins,
     "error feedback": error_feedback,

@@ -30,6 +30,7 @@ from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.persons import persons
 from dpoptim.audit.refunds import refunds
 from dpoptim.audit.replay import audit_replay
+from dpoptim.audit.row_counts import row_selection
 from dpoptim.audit.searches import searches
 from dpoptim.audit.sensitivity import Batch, audit_sensitivity
 from dpoptim.audit.shares import shares
@@ -270,4 +271,5 @@ DETECTORS: dict[str, Detector] = {
     "encoding": encoding,
     "value clipping": value_clipping,
     "clip norm search": clip_norm_search,
+    "selected rows": partial(row_selection, FAILURE, SEED),
 }

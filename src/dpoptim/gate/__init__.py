@@ -7,7 +7,7 @@ the whole run in the ledger before the first noisy sum exists, so a crash can on
 from dpoptim.gate.adaptive import FilteredGate
 from dpoptim.gate.choices import SelectionGate, TrialsGate
 from dpoptim.gate.planned import Gate
-from dpoptim.gate.queries import CorrelatedSum, GaussianSum, Query
+from dpoptim.gate.queries import CorrelatedSum, GaussianSum, Query, SelectedRows
 
 __all__ = [
     "CorrelatedSum",
@@ -15,6 +15,7 @@ __all__ = [
     "Gate",
     "GaussianSum",
     "Query",
+    "SelectedRows",
     "SelectionGate",
     "TrialsGate",
 ]

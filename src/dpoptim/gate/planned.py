@@ -12,7 +12,8 @@ from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.errors import PrivacyError
 from dpoptim.gate.one_process import refuse_fork
-from dpoptim.gate.queries import CorrelatedSum, Query
+from dpoptim.gate.queries import CorrelatedSum, Query, SelectedRows
+from dpoptim.gate.rows import select_rows
 from dpoptim.noise.correlated.strategy import NoiseState
 from dpoptim.noise.gaussian import add_normal, draw_normal_ahead
 from dpoptim.noise.stream import KeyStream
@@ -102,6 +103,8 @@ class Gate:
     def release_sum(self, sums: Sequence[Tensor]) -> list[Tensor]:
         """Add fresh Gaussian noise to all entries of ``sums`` (any shapes), in place.
 
+        Of tables, the rows that a query of `SelectedRows` selects (`gate.rows`) are returned alone.
+
         The tensors together are one query: their joint Euclidean norm must be bounded record by
         record. They are float64; or float32 if the noise is independent, which is then added in
         float64 and the result rounded.
@@ -122,8 +125,10 @@ class Gate:
         self.open()
         self._charge.announce(self._begun, self.releases)
         self._begun += 1  # first: what was drawn can never be given back
+        if isinstance(self.query, SelectedRows):
+            sums = select_rows(self.query, self.released, self._noise.branch(), sums)
         if self.query.noise_multiplier > 0:
-            self._add_noise(sums)
+            self._add_noise([each.values() if each.is_sparse else each for each in sums])
         self.released += 1  # a draw that is interrupted has released nothing
         if self.released == self.releases:
             # before anybody sees the last one: no checkpoint may be taken up after it
@@ -142,7 +147,8 @@ class Gate:
         vectors = by_device(sums) if self.joined else [[each] for each in sums]
         for vector in vectors:
             add_normal(self._noise, vector, query.deviation(self.released))
-        if self.released + 1 < self.releases:
+        ahead = not isinstance(query, SelectedRows)  # which need another number in each step
+        if ahead and self.released + 1 < self.releases:
             draw_normal_ahead(self._noise, vectors)
 
     def secret_state(self) -> dict[str, Any]:

@@ -7,9 +7,12 @@ from functools import cached_property
 
 import dp_accounting
 import numpy as np
+from scipy.special import ndtri
 
 from dpoptim.noise.correlated.strategy import Strategy
 from dpoptim.noise.correlated.workload import Floats
+
+ROUNDED_UP = 1 + 2.0**-40  # of deviations, so that rounding never makes them too small
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,43 @@ class GaussianSum:
     def released_deviation(self, step: int) -> float:
         """The same: what is released has the noise that was drawn."""
         return self.deviation(step)
+
+
+@dataclass(frozen=True)
+class SelectedRows(GaussianSum):
+    """Sums of which tables' rows are released only where a noisy count selects them.
+
+    A record adds at most 1, in Euclidean norm, to the counts of the rows that it touches, and at
+    most ``norm_bound`` to the sums. Both together are one Gaussian query of ``noise_multiplier``.
+
+    ``share``: of the query's budget (of the square of mu) that the counts take, in (0, 1).
+    ``false_positives``: of rows that no record touches, the proportion selected; in (0, 1).
+    """
+
+    share: float = 0.5
+    false_positives: float = 0.5
+
+    @property
+    def standard_deviation(self) -> float:
+        """Standard deviation of the noise on the sums, at scale 1."""
+        return super().standard_deviation / math.sqrt(1 - self.share) * ROUNDED_UP
+
+    def count_deviation(self, step: int) -> float:
+        """Standard deviation of the noise on every count of a step; 0 without noise."""
+        scale = self.scales[step] if self.scales else 1.0
+        noise = self.noise_multiplier * scale if self.noise_multiplier > 0 else 0.0
+        return noise / math.sqrt(self.share) * ROUNDED_UP
+
+    def threshold(self, step: int) -> float:
+        """The noisy count above which a row is selected; public."""
+        return float(-ndtri(self.false_positives)) * self.count_deviation(step)
+
+    def scores(self, counts: Floats, step: int) -> Floats:
+        """Return how far counts lie above the threshold, in standard deviations of their noise."""
+        deviation = self.count_deviation(step)
+        if deviation == 0:
+            return np.where(counts > 0, math.inf, -math.inf)
+        return np.asarray(counts / deviation + ndtri(self.false_positives), np.float64)
 
 
 @dataclass(frozen=True)

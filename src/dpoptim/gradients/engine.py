@@ -254,6 +254,7 @@ class Engine:
             public = PublicSizes(self.capacity, most, of_all, positions, in_parts)
             of_rows = use.per_sample_grads()
             for key, place in places.items():
+                self.totals.look(place, of_rows[key], self.present, self.rows.per_record)
                 of_records = self.rows.of_records(of_rows[key], use.records, self.present)
                 found.setdefault(place, []).append(of_records.chosen(public))
         entries = {place: self.parameters[place].numel() for place in found}

@@ -1,7 +1,7 @@
 """Gradients of tables of which each record touches few rows, without a table per record."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,17 +16,18 @@ from dpoptim.gradients.sums import Sums
 BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time
 
 
-def add_to_table(sums: Sums, row: Tensor, values: Tensor, weights: Tensor) -> None:
-    """Add ``weights[j, m] * values[m]`` to row ``row[m]`` of table j: (M,), (M, d), (k, M)."""
-    for total, each in zip(sums.settle(), weights, strict=True):
-        total.view(-1, values.shape[1]).index_add_(0, row, values * each[:, None])
-
-
 def blocks(records: int, elements_per_record: int) -> Iterator[slice]:
     """Cut ``records`` so that no block's temporary exceeds the memory cap (one at least)."""
     size = max(1, MEMORY_CAP // max(1, elements_per_record))
     for start in range(0, records, size):
         yield slice(start, min(start + size, records))
+
+
+def sparse_rows(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a sparse tensor of different rows, ascending, and what they hold."""
+    return torch.sparse_coo_tensor(
+        rows[None], values, tuple(shape), is_coalesced=True, check_invariants=False
+    )
 
 
 class TableGrad(PerSampleGrad):
@@ -41,6 +42,10 @@ class TableGrad(PerSampleGrad):
     @abstractmethod
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
         """(record, table row, gradient) of every lookup, maybe repeated: (M,), (M,), (M, d)."""
+
+    @abstractmethod
+    def looked_up(self) -> tuple[Tensor, Tensor]:
+        """(record, table row) of every lookup, maybe repeated: (M,), (M,)."""
 
 
 @dataclass
@@ -70,9 +75,12 @@ class Rows(TableGrad):
         return self._merged
 
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        return *self.looked_up(), self.g.flatten(0, 1)
+
+    def looked_up(self) -> tuple[Tensor, Tensor]:
         B, T = self.index.shape
         record = torch.arange(B, device=self.index.device).repeat_interleave(T)
-        return record, self.index.flatten(), self.g.flatten(0, 1)
+        return record, self.index.flatten()
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         record, _, merged = self._merge()
@@ -89,7 +97,7 @@ class Rows(TableGrad):
         record, row, merged = self._merge()
         # in float64: there is nothing to save in float32
         for part in blocks(record.shape[0], 2 * merged.shape[1]):
-            add_to_table(sums, row[part], merged[part].double(), weights[:, record[part]])
+            sums.add_rows(row[part], merged[part].double(), weights[:, record[part]])
 
     def without(self, keep: Tensor) -> "Rows":
         return Rows(self.index, zero_outside(self.g, keep), self.table_rows)
@@ -120,6 +128,9 @@ class Pairs(TableGrad):
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.record, self.row, self.values
 
+    def looked_up(self) -> tuple[Tensor, Tensor]:
+        return self.record, self.row
+
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         squared = torch.zeros(self.records, dtype=torch.float64, device=self.values.device)
         return squared.index_add_(0, self.record, row_squared_norms(self.values, block=block))
@@ -135,9 +146,7 @@ class Pairs(TableGrad):
         size = max(1, BLOCK_ENTRIES // max(1, self.values.shape[1]))
         for start in range(0, len(self.record), size):
             part = slice(start, start + size)
-            add_to_table(
-                sums, self.row[part], self.values[part].double(), weights[:, self.record[part]]
-            )
+            sums.add_rows(self.row[part], self.values[part].double(), weights[:, self.record[part]])
 
     def without(self, keep: Tensor) -> "Pairs":
         values = zero_outside(self.values, keep.to(self.record.device)[self.record])
@@ -184,6 +193,9 @@ class SparseOuter(TableGrad):
         values = self.g[self.record] * self.weight[:, None].to(self.g.dtype)
         return self.record, self.row, values
 
+    def looked_up(self) -> tuple[Tensor, Tensor]:
+        return self.record, self.row
+
     def pairs(self) -> Pairs:
         """The same with the gradient of every looked-up row written out."""
         return Pairs(*self.columns(), len(self.g), self.table_rows)
@@ -196,7 +208,7 @@ class SparseOuter(TableGrad):
         size = max(1, BLOCK_ENTRIES // max(1, self.g.shape[1]))
         for start in range(0, len(self.record), size):
             part = slice(start, start + size)
-            add_to_table(sums, self.row[part], self.g[self.record[part]].double(), factors[:, part])
+            sums.add_rows(self.row[part], self.g[self.record[part]].double(), factors[:, part])
 
     def without(self, keep: Tensor) -> "SparseOuter":
         weight = zero_outside(self.weight, keep.to(self.record.device)[self.record])

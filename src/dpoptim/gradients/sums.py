@@ -74,6 +74,14 @@ class Sums:
         self._held = [*settled]
         return settled
 
+    def add_rows(self, row: Tensor, values: Tensor, weights: Tensor) -> None:
+        """Add ``weights[j, m] * values[m]`` to row ``row[m]`` of sum j: (M,), (M, d), (k, M).
+
+        ``values`` in float64, and the sums those of tables with d columns.
+        """
+        for total, each in zip(self.settle(), weights, strict=True):
+            total.view(-1, values.shape[1]).index_add_(0, row, values * each[:, None])
+
     def take(self) -> list[Tensor | None]:
         """The sums as they are held, float32 or float64, and a fresh start; None: no term.
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Directions, Units
 from dpoptim.gradients.boxes import Boxes
+from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.gradients.sums import Sums
 
 MEAN_BLOCK = 1 << 17  # entries that are rounded and divided at a time: they stay in cache
@@ -49,6 +50,15 @@ class Totals:
     def boxes(self, taken: list[Tensor]) -> list[Boxes]:
         """Views of one of `take`'s sums: the boxes of each parameter's that are in this process."""
         return [Boxes.whole(view if view.dim() else view[None]) for view in self.split(taken)]
+
+    def look(
+        self, place: int, rows: PerSampleGrad, present: Tensor | None, per_record: int
+    ) -> None:
+        """Look at the gradients of a pass's rows for a parameter, before they are measured.
+
+        Args:
+            present: which of them are there, see `RowsOfRecords.of_records`. per_record: K.
+        """
 
     def finish(self, place: int) -> None:
         """A backward pass has added all it has for the parameter at this place."""

@@ -6,6 +6,7 @@ from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.planned_clip_norm import PlannedClipNorm
 from dpoptim.methods.private_quantile import PrivateQuantile
+from dpoptim.methods.sparse_sgd import SparseSGD
 from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
 from dpoptim.methods.whole_run import WholeRun
 from dpoptim.registry import register_method
@@ -16,6 +17,7 @@ __all__ = [
     "DiceSGD",
     "PlannedClipNorm",
     "PrivateQuantile",
+    "SparseSGD",
     "TrainingMethod",
     "ValueClippedSGD",
     "WholeRun",

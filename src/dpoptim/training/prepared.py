@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import wrapping_of
 from dpoptim.errors import NotByThisWayError, PrivacyError
+from dpoptim.gate import SelectedRows
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation, require_choice
 from dpoptim.plan import Plan
@@ -25,6 +26,7 @@ from dpoptim.training.probe import positions_per_layer
 from dpoptim.training.quiet import same_made_up_records
 from dpoptim.training.refusals import refuse_engine, refuse_other_unit, refuse_unsupported
 from dpoptim.training.request import Request
+from dpoptim.training.tables import totals_of_tables
 
 
 class Prepared:
@@ -145,6 +147,10 @@ class Prepared:
         return self._request.loss_reduction or found
 
     def _engine(self, positions: dict[str, int]) -> Engine:
+        totals = self.wrapping.totals(self._ranks)
+        if isinstance(self.plan.query, SelectedRows):
+            isolation = self.chosen.isolation
+            totals = totals_of_tables(self.model, self.optimizers, isolation, self._ranks)
         return engine_for(
             self.plan,
             self.model,
@@ -152,7 +158,7 @@ class Prepared:
             self.reduction or "mean",
             partial_backward=self._request.partial_backward,
             rows=self.units.rows,
-            totals=self.wrapping.totals(self._ranks),
+            totals=totals,
             positions=positions,
             placement=self.wrapping,
         )

@@ -47,7 +47,11 @@ class ReleasedGradients:
         self._waiting = {other for other in self._optimizers if other is not first}
         if self._waiting:
             gradients = [(id(p), p.grad) for p in self._engine.parameters]
-            self._released = {key: (g, Values([("", g)])) for key, g in gradients if g is not None}
+            self._released = {
+                key: (g, Values(("", part) for part in parts_of(g)))
+                for key, g in gradients
+                if g is not None
+            }
 
     def take(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a share waits for this optimizer, which is about to step; it waits no longer."""
@@ -164,6 +168,11 @@ class Moving:
                 for name in [name for name in state if name not in self._remembered[p]]:
                     del state[name]
         return versions(self.optimizer) != self._before
+
+
+def parts_of(gradient: Tensor) -> list[Tensor]:
+    """The dense tensors that hold a gradient, which may be one of selected rows."""
+    return [gradient.values(), gradient.indices()] if gradient.is_sparse else [gradient]
 
 
 def versions(optimizer: torch.optim.Optimizer) -> list[int]:

@@ -1,0 +1,224 @@
+"""Sums of tables of which few rows are looked up: of these rows alone, and how many records did.
+
+**Contribution maps.** A record that looks up k different rows, of all tables together, adds w_k =
+floor(2^30 / sqrt(k)) to a whole number for each of them: k w_k^2 <= 2^60, so its map, in units of
+`ONE`, has a Euclidean norm of at most 1. Whole numbers add up without rounding, so two batches that
+differ in one record have counts that differ by its map, exactly, whatever else is in them. The map
+is a function of which rows the record looked up, and not of its gradient: no record's can change
+with the batch that it is in. Rows that never train (padding) are left out.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Directions
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.sparse import TableGrad, sparse_rows
+from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.totals import Totals, mean_of
+
+ONE = 1 << 30  # a count of one record that looks up one row
+PENDING = 1 << 22  # entries of terms that wait to be added up
+
+
+class TableSums(Sums):
+    """The clipped sum of a table's gradients, and its rows' counts, by row.
+
+    Args:
+        table: the parameter, (rows, d).
+        name: of the table, for messages. never: rows that do not count.
+
+    **Guarantee.** The sum of every row is one in float64 of the same terms as in `Sums`, so the
+    theorem in `products` holds as it stands; the counts are exact (above).
+    """
+
+    def __init__(self, table: Tensor, name: str, never: Collection[int]) -> None:
+        super().__init__([table.numel()], table.device)
+        self.table_shape, self.name, self._never = tuple(table.shape), name, sorted(never)
+        self.restart()
+
+    def restart(self) -> None:
+        super().restart()
+        self._rows: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._pending, self._room = 0, PENDING
+        self._counted: list[Tensor] = []
+        self._weights: list[Tensor] = []
+
+    @property
+    def empty(self) -> bool:
+        return not self._rows
+
+    def add_rows(self, row: Tensor, values: Tensor, weights: Tensor) -> None:
+        """Add as `Sums.add_rows`, in memory for the rows that are there."""
+        self._rows.append(row)
+        self._values.append(values * weights[0][:, None])
+        self._pending += values.numel()
+        if self._pending > self._room:
+            self._add_up()
+
+    def add(self, terms: Tensor, direction: Sequence[float] | None = None) -> None:
+        self.refuse()
+
+    def settle(self) -> list[Tensor]:
+        self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Refuse gradients that no lookup made."""
+        raise PrivacyError(
+            f"parameter {self.name!r} is used by more than lookups, so its gradient has no rows to "
+            "select. Fix: dpoptim.DPSGD, whose noise reaches every row."
+        )
+
+    def add_counts(self, row: Tensor, weight: Tensor) -> None:
+        """Add whole numbers to the counts of rows: both int64, (M,)."""
+        self._counted.append(row)
+        self._weights.append(weight)
+
+    def counted(self, row: Tensor) -> Tensor:
+        """Whether each of some rows counts."""
+        keep = torch.ones_like(row, dtype=torch.bool)
+        for never in self._never:
+            keep &= row != never
+        return keep
+
+    def take(self) -> list[Tensor | None]:
+        """The sum as a sparse tensor of the rows that are there, ascending; and a fresh start."""
+        self._add_up()
+        taken = sparse_rows(self._rows[0], self._values[0], self.table_shape)
+        self._rows, self._values, self._pending = [], [], 0
+        return [taken]
+
+    def take_counts(self) -> Tensor:
+        """The counts as a sparse float64 tensor of the rows that are there, ascending."""
+        row, weight = self._joined(self._counted, []), self._joined(self._weights, [])
+        rows, counts = added_up(row, weight)
+        self._counted, self._weights = [], []
+        return sparse_rows(rows, counts.double() / ONE, self.table_shape[:1])
+
+    def _add_up(self) -> None:
+        values = self._joined(self._values, self.table_shape[1:], torch.float64)
+        rows, total = added_up(self._joined(self._rows, []), values)
+        self._rows, self._values, self._pending = [rows], [total], total.numel()
+        self._room = max(PENDING, 2 * self._pending)  # so that terms are added up few times
+
+    def _joined(
+        self, parts: list[Tensor], shape: Sequence[int], dtype: torch.dtype = torch.int64
+    ) -> Tensor:
+        nothing = torch.zeros(0, *shape, dtype=dtype, device=self.device)
+        return torch.cat(parts) if parts else nothing
+
+
+def added_up(row: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Add the values of equal rows: the different rows, ascending, and their sums."""
+    rows, place = torch.unique(row, return_inverse=True)
+    return rows, values.new_zeros(len(rows), *values.shape[1:]).index_add_(0, place, values)
+
+
+class TableTotals(Totals):
+    """Totals in which tables have `TableSums`; see there for what their counts are.
+
+    Args:
+        parameters, directions: as for `Totals`.
+        tables: names of the parameters that are tables, and of their rows which do not count.
+        takes_sparse: whether who moves a parameter takes a sparse gradient.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        directions: Directions,
+        *,
+        tables: Mapping[nn.Parameter, tuple[str, Collection[int]]],
+        takes_sparse: Callable[[nn.Parameter], bool],
+    ) -> None:
+        super().__init__([p for p in parameters if p not in tables], directions)
+        self._parameters, self._takes_sparse = parameters, takes_sparse
+        others = iter(self.sums)
+        self._tables = {
+            place: TableSums(p, *tables[p]) for place, p in enumerate(parameters) if p in tables
+        }
+        self.sums = [self._tables.get(place) or next(others) for place in range(len(parameters))]
+        self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def look(
+        self, place: int, rows: PerSampleGrad, present: Tensor | None, per_record: int
+    ) -> None:
+        if place not in self._tables:
+            return
+        table = self._tables[place]
+        if not isinstance(rows, TableGrad):
+            table.refuse()
+        looked_up, row = rows.looked_up()
+        keep = table.counted(row)
+        if present is not None:
+            keep &= present.reshape(-1).to(row.device)[looked_up]
+        self._seen.setdefault(place, []).append((looked_up[keep] // per_record, row[keep]))
+
+    def finish(self, place: int) -> None:
+        if place == len(self._parameters) - 1:  # the pass is over
+            self._count()
+
+    def _count(self) -> None:
+        """Count the rows that were looked up in a pass; a record's map is over all tables."""
+        seen, self._seen = self._seen, {}
+        maps: dict[int, tuple[Tensor, Tensor]] = {}
+        records = 0
+        for place, each in seen.items():
+            size = self._tables[place].table_shape[0]
+            pairs = torch.unique(torch.cat([record * size + row for record, row in each]))
+            maps[place] = pairs // size, pairs % size
+            records = max(records, int(maps[place][0].amax()) + 1 if len(pairs) else 0)
+        weights = weights_of(number_of_rows([record for record, _ in maps.values()], records))
+        for place, (record, row) in maps.items():
+            self._tables[place].add_counts(row, weights.to(row.device)[record])
+
+    def restart(self) -> None:
+        super().restart()
+        self._seen = {}
+
+    def take(self) -> list[list[Tensor]]:
+        raise PrivacyError(
+            "the sums of tables with selected rows are not one vector, which this method reads. "
+            "Fix: dpoptim.DPSGD."
+        )
+
+    def take_by_parameter(self) -> list[Tensor]:
+        """One sum a parameter, of tables sparse; then the counts of each table, sparse too."""
+        self._seen = {}
+        sums = super().take_by_parameter()
+        return [*sums, *(table.take_counts() for table in self._tables.values())]
+
+    def write_means(self, released: list[Tensor], divisor: float) -> None:
+        with torch.no_grad():
+            for p, total in zip(self._parameters, released, strict=True):
+                if not total.is_sparse:
+                    p.grad = mean_of(total.view(p.shape), divisor, p.dtype)
+                    continue
+                mean = mean_of(total.values(), divisor, p.dtype)
+                rows = total.indices()[0]
+                if self._takes_sparse(p):
+                    p.grad = sparse_rows(rows, mean, p.shape)
+                else:
+                    p.grad = torch.zeros_like(p).index_copy_(0, rows, mean)
+
+
+def number_of_rows(records: Sequence[Tensor], count: int) -> Tensor:
+    """How many rows each of ``count`` records looked up, given the record of every one of them."""
+    numbers = torch.zeros(count, dtype=torch.int64, device="cpu")
+    for each in records:
+        numbers += torch.bincount(each, minlength=count).cpu()
+    return numbers
+
+
+def weights_of(rows: Tensor) -> Tensor:
+    """Return w_k of a record with k rows: the largest whole number with k w_k^2 <= 2^60."""
+    k = rows.clamp(min=1)
+    weight = (ONE / k.double().sqrt()).long() + 1  # at most one, or two, too large
+    for _ in range(2):
+        weight -= (k * weight * weight > ONE * ONE).long()
+    return weight
