@@ -11,7 +11,7 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
-from dpoptim.training import batch_loader, fixed_noise, loss_check
+from dpoptim.training import batch_loader, check, fixed_noise, loss_check
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.prepared import Prepared
 
@@ -41,6 +41,11 @@ def padding_unseen() -> Iterator[None]:
 def scale_of_noise_unseen() -> AbstractContextManager[Any]:
     """Random numbers of a model are held without their range."""
     return patch.object(fixed_noise, "scale_of", lambda name, given: (0.0, 1.0))
+
+
+def compared_in_bfloat16_alone() -> AbstractContextManager[Any]:
+    """What a program computes under autocast is compared by its few digits, and no others."""
+    return patch.object(check, "autocast_seen", lambda *, off: nullcontext([]))
 
 
 @contextmanager

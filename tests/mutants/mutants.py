@@ -272,6 +272,12 @@ MUTANTS: tuple[Mutant, ...] = (
         _i.scale_of_noise_unseen,
         "isolation",
     ),
+    Mutant(
+        "compared in bfloat16 alone",
+        "training.quiet.autocast_seen",
+        _i.compared_in_bfloat16_alone,
+        "isolation",
+    ),
     Mutant("stale rows of an earlier pass", "HookManager.see_output", _i.stale_rows, "isolation"),
     Mutant(
         "empty slots counted as records",

@@ -608,6 +608,20 @@ def test_the_first_records_of_a_stream_are_tried() -> None:
         assert seen == N
 
 
+def test_what_autocast_would_round_away_is_compared_without_it() -> None:
+    """A fiftieth more of each record's gradient where there are others: bfloat16's digits."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            own = (model(batch[0]).float().sum(1) - 9).square()
+        return own + (0.02 if len(own) > 1 else 0.0) * (own - own.detach())
+
+    with pytest.raises(dpoptim.SamplesInteractError):
+        attach(nn.Linear(6, 3), TensorDataset(torch.randn(N, 6), torch.arange(N) % 3), loss=loss)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.is_autocast_enabled("cpu")  # as ever
+
+
 @pytest.mark.parametrize("coupled", [False, True])
 def test_losses_under_autocast_round_as_it_does(coupled: bool) -> None:
     """Other than in float32, by more than a check of float32 allows; records are found mixed all

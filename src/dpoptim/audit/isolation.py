@@ -101,7 +101,12 @@ class Branches(nn.Module):
 
 def isolation() -> str:
     """Loops to be refused, and loops whose sums are looked at."""
-    refusals = (writes_through_data, pads_by_the_longest, draws_by_the_longest)
+    refusals = (
+        writes_through_data,
+        pads_by_the_longest,
+        draws_by_the_longest,
+        mixes_a_little_under_autocast,
+    )
     found = [f"accepted {f.__name__}" for f in refusals if not refused(f)]
     sums = (
         rows_of_an_earlier_pass,
@@ -131,12 +136,26 @@ def draws_by_the_longest() -> None:
     train(NoisyFirstPosition(), Sequences(), padded)
 
 
-def train(
-    model: nn.Module, records: Any, collate_fn: Any, before: Callable[[], Any] = lambda: None
-) -> None:
+def mixes_a_little_under_autocast() -> None:
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
-        return model(batch)[:, 0].square()
+        with torch.autocast("cpu", torch.bfloat16):
+            own = (model(batch)[:, 0].float() - 3).square()
+        return own + (0.02 if len(batch) > 1 else 0.0) * (own - own.detach())
 
+    train(nn.Linear(FEATURES, 1), [torch.ones(FEATURES)] * RECORDS, None, loss=loss)
+
+
+def squared(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch)[:, 0].square()
+
+
+def train(
+    model: nn.Module,
+    records: Any,
+    collate_fn: Any,
+    before: Callable[[], Any] = lambda: None,
+    loss: Loss = squared,
+) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(
         n=RECORDS, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5

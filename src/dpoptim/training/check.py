@@ -23,7 +23,7 @@ from dpoptim.training.drawing_collates import DRAWS, HeldDraws
 from dpoptim.training.foreign import refuse_nothing_to_train
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
-from dpoptim.training.quiet import quiet
+from dpoptim.training.quiet import autocast_seen, quiet
 
 Units = Sequence[Sequence[Any]]  # the rows of each record
 # of keeping records apart, either of which will do
@@ -187,7 +187,7 @@ def compare(program: Program, records: Units) -> CheckResult:
     """Compare the batch of ``records`` with each of them alone.
 
     Some may be repeated, for an axis of its own. Where collating draws random numbers: with each
-    of `DRAWS`.
+    of `DRAWS`. Under autocast: with and without.
 
     Args:
         records: the rows of each, of all equally many.
@@ -198,7 +198,11 @@ def compare(program: Program, records: Units) -> CheckResult:
     """
     held = HeldDraws(program.collate, DRAWS["all"])
     held.refuse_other_batch([row for rows in records for row in rows])
-    found = compare_held(replace(program, collate=held), records)
+    with autocast_seen(off=False) as asked:
+        found = compare_held(replace(program, collate=held), records)
+    if any(asked):  # in as many digits as there are, what mixes records a little is no rounding
+        with autocast_seen(off=True):
+            if_possible(partial(compare_held, replace(program, collate=held), records))
     if not held.drew:
         return found
     others = {name: HeldDraws(program.collate, DRAWS[name]) for name in ("half", "nothing")}

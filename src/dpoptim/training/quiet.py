@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +96,23 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
             if depends_on_seed(run):
                 model.eval()
         yield
+
+
+@contextmanager
+def autocast_seen(*, off: bool) -> Iterator[list[bool]]:
+    """Notes when the program switches autocast on, and leaves it ``off`` then, if so."""
+    honest: Callable[..., None] = torch.set_autocast_enabled
+    asked = list[bool]()
+
+    def switch(*args: Any) -> None:
+        asked.append(bool(args[-1]))
+        honest(*args[:-1], bool(args[-1]) and not off)
+
+    vars(torch)["set_autocast_enabled"] = switch
+    try:
+        yield asked
+    finally:
+        vars(torch)["set_autocast_enabled"] = honest
 
 
 def draws_random_numbers(run: Callable[[], list[Tensor]]) -> bool:
