@@ -1,4 +1,4 @@
-"""Accuracy on records held back: optimizers, views, noise mechanisms, scattering features.
+"""Accuracy on records held back: optimizers, views, noise, scales, scattering features.
 
     python benchmarks/accuracy.py NAME --out benchmarks/results
 
@@ -28,7 +28,7 @@ from accuracy_tasks import Task
 from dpoptim.data import FASHION_MNIST_DIRECTORY, Data, load_arrays, load_digits, load_fashion_mnist
 from dpoptim.data.arrays import PIXELS
 from dpoptim.data.preparation import Scatter, SquareRoot
-from dpoptim.methods import DPFTRL, DPSGD
+from dpoptim.methods import DPFTRL, DPSGD, ScaledClipNorm
 from dpoptim.optim import AdamBC
 from dpoptim.plan import Plan
 from dpoptim.recipes import recipe
@@ -58,8 +58,10 @@ class Trial:
     shift: int = 0
 
     def plan(self, n: int, delta: float) -> Plan:
+        power = 0.25 if self.optimizer == "SGD" else 0.5
         methods: dict[str, DPSGD | DPFTRL] = {
             "DP-SGD": DPSGD(self.clip_norm),
+            "DP-SGD, scaled": DPSGD(ScaledClipNorm(self.clip_norm, power=power)),
             "DP-FTRL": DPFTRL(self.clip_norm, momentum=self.momentum),
             "banded": DPFTRL(self.clip_norm, sampling="cyclic-poisson", momentum=self.momentum),
         }
@@ -342,6 +344,24 @@ def mechanisms(request: Request) -> Experiment:
     yield task, by_mechanism(base, (4.0, 8.0), (0.5, 1.0, 2.0, 4.0))
 
 
+def scales(request: Request) -> Experiment:
+    """Gradients scaled tensor by tensor before they are clipped, or not, by SGD and AdamBC."""
+    adam, sgd = (0.005, 0.012, 0.03), (0.03, 0.08, 0.2)
+    models: dict[str, tuple[float, ...]] = {"mlp": (1.0, 4.0), "cnn": (1.0,)}
+    for model, epsilons in models.items():
+        task = replace(tasks.digits(model), tries=2)
+        base = Trial(task.name, "", 0.0, 250, 30, 1.0, "", 0.0, 0.9)
+        yield (
+            task,
+            [
+                grid(replace(base, method=method, epsilon=epsilon, optimizer=optimizer), rates)
+                for epsilon in epsilons
+                for optimizer, rates in (("SGD", sgd), ("AdamBC", adam))
+                for method in ("DP-SGD", "DP-SGD, scaled")
+            ],
+        )
+
+
 def scattering(request: Request) -> Experiment:
     """A linear classifier on scattering features, by the recipe; of digits, of Fashion-MNIST, and
     of MNIST and CIFAR-10 where they are given.
@@ -382,6 +402,7 @@ def scattering(request: Request) -> Experiment:
 EXPERIMENTS: dict[str, Callable[[Request], Experiment]] = {
     "mechanisms": mechanisms,
     "optimizers": optimizers,
+    "scales": scales,
     "scattering": scattering,
     "views": views,
 }

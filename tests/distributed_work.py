@@ -105,6 +105,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "flat": lambda: dpoptim.DPSGD(clip_norm=0.7),
     "automatic": lambda: dpoptim.DPSGD(clip_norm=0.7, clipping="automatic"),
     "per-layer": lambda: dpoptim.DPSGD(clip_norm=0.7, clipping="per-layer"),
+    "scaled": lambda: dpoptim.DPSGD(dpoptim.ScaledClipNorm(0.7, every=2, power=0.5)),
     "quantile first": lambda: dpoptim.DPSGD(clip_norm=dpoptim.PrivateQuantile(0.5, share=0.3)),
     "quantile along": lambda: dpoptim.DPSGD(
         clip_norm=dpoptim.PrivateQuantile(0.5, when="all along")

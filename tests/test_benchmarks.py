@@ -48,7 +48,7 @@ RESULTS = BENCHMARKS / "results"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mechanisms", "optimizers", "scattering", "views"])
+@pytest.mark.parametrize("name", ["mechanisms", "optimizers", "scales", "scattering", "views"])
 def test_a_line_of_the_accuracies_is_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cheapest run of each table, on data that come with a package."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -13,6 +13,7 @@ from dpoptim.methods import DPSGD as DPSGD
 from dpoptim.methods import DiceSGD as DiceSGD
 from dpoptim.methods import PlannedClipNorm as PlannedClipNorm
 from dpoptim.methods import PrivateQuantile as PrivateQuantile
+from dpoptim.methods import ScaledClipNorm as ScaledClipNorm
 from dpoptim.methods import SparseSGD as SparseSGD
 from dpoptim.methods import ValueClippedSGD as ValueClippedSGD
 from dpoptim.methods.low_quantile import private_low_quantile as private_low_quantile

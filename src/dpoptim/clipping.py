@@ -78,6 +78,18 @@ class Units:
     rules: Mapping[str, ClippingRule]
     of: Sequence[str]
 
+    def factors(self, squared_norms: Mapping[str, Tensor], margin: float) -> dict[str, Tensor]:
+        """Return the factors of each record in each unit, (k, B), by the unit's own norm.
+
+        Args:
+            squared_norms: of what each unit has of the records' gradients, float64, (B,).
+            margin: see `ClippingRule.factors`.
+        """
+        return {
+            unit: self.rules[unit].factors(each, margin).view(-1, each.shape[0])
+            for unit, each in squared_norms.items()
+        }
+
     @classmethod
     def one(cls, rule: ClippingRule, layers: Sequence[str]) -> "Units":
         """Return all parameters in one unit."""

@@ -24,6 +24,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("flat", "adapters", {"isolation": "alone"}),
     ("per-layer", "per block", {}),
     ("quantile along", "per block", {}),
+    ("scaled", "per block", {}),
 ]
 
 

@@ -33,6 +33,11 @@ METHODS: dict[str, Any] = {
     **{f"dp-sgd, {when}": dpoptim.DPSGD(quantile(when)) for when in WHEN},
     "dp-sgd, planned": dpoptim.DPSGD(dpoptim.PlannedClipNorm((1.0, 0.2, 0.5))),
     "dp-ftrl, planned": dpoptim.DPFTRL(dpoptim.PlannedClipNorm((1.0, 0.2)), order="given"),
+    "dp-sgd, scaled": dpoptim.DPSGD(dpoptim.ScaledClipNorm(0.3, every=2)),
+    "dp-sgd by layer, scaled": dpoptim.DPSGD(dpoptim.ScaledClipNorm(0.3, 2, 0.5), "per-layer"),
+    "dp-sgd automatic, scaled": dpoptim.DPSGD(dpoptim.ScaledClipNorm(0.3, 1), "automatic"),
+    "dp-ftrl, scaled": dpoptim.DPFTRL(dpoptim.ScaledClipNorm(0.3, 2), order="given"),
+    "dice-sgd, scaled": dpoptim.DiceSGD(dpoptim.ScaledClipNorm(0.3, 2), 0.5, 3.0),
     "dice-sgd, planned": dpoptim.DiceSGD(dpoptim.PlannedClipNorm((1.0, 0.2)), 0.5, 3.0),
     "dp-ftrl": dpoptim.DPFTRL(0.7, order="given"),
     **{

@@ -3,8 +3,9 @@ testing detectors.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,11 +19,49 @@ from dpoptim.gradients.feed_forward import Layer, SpectralNorms, squared_gradien
 from dpoptim.methods import DiceSGD, private_quantile
 from dpoptim.methods.error_feedback import ErrorFeedback, HiddenStateNoise
 from dpoptim.methods.private_quantile import QuantileSearch, histogram
+from dpoptim.methods.scaled_clip_norm import PrivateScales
 from dpoptim.noise.correlated import BinaryTree, ToeplitzSquareRoot, tree
 from dpoptim.plan import Plan
 from dpoptim.sampling import FixedBatches
+from dpoptim.scaled_clipping import ScaledUnits
 
 Fault = AbstractContextManager[Any]
+
+
+def clipped_before_scaled() -> Fault:
+    honest = ScaledUnits.factors
+
+    def factors(
+        units: ScaledUnits, squared_norms: Mapping[str, Tensor], margin: float
+    ) -> dict[str, Tensor]:
+        return honest(replace(units, scales=[1.0] * len(units.of)), squared_norms, margin)
+
+    return patch.object(ScaledUnits, "factors", factors)
+
+
+def scales_read_before_the_noise() -> Fault:
+    """Scales by the sum of the step that they are for."""
+    honest = PrivateScales.scaled
+
+    def scaled(scales: PrivateScales, sums: list[list[Tensor]]) -> list[list[Tensor]]:
+        largest = [float(view.abs().max()) for view in scales._views(sums[0])]
+        kept, scales._scales = scales._scales, [1 / (0.1 + each) for each in largest]
+        try:
+            return honest(scales, sums)
+        finally:
+            scales._scales = kept
+
+    return patch.object(PrivateScales, "scaled", scaled)
+
+
+def moments_beside_the_whole_gradient() -> Fault:
+    honest = PrivateScales.query
+
+    def query(scales: PrivateScales, sums: list[Tensor]) -> list[Tensor]:
+        whole = [total.clone() for total in sums]
+        return [*whole, honest(scales, sums)[-1]]
+
+    return patch.object(PrivateScales, "query", query)
 
 
 def residual_not_clipped() -> Fault:

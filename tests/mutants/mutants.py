@@ -520,6 +520,24 @@ MUTANTS: tuple[Mutant, ...] = (
         _m.count_beside_the_whole_gradient,
         "clip norm search",
     ),
+    Mutant(
+        "gradients clipped before they are scaled",
+        "scaled_clipping.ScaledUnits",
+        _m.clipped_before_scaled,
+        "scaled gradients",
+    ),
+    Mutant(
+        "scales by the sum that they are for",
+        "PrivateScales.scaled",
+        _m.scales_read_before_the_noise,
+        "scaled gradients",
+    ),
+    Mutant(
+        "moments beside the whole gradient",
+        "PrivateScales.query",
+        _m.moments_beside_the_whole_gradient,
+        "scaled gradients",
+    ),
     # statistics beside training
     Mutant(
         "values beyond the public range not cut",

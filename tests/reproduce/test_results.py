@@ -124,7 +124,7 @@ def test_the_audit_of_a_peer(bench: Callable[[str], ModuleType]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["mechanisms", "optimizers", "scattering", "views"])
+@pytest.mark.parametrize("name", ["mechanisms", "optimizers", "scales", "scattering", "views"])
 def test_runs_of_accuracies_are_whole(bench: Callable[[str], ModuleType], name: str) -> None:
     """Each line is a run that trained, under settings that a command can ask for again."""
     table = bench("accuracy").Table(RESULTS / f"accuracy_{name}.csv")

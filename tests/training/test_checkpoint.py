@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim import DPFTRL, DPSGD, DiceSGD, PrivateQuantile
+from dpoptim import DPFTRL, DPSGD, DiceSGD, PrivateQuantile, ScaledClipNorm
 from dpoptim.accounting.ledger import Ledger, LedgerError
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
@@ -102,6 +102,9 @@ PLANS = {
     "fixed batches in four passes": DPFTRL(0.1).plan(
         n=N, batch_size=20, epochs=4, noise_multiplier=0.0, delta=1e-5, neighboring="zero-out"
     ),
+    "scaled by released gradients": DPSGD(ScaledClipNorm(0.1, every=2)).plan(
+        n=N, batch_size=N, steps=6, noise_multiplier=0.0, delta=1e-5
+    ),
     "clip norm followed": DPSGD(PrivateQuantile(0.5, when="all along")).plan(
         n=N, batch_size=N, steps=6, noise_multiplier=0.0, delta=1e-5
     ),
@@ -132,6 +135,9 @@ NOISY = {
     ),
     "a tree's noise": DPFTRL(0.1, noise="tree").plan(
         n=N, batch_size=20, epochs=2, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
+    ),
+    "scaled by released gradients": DPSGD(ScaledClipNorm(0.1, every=3)).plan(
+        n=N, batch_size=20, steps=7, noise_multiplier=1.0, delta=1e-5
     ),
     "noise fitted to a decay": DPFTRL(0.1, momentum=0.5, decay="cosine").plan(
         n=N, batch_size=20, epochs=3, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"

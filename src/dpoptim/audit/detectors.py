@@ -23,6 +23,7 @@ from dpoptim.audit.method_detectors import (
     clip_norm_search,
     error_feedback,
     named_audits,
+    scaled_gradients,
     value_clipping,
 )
 from dpoptim.audit.noise import audit_noise, audit_redrawn_noise
@@ -272,4 +273,5 @@ DETECTORS: dict[str, Detector] = {
     "value clipping": value_clipping,
     "clip norm search": clip_norm_search,
     "selected rows": partial(row_selection, FAILURE, SEED),
+    "scaled gradients": scaled_gradients,
 }

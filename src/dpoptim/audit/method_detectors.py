@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from dpoptim.audit.error_feedback import released_means
 from dpoptim.audit.named_audits import AUDITS
 from dpoptim.clipping import Clipping
+from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.value_engine import ValueEngine
-from dpoptim.methods import DiceSGD, PrivateQuantile
+from dpoptim.methods import DiceSGD, PrivateQuantile, ScaledClipNorm
 from dpoptim.methods.private_quantile import QuantileSearch
+from dpoptim.methods.scaled_clip_norm import PrivateScales
 from dpoptim.plan import Plan
 
 TRIALS = 8000
@@ -107,3 +109,46 @@ def clip_norm_search() -> str:
                 "noise is for 1"
             )
     return ""
+
+
+def scaled_gradients() -> str:
+    """Exact: how far one record moves scaled sums and moments, at most 1 for the noise.
+
+    Both worlds release the same, by which weights and biases have unequal scales.
+    """
+    for style in ("flat", "automatic", "per-layer"):
+        for size in (0.0, 1.0, 1e3):  # all of a gradient is of biases, or nearly all of weights
+            worlds = [scaled_sums(Clipping(2.0, style), size, present) for present in (False, True)]
+            for step, (before, after) in enumerate(zip(*worlds, strict=True)):
+                moved = float((after - before).norm())
+                if not moved <= 1 + 1e-9:
+                    return (
+                        f"refuted: one record moves the scaled query of step {step} by {moved:.4g} "
+                        f"({style}), and the noise is for 1"
+                    )
+    return ""
+
+
+def scaled_sums(rule: Clipping, size: float, present: bool) -> list[Tensor]:
+    """Queries of some steps on one record; what is released does not depend on it."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.5)
+    engine = Engine(model, rule, capacity=1, reduction="sum")
+    engine.attach()
+    scales = PrivateScales(ScaledClipNorm(rule.norm, 1, 0.5, 0.3), rule, 1)
+    entries = [p.numel() for p in engine.parameters]
+    scales.see(entries, engine.totals.own_views, lambda step: 0.1)
+    found = []
+    for step in range(3):
+        engine.clipping, engine.observer = scales.rule, scales.observe
+        engine.begin_microbatch(1)
+        losses = model(torch.full((1, 3), size, dtype=torch.float64)).sum(1) * 50 * present
+        engine.backward(losses)
+        asked = scales.query(*scales.scaled(engine.take_sums()))
+        found.append(torch.cat([part.clone() for part in asked]))
+        uneven = [(1.0, 900.0)[(place + step) % 2] for place in range(len(entries))]
+        scales.answer([torch.ones_like(asked[0]), torch.tensor(uneven, dtype=torch.float64)])
+    engine.detach()
+    return found

@@ -14,8 +14,9 @@ from dpoptim.gradients.products import Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
 from dpoptim.gradients.sums import Sums
 
-# Told the squared norms of the records, and the tapers of their factors if there are any. Private.
-Observer = Callable[[Tensor, Tensor | None], None]
+# Told the squared norms of the records, the tapers of their factors if there are any, and the
+# squared norms of what each unit has of them. Private.
+Observer = Callable[[Tensor, Tensor | None, Mapping[str, Tensor]], None]
 
 
 @dataclass
@@ -101,7 +102,7 @@ class ClippedSum:
             add_record_by_record(in_turn, self.units.of, sums, self.groups, self.block, weigh)
         factors, tapers = self.clip(norms)
         if observer is not None:
-            observer(norms.whole(), tapers)
+            observer(norms.whole(), tapers, norms.squared)
         self.add_weighted(together, factors, sums, finish)
 
     def measure(self, gradients: Mapping[int, PerSampleGrad], places: Iterable[int]) -> Norms:
@@ -151,10 +152,7 @@ class ClippedSum:
 
         A record's factors are zero for all units or for none.
         """
-        factors = {
-            unit: self.units.rules[unit].factors(each, self.margin).view(-1, each.shape[0])
-            for unit, each in norms.squared.items()
-        }
+        factors = self.units.factors(norms.squared, self.margin)
         if len(factors) > 1:
             countable = torch.stack([each[0] > 0 for each in factors.values()]).all(0)
             factors = {unit: torch.where(countable, each, 0.0) for unit, each in factors.items()}

@@ -185,7 +185,7 @@ class ValueEngine(Engine):
         # zero where nobody is
         share = self.rows.shares(len(squared), self.present, squared.device)
         if self.observer is not None:
-            self.observer(squared * share.square(), None)
+            self.observer(squared * share.square(), None, {})
         factors = self.clipping.factors(squared, margin) * share
         weighted = torch.where(
             (factors > 0)[:, None], slopes.flatten(1) * factors.to(slopes.dtype)[:, None], 0.0

@@ -6,6 +6,7 @@ from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.planned_clip_norm import PlannedClipNorm
 from dpoptim.methods.private_quantile import PrivateQuantile
+from dpoptim.methods.scaled_clip_norm import ScaledClipNorm
 from dpoptim.methods.sparse_sgd import SparseSGD
 from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
 from dpoptim.methods.whole_run import WholeRun
@@ -17,6 +18,7 @@ __all__ = [
     "DiceSGD",
     "PlannedClipNorm",
     "PrivateQuantile",
+    "ScaledClipNorm",
     "SparseSGD",
     "TrainingMethod",
     "ValueClippedSGD",

@@ -25,7 +25,8 @@ class DPSGD(TrainingMethod):
 
     Args:
         clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. Or a
-            `PrivateQuantile`, by which the run finds it within its budget, or a `PlannedClipNorm`.
+            `PrivateQuantile`, by which the run finds it within its budget, a `PlannedClipNorm`, or
+            a `ScaledClipNorm`.
         clipping: ``"flat"`` (g min(1, C/|g|)), ``"automatic"`` (C g / (|g| + 0.01))
             or ``"per-layer"`` (each of the L layers by itself, to C / sqrt(L)). Or a mapping,
             such as {"encoder": 1, "": 3}: the layers below the module "encoder" together, and all

@@ -13,6 +13,7 @@ from dpoptim.clipping import Clipping, ClippingRule, Groups, Style, style_of
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 from dpoptim.methods.planned_clip_norm import PlannedClipNorm
 from dpoptim.methods.private_quantile import PrivateQuantile
+from dpoptim.methods.scaled_clip_norm import ScaledClipNorm
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm, ClipNormPolicy, SensitiveState
 from dpoptim.noise.correlated.workload import Decay
 from dpoptim.opacus_words import KnowsOpacus, knows_opacus
@@ -20,7 +21,7 @@ from dpoptim.plan import Plan, make_plan
 from dpoptim.sampling import Sampler
 
 # told apart by their fields in a plan's JSON
-CLIP_NORM_POLICIES: tuple[type[Any], ...] = (PrivateQuantile, PlannedClipNorm)
+CLIP_NORM_POLICIES: tuple[type[Any], ...] = (PrivateQuantile, PlannedClipNorm, ScaledClipNorm)
 
 
 class TrainingMethod(KnowsOpacus, ABC):
@@ -78,6 +79,11 @@ class TrainingMethod(KnowsOpacus, ABC):
             object.__setattr__(self, "clip_norm", policy_of(self.clip_norm))
         if self.clipping != "flat":
             object.__setattr__(self, "clipping", style_of(self.clipping))
+        if self.value_bound is not None and isinstance(self.policy, ScaledClipNorm):
+            raise ValueError(
+                "clip_norm=ScaledClipNorm(...) scales gradients tensor by tensor, of which value "
+                "clipping bounds none by itself. Fix: a plain clip norm, or dpoptim.DPSGD."
+            )
         if self.policy is None:
             _ = Clipping(self.clip_norm)  # type: ignore[arg-type]  # validates
             object.__setattr__(self, "clip_norm", float(self.clip_norm))  # type: ignore[arg-type]  # no numpy's: JSON

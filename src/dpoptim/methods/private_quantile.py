@@ -13,7 +13,7 @@ so that the whole run costs what it costs with a fixed clip norm:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -180,7 +180,12 @@ class QuantileSearch(AdaptiveClipNorm):
     def meet(self, peers: Peers) -> None:
         self._total, self._known = peers.total, peers.known
 
-    def observe(self, squared_norms: Tensor, tapers: Tensor | None = None) -> None:
+    def observe(
+        self,
+        squared_norms: Tensor,
+        tapers: Tensor | None = None,
+        of_units: Mapping[str, Tensor] | None = None,
+    ) -> None:
         octaves = squared_norms.to("cpu", torch.float64).log2() / 2
         # Under zero-out a record may be there with gradient zero, measured as next to nothing: it
         # must not vote either.

@@ -1,7 +1,7 @@
 """Private state of a run beside the engine: a method's memory, a clip norm that changes."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -75,8 +75,16 @@ class AdaptiveClipNorm(Protocol):
 
     @property
     def gain(self) -> float:
-        """Factor of this step's released sums in `answer`; public."""
+        """Factor of this step's released sums in `answer`; public. If several: see `shares`."""
         return self.rule.norm
+
+    @property
+    def shares(self) -> Sequence[float] | None:
+        """Each parameter's factor over `gain`, the root mean square of all entries' factors.
+
+        None: all are 1.
+        """
+        return None
 
     @property
     def found(self) -> bool:
@@ -87,12 +95,36 @@ class AdaptiveClipNorm(Protocol):
         """Learn who observes other records of the same steps, and has the rest of the sums."""
         return None
 
-    def observe(self, squared_norms: Tensor, tapers: Tensor | None = None) -> None:
+    def see(
+        self,
+        entries: Sequence[int],
+        views: Callable[[list[Tensor]], list[Tensor]],
+        deviation: Callable[[int], float],
+    ) -> None:
+        """Learn what sums are made of, and how noisy they come back.
+
+        Args:
+            entries: of each parameter, in all processes together.
+            views: flat, of a sum or a release: what is in this process of each parameter.
+            deviation: of the noise in every entry of a step's release, by its number.
+
+        Raises:
+            ValueError: it cannot work with such noise.
+        """
+        return None
+
+    def observe(
+        self,
+        squared_norms: Tensor,
+        tapers: Tensor | None = None,
+        of_units: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Look at the gradients of some records of the step. Private.
 
         Args:
             squared_norms: float64, shape (B,).
             tapers: what share of each counts where huge ones fade out; None: all of it.
+            of_units: what each unit of the rule has of them.
         """
         return None
 

@@ -1,11 +1,11 @@
 """Adam less the noise's variance in the second moment (Tang et al. 2023, "DP-AdamBC")."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpoptim.arguments import number_from_zero, positive_number
 
@@ -28,6 +28,10 @@ class AdamBC(torch.optim.Optimizer):
             is the least.
         weight_decay: decoupled, as in AdamW; >= 0.
         noise_std: of the noise in every entry of the gradients, until `attach` says otherwise.
+
+    Attributes:
+        noise_shares: what each parameter has of ``noise_std``, where it differs (see
+            `ScaledClipNorm`); empty: 1. `attach` says it.
 
     Examples:
         >>> import torch
@@ -59,6 +63,7 @@ class AdamBC(torch.optim.Optimizer):
             "noise_std": number_from_zero("noise_std", noise_std),
         }
         super().__init__(params, defaults)
+        self.noise_shares: Mapping[nn.Parameter, float] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -73,7 +78,7 @@ class AdamBC(torch.optim.Optimizer):
                     self._move(p, p.grad, group)
         return loss
 
-    def _move(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _move(self, p: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[p]
         if not state:
             state["step"], state["variance"], state["squares"] = 0, 0.0, 0.0
@@ -83,7 +88,8 @@ class AdamBC(torch.optim.Optimizer):
         state["first"].lerp_(gradient, 1 - beta1)
         state["second"].lerp_(gradient.square(), 1 - beta2)
         # Weighted over the steps as the second moment is: the noise may differ from step to step.
-        state["variance"] = beta2 * state["variance"] + (1 - beta2) * group["noise_std"] ** 2
+        noise = group["noise_std"] * (self.noise_shares[p] if self.noise_shares else 1.0)
+        state["variance"] = beta2 * state["variance"] + (1 - beta2) * noise**2
         state["squares"] = beta2**2 * state["squares"] + (1 - beta2) ** 2
         correction = 1 - beta2 ** state["step"]
         variance = state["variance"] / correction
@@ -98,8 +104,16 @@ class AdamBC(torch.optim.Optimizer):
         p.addcdiv_(state["first"], root, value=-group["lr"] / (1 - beta1 ** state["step"]))
 
 
-def pass_on(optimizers: Iterable[torch.optim.Optimizer], noise_std: float) -> None:
-    """Tell optimizers with a ``noise_std`` of their own how noisy a release is."""
+def pass_on(
+    optimizers: Iterable[torch.optim.Optimizer],
+    noise_std: float,
+    noise_shares: Mapping[nn.Parameter, float],
+) -> None:
+    """Tell optimizers with a ``noise_std`` of their own how noisy a release is.
+
+    Args:
+        noise_shares: what each parameter has of it; empty: 1.
+    """
     for optimizer in optimizers:
         if "noise_std" in optimizer.defaults:
             if math.isnan(noise_std):
@@ -109,3 +123,4 @@ def pass_on(optimizers: Iterable[torch.optim.Optimizer], noise_std: float) -> No
                 )
             for group in optimizer.param_groups:
                 group["noise_std"] = noise_std
+            optimizer.noise_shares = noise_shares  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ class OptimizerHooks:
         self._steps, self._gradients, self._engine = steps, gradients, engine
         self._optimizers = tuple(optimizers)
         # refuses those that would not be told, before anything is spent
-        pass_on(self._optimizers, steps.noise_std)
+        self._pass_on()
         # of each optimizer, at the microbatches of a step so far
         self._rates: dict[int, list[float | None]] = {}
         self._handles: list[RemovableHandle] = []
@@ -43,6 +43,11 @@ class OptimizerHooks:
             before = optimizer.register_step_pre_hook(self._before_step)
             put_first(optimizer, before)
             self._handles += [before, optimizer.register_step_post_hook(self._after_step)]
+
+    def _pass_on(self) -> None:
+        shares = self._steps.noise_shares
+        of_each = {} if shares is None else dict(zip(self._engine.parameters, shares, strict=True))
+        pass_on(self._optimizers, self._steps.noise_std, of_each)
 
     @property
     def attached(self) -> bool:
@@ -83,7 +88,7 @@ class OptimizerHooks:
         if self._steps.state == "complete":
             self._rates.clear()
             self._steps.release()
-            pass_on(self._optimizers, self._steps.noise_std)
+            self._pass_on()
             self._gradients.begin(optimizer, moves=self._steps.moved)
         return changed
 

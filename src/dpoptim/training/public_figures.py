@@ -100,7 +100,8 @@ class PublicFigures:
         """Standard deviation of the noise in each entry of the last released gradients; public.
 
         Before the first release, of the gradients to come; 0 without noise; ``nan`` where the
-        noise is of a tree. Optimizers with a ``noise_std`` of their own, such as
+        noise is of a tree; the root mean square where parameters differ (`ScaledClipNorm`).
+        Optimizers with a ``noise_std`` of their own, such as
         `dpoptim.optim.AdamBC`, are told it.
         """
         return self._steps.noise_std

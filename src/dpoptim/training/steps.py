@@ -1,5 +1,6 @@
 """One step after another: from a batch's microbatches to what the gate releases of their sum."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ class Steps:
         moved: whether the last ``optimizer.step()`` moved the model.
         noise_std: of the noise in every entry of the last gradients that the gate released; before
             the first, of those to come; ``nan`` if the mechanism does not tell.
+        noise_shares: each parameter's noise over that, where they differ; else None.
 
     **Guarantee.** Each batch's sum goes to the gate once, and nothing remembers a step before its
     noise is drawn.
@@ -51,8 +53,12 @@ class Steps:
             self._side.attach(partial(engine.totals.by_unit, units), ranks)
         self.choice = method.adaptive_clip_norm(plan)
         self.noise_std = self._noise_of(self.done, 1.0 if self.choice is None else self.choice.gain)
+        self.noise_shares: Sequence[float] | None = None
         if self.choice is not None:
             self.choice.meet(ranks)
+            entries = [p.numel() for p in engine.parameters]
+            self.choice.see(entries, engine.totals.own_views, plan.query.released_deviation)
+            self.noise_shares = self.choice.shares
             engine.clipping, engine.observer = self.choice.rule, self.choice.observe
 
     def end(self, *, refund: bool) -> None:
@@ -116,6 +122,7 @@ class Steps:
         elif self._side is not None:
             self._side.skipped()
         gain = 1.0 if self.choice is None else self.choice.gain
+        shares = None if self.choice is None else self.choice.shares
         released = noisy if self.choice is None else self.choice.answer(noisy)
         if self.choice is not None:
             self._engine.clipping = self.choice.rule
@@ -125,6 +132,7 @@ class Steps:
         if released is not None:
             self._engine.write_means(released, self._plan.expected_batch(self.done - 1))
             self.noise_std = self._noise_of(self.done - 1, gain)
+            self.noise_shares = shares
             self.moved = True
         self._state, self.microbatches = "idle", 0
 
