@@ -26,6 +26,21 @@ def test_writes_exactly_the_content(tmp_path: Path, content: bytes | str, bytes_
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
+def test_programs_take_turns_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a turn that ended by an error."""
+    monkeypatch.setattr(files, "TURN", -1.0)
+    waits = pytest.raises(OSError, match="another process has been saving there")
+    with files.turn_in(tmp_path), waits, files.turn_in(tmp_path):
+        pass
+    with pytest.raises(KeyError), files.turn_in(tmp_path):
+        raise KeyError
+    with files.turn_in(tmp_path):
+        pass
+    with files.turn_in(tmp_path / "missing"):  # writing there says so
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.ENOSPC, OSError), (errno.EACCES, PermissionError)]

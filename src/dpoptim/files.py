@@ -152,6 +152,8 @@ def turn_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         if handle is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)  # a child forked meanwhile has it open, too
             os.close(handle)
 
 
