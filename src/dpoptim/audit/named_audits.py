@@ -66,7 +66,10 @@ AUDITS: dict[str, Audit] = {
     "persons": persons_shown,
     **{
         name: partial(statistic, name)
-        for name in ("scaler", "imputer", "class counts", "evaluation")
+        for name in (
+            *("scaler", "imputer", "class counts", "frequent categories"),
+            *("evaluation", "evaluation of a regression"),
+        )
     },
 }
 
