@@ -488,7 +488,7 @@ def test_records_that_nobody_can_make_up_are_taken_from_the_data() -> None:
 
 
 def steep_by_others(model: nn.Module, batch: Any) -> Tensor:
-    """Of each record the right value, and a gradient as steep as the batch has it."""
+    """Return of each record the right value, with a gradient as steep as the batch has it."""
     own = losses(model, batch)
     return own + batch[0].square().mean() * (own - own.detach())
 
