@@ -157,7 +157,7 @@ def gate_noise(
 def gradientless_run(
     plan: Plan, *, noise_seed: int | None = None, shapes: tuple[tuple[int, ...], ...] = SHAPES
 ) -> list[Floats]:
-    """What the gate releases where all gradients are zero: one (steps, size) a tensor."""
+    """Numbers that the gate releases where all gradients are zero: one (steps, size) a tensor."""
     model = Weights(shapes)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     released: list[list[Floats]] = [[] for _ in shapes]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Contents:
-    """What a model is made of, each part once, under its first name.
+    """Parts that a model is made of, each once, under its first name.
 
     Attributes:
         modules, parameters, buffers: by name, in the order of ``named_modules`` and the like.
