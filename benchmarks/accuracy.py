@@ -290,7 +290,7 @@ def optimizers(request: Request) -> Experiment:
     if request.tweets is not None:
         task = tasks.adapters(request.tweets, request.cache)
         base = replace(base, batch_size=250, epochs=2, clip_norm=1.0)
-        yield by_optimizer(task, base, sgd=(2.0, 8.0, 32.0), adam=(0.01, 0.03, 0.1))
+        yield by_optimizer(task, base, sgd=(2.0, 8.0, 32.0), adam=(0.01, 0.03, 0.1, 0.3))
 
 
 def by_views(base: Trial, rates: Sequence[float], *, most: int) -> Groups:

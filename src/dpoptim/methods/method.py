@@ -40,11 +40,14 @@ class TrainingMethod(KnowsOpacus, ABC):
         decay: of the learning rate that the method's noise is fitted to, and that the loops of
             `dpoptim train` and of the estimators follow.
         trains: what it can train: ``"any model"`` by `dpoptim.attach`.
+        for_tables: whether it needs tables of embeddings, so that a plan for a model of which only
+            the size is known leaves it out, unless it is named.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     trains: ClassVar[str] = "any model"
+    for_tables: ClassVar[bool] = False
     clip_norm: float | ClipNormPolicy
     clipping: Style | Groups = "flat"
     value_bound: str | None = None

@@ -61,6 +61,7 @@ class SparseSGD(TrainingMethod):
         "2023)"
     )
     trains: ClassVar[str] = "models with embedding tables"
+    for_tables: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.check()

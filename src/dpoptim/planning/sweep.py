@@ -41,7 +41,7 @@ class Question:
         n: records, or persons. parameters: trained numbers.
         target: what the run must keep to. neighboring: the relation; None: add-or-remove-one
             where a method can hold it, else zero-out.
-        methods: names in the registry; None: all that train any model.
+        methods: names in the registry; None: all, but for those `for_tables`.
         batch_size, epochs: where one is decided already. most_steps: noisy steps at most.
         cost: of a step on the machine that will train; None: not known. max_seconds: of the run.
         unit: whom the guarantee shall protect; n counts them.
@@ -143,7 +143,8 @@ def candidates(question: Question, method: TrainingMethod) -> Iterator[Setting]:
 
 def methods_of(question: Question) -> list[TrainingMethod]:
     if question.methods is None:
-        return [listed.make(clip_norm=1.0) for listed in entries().values() if not listed.solver]
+        every = [listed.make(clip_norm=1.0) for listed in entries().values() if not listed.solver]
+        return [method for method in every if not method.for_tables]
     for name in question.methods:
         if name not in method_names() or entry(name).solver:
             loops = ", ".join(each for each, listed in entries().items() if not listed.solver)
