@@ -27,6 +27,7 @@ from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.outcome import entry_of, parameters_of, print_summary, result_of, write_run
 from dpoptim.runs.plans import defaults_of, plan_of
 from dpoptim.runs.processes import launched, refused_together
+from dpoptim.runs.result import kind_of_model
 from dpoptim.runs.saved_model import save_model
 from dpoptim.runs.train import (
     Optimization,
@@ -84,13 +85,14 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                 train_privately, saved=saved, resume=request.resume, most_seconds=most_seconds
             )
             train = train_by_solver if isinstance(plan.method, WholeRun) else by_loop
+            kind = kind_of_model(request.model, classifies=data.target_bounds is None)
             trained = train(
                 data,
                 model,
                 plan,
                 optimization,
                 ledger=ledger,
-                label=f"{data.name[:150]} {request.model}",
+                label=f"{data.name[:150]} {kind}",
                 noise_seed=request.noise_seed,
                 on_step=count,
             )

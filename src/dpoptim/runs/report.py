@@ -17,7 +17,7 @@ from dpoptim.runs.drawing import power_of_ten
 from dpoptim.runs.evaluation_section import NO_EVALUATION
 from dpoptim.runs.page import bullets, duration, escape, figure, number, page, pairs, percent
 from dpoptim.runs.page import facts as key_figures
-from dpoptim.runs.result import RunResult
+from dpoptim.runs.result import RunResult, kind_of_model
 from dpoptim.sampling import PoissonSampling
 
 _SIGNS = {
@@ -45,9 +45,8 @@ def report(result: RunResult) -> str:
     touched.
     """
     facts = certificate(result)
-    # a softmax of one number is no softmax
-    linear = result.model_name == "softmax" and not result.classes
-    title = f"{'linear model' if linear else result.model_name} trained on {result.data_name}"
+    kind = kind_of_model(result.model_name, classifies=bool(result.classes))
+    title = f"{kind} trained on {result.data_name}"
     sections = [
         _hero(result, facts),
         _key_facts(result, facts),

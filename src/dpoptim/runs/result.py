@@ -57,3 +57,8 @@ class RunResult:
     def measure(self) -> str:
         """Name of the scores: a number that is predicted has no classes."""
         return "accuracy" if self.classes else "R2"
+
+
+def kind_of_model(name: str, *, classifies: bool) -> str:
+    """A model's name for people: a softmax of one number is no softmax."""
+    return "linear model" if name == "softmax" and not classifies else name
