@@ -255,13 +255,14 @@ def time_table(rows: dict[str, Row], threads: Sequence[int]) -> str:
 
 
 def memory_table(rows: dict[str, Row]) -> str:
-    """MiB, and ours as a multiple of plain."""
+    """MiB, and ours as a multiple of plain; less than one cannot be told from none."""
     used = [name for name in IN_MEMORY if any(name in row.peak for row in rows.values())]
     out = [f"| work | {' | '.join(used)} | ours / plain |", "|---" * (len(used) + 2) + "|"]
     for title, row in rows.items():
-        cells = [f"{row.peak[name]:,.0f}" if name in row.peak else "-" for name in used]
-        both = "ours, noise" in row.peak and row.peak.get(PLAIN)
-        share = f"{row.peak['ours, noise'] / row.peak[PLAIN]:.2f}" if both else "-"
+        peaks = {name: max(0.0, peak) for name, peak in row.peak.items()}
+        cells = [f"{peaks[name]:,.0f}" if name in peaks else "-" for name in used]
+        both = "ours, noise" in peaks and peaks.get(PLAIN, 0.0) >= 1
+        share = f"{peaks['ours, noise'] / peaks[PLAIN]:.2f}" if both else "-"
         out.append(f"| {title} | {' | '.join(cells)} | {share} |")
     return "\n".join(out)
 
