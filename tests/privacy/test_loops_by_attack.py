@@ -332,7 +332,7 @@ def test_losses_that_the_model_s_way_does_not_suit_go_by_a_slower_one(name: str)
     alone, _ = released(build, columns, loop, range(N), isolation="alone")
     whole, _ = released(build, columns, loop, range(N), **options)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(whole, alone, strict=True))
-    with pytest.raises(dpoptim.SamplesInteractError, match='isolation="auto", or "alone"'):
+    with pytest.raises(dpoptim.SamplesInteractError, match='isolation="vmap", or "alone"; "auto"'):
         released(build, columns, loop, range(N), isolation="rules", **options)
 
 
