@@ -18,6 +18,9 @@ from dpoptim.clipping import Clipping
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.norms import taper
+from dpoptim.gradients.products import COMMON_FACTOR_ERROR
+from dpoptim.methods import scaled_clip_norm
 from dpoptim.methods.scaled_clip_norm import MOST, PrivateScales, scales_of
 from dpoptim.optim import AdamBC
 from dpoptim.scaled_clipping import ScaledClipping
@@ -279,6 +282,41 @@ def test_moments_are_those_of_scaled_and_clipped_gradients() -> None:
         assert not scales._observed.any()  # of the next step
     ratio = scales._scales[0] / scales._scales[1]
     assert ratio == pytest.approx(math.sqrt(scales._moments[1] / (scales._moments[0] / 3)))
+
+
+def most_moved(around: float, signs: tuple[int, int]) -> float:
+    """How far one record more moves the moments, of which it may move 1, under a mean: all norms
+    are rounded anew, each by at most `COMMON_FACTOR_ERROR`, and so is what they are tapered by.
+    """
+    capacity, queries = 20_000, []
+    for more in (0, 1):
+        settings = dpoptim.ScaledClipNorm(1.0, share=0.25)
+        scales = PrivateScales(settings, Clipping(1.0), capacity)
+        scales.see([3, 1], lambda sums: [*sums[0].split([3, 1])], lambda step: 0.0)
+        squares = {}
+        for tensor, sign, part in zip("01", signs, (0.7, 0.3), strict=True):
+            norm = around * math.sqrt(part) * (1 + more * sign * COMMON_FACTOR_ERROR)
+            each = torch.full((capacity,), norm**2, dtype=torch.float64)
+            one = torch.tensor([1.0 - int(tensor)], dtype=torch.float64)
+            squares[tensor] = torch.cat([each, one]) if more else each
+        both = squares["0"] + squares["1"]
+        scales.observe(both, taper(both), squares)
+        *_, moments = scales.query([torch.zeros(4, dtype=torch.float64)])
+        queries.append(moments / 0.5)  # the root of their share
+    return float((queries[1] - queries[0]).norm())
+
+
+@pytest.mark.parametrize("signs", [(1, 1), (1, -1), (-1, 1), (-1, -1)])
+@pytest.mark.parametrize("around", [0.5, 0.99, 1.0, 1.01, 30.0, 2.0**55, 2.0**61])
+def test_rounding_that_all_records_share_moves_moments_less_than_they_are_shrunk(
+    around: float, signs: tuple[int, int]
+) -> None:
+    assert most_moved(around, signs) <= 1.0
+
+
+def test_moments_that_are_not_shrunk_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaled_clip_norm, "SLOPE", 0.0)
+    assert most_moved(0.99, (1, 1)) > 1.0
 
 
 def test_it_survives_json_and_says_what_is_enforced() -> None:
