@@ -21,6 +21,7 @@ from dpoptim.noise.correlated import (
     BinaryTree,
     BufferedToeplitz,
     Independent,
+    RedrawnToeplitz,
     Strategy,
     ToeplitzSquareRoot,
 )
@@ -30,6 +31,8 @@ MECHANISMS: dict[str, Strategy] = {
     "binary tree": BinaryTree(),
     "tree, Honaker": BinaryTree("honaker"),
     "buffered Toeplitz, 3": BufferedToeplitz(3),
+    "buffered Toeplitz, 4": BufferedToeplitz(4),
+    "redrawn Toeplitz": RedrawnToeplitz(),
     "Toeplitz square root": ToeplitzSquareRoot(),
     "normalised": ToeplitzSquareRoot(normalised=True),
 }
