@@ -15,7 +15,7 @@ from dpoptim.accounting import ledger, ledger_refusals
 from dpoptim.accounting.filters import GaussianFilter
 from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.accounting.ledger_store import LedgerStore
-from dpoptim.gate import FilteredGate, Gate
+from dpoptim.gate import FilteredGate, Gate, planned
 from dpoptim.training.rank_files import Place, RankFile
 
 
@@ -99,3 +99,8 @@ def changed_parts_taken_up() -> AbstractContextManager[Any]:
 def parts_of_other_saves_taken_up() -> AbstractContextManager[Any]:
     """The seal is thought to be enough, which every save of a run has alike."""
     return digests_asked(lambda file: file._key is None)
+
+
+def other_noise_taken_up() -> AbstractContextManager[Any]:
+    """Whatever a strategy is fitted to, it goes on with what another one remembers."""
+    return patch.object(planned, "refuse_other_noise", lambda query, earlier: None)

@@ -200,6 +200,12 @@ MUTANTS: tuple[Mutant, ...] = (
         _r.parts_of_other_saves_taken_up,
         "checkpoint parts",
     ),
+    Mutant(
+        "noise fitted otherwise takes back what was released",
+        "gate.planned.refuse_other_noise",
+        _r.other_noise_taken_up,
+        "resumed noise",
+    ),
     # clipping
     Mutant(
         "one layer not clipped",

@@ -84,6 +84,7 @@ ALLOWED = {
 HOLD_SECRETS = {
     "audit/turns.py",  # an attacker who is told the parts
     "audit/refunds.py",  # an attacker who kills runs and takes them up
+    "audit/resumed_noise.py",  # takes runs up by another strategy
     "methods/sensitive_state.py",
     "methods/error_feedback.py",
     "training/microbatches.py",

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim import DPFTRL, DPSGD, DiceSGD, PrivateQuantile, ScaledClipNorm
 from dpoptim.accounting.ledger import Ledger, LedgerError
+from dpoptim.noise.correlated import BestStrategy, RedrawnToeplitz
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.sampling import FixedBatches, PoissonSampling, Sampler
@@ -565,3 +566,29 @@ def test_a_step_interrupted_after_its_release_ends_the_run(monkeypatch: pytest.M
             next(private.batches())
         with pytest.raises(dpoptim.PrivacyError, match="just after its noisy sum was released"):
             optimizer.step()
+
+
+@pytest.mark.parametrize("buffers", [0, 2, 128])
+def test_noise_is_taken_back_by_the_strategy_that_took_it(
+    buffers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fitted otherwise when the run is resumed, it is refused before the charge is taken up."""
+    plan = DPFTRL(0.1, buffers=buffers).plan(
+        n=N, batch_size=20, epochs=4, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
+    )
+    path, ledger = tmp_path / "run.secret", Ledger(tmp_path / "l.db", neighboring="zero-out")
+    private, model, optimizer = begin(plan, ledger=ledger)
+    with private:
+        train(private, model, optimizer, 2)
+        private.save(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(BestStrategy, "made_for", lambda *given: RedrawnToeplitz(2))
+        again = Plan.from_json(plan.to_json())  # as in another process
+        with pytest.raises(ValueError, match="fitted to other numbers than where the run began"):
+            begin(again, ledger=ledger, resume=path)
+    assert [(entry.state, entry.resumed) for entry in ledger.entries()] == [("open", 0)]
+    private, model, optimizer = begin(Plan.from_json(plan.to_json()), ledger=ledger, resume=path)
+    with private:
+        train(private, model, optimizer)
+    assert private.steps_done == plan.steps
+    ledger.close()

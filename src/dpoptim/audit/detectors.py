@@ -31,6 +31,7 @@ from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.persons import persons
 from dpoptim.audit.refunds import refunds
 from dpoptim.audit.replay import audit_replay
+from dpoptim.audit.resumed_noise import resumed_noise
 from dpoptim.audit.row_counts import row_selection
 from dpoptim.audit.searches import searches
 from dpoptim.audit.sensitivity import Batch, audit_sensitivity
@@ -242,6 +243,7 @@ DETECTORS: dict[str, Detector] = {
     "refunds": refunds,
     "refunds, adaptive": partial(refunds, adaptive=True),
     "checkpoint parts": checkpoint_parts,
+    "resumed noise": resumed_noise,
     "refusals": refusals,
     "isolation": isolation,
     "persons": persons,

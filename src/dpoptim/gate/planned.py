@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,8 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gate.one_process import refuse_fork
 from dpoptim.gate.queries import CorrelatedSum, Query, SelectedRows
 from dpoptim.gate.rows import select_rows
-from dpoptim.noise.correlated.strategy import NoiseState
+from dpoptim.noise.correlated.strategy import SAME, NoiseState
+from dpoptim.noise.correlated.workload import Floats
 from dpoptim.noise.gaussian import add_normal, draw_normal_ahead
 from dpoptim.noise.stream import KeyStream
 
@@ -41,7 +43,8 @@ class Gate:
     Raises:
         LedgerError: the budget does not cover the run; or the run to go on was completed, or did
             not save this checkpoint.
-        ValueError: ``resume`` counts releases that the run does not have.
+        ValueError: ``resume`` counts releases that the run does not have, or its correlated noise
+            is of other numbers.
 
     **Guarantee** (with ``resume``). The releases before and from now on are together one run of
     the event, on the reservation that it has; in another ledger it is reserved anew. What was
@@ -153,10 +156,13 @@ class Gate:
 
     def secret_state(self) -> dict[str, Any]:
         """For a checkpoint: releases so far, their reservation, correlated noise. Secret."""
+        noise = None if self._correlated is None else self._correlated.secret_state()
+        if isinstance(self.query, CorrelatedSum) and noise is not None:
+            noise["numbers"] = torch.from_numpy(self.query.numbers)
         return {
             "released": self.released,
             "reservation": self._charge.secret_id,
-            "correlated": None if self._correlated is None else self._correlated.secret_state(),
+            "correlated": noise,
         }
 
     def note_checkpoint(self, digest: str) -> None:
@@ -178,6 +184,7 @@ class Gate:
                 "Fix: give it as private.save(path) wrote it."
             )
         if isinstance(self.query, CorrelatedSum) and correlated is not None:
+            refuse_other_noise(self.query, correlated["numbers"].numpy())
             self._correlated = self.query.strategy.start(
                 self.query.steps, correlated["sizes"], self._noise
             )
@@ -238,6 +245,19 @@ class Gate:
         if self._returning:
             self._charge.end(self._part_of, begun)
             self._returning = False
+
+
+def refuse_other_noise(query: CorrelatedSum, earlier: Floats) -> None:
+    """Refuse to take back, by one strategy, what another one took: nobody has bounded that.
+
+    Strategies are fitted anew when a run is taken up, by code and libraries that may have changed.
+    """
+    if not np.allclose(query.numbers, earlier, rtol=SAME, atol=0.0, equal_nan=True):
+        raise ValueError(
+            "resume: here the noise of this plan is fitted to other numbers than where the run "
+            "began (another version of dpoptim, numpy or scipy), so it would not take back what "
+            "that took. Fix: resume with the versions that the run began with, or make a new run."
+        )
 
 
 def by_device(sums: Sequence[Tensor]) -> list[list[Tensor]]:

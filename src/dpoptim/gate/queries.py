@@ -117,6 +117,14 @@ class CorrelatedSum:
         return np.full(self.steps, math.nan) if said is None else said(self.steps)
 
     @property
+    def numbers(self) -> Floats:
+        """What tells the noise from that of other strategies, also of others fitted; public.
+
+        Standard deviations of z's entries and of what is released in each step, (1 + steps,).
+        """
+        return self.standard_deviation * np.append(1.0, self._increments)
+
+    @property
     def standard_deviation(self) -> float:
         """Standard deviation of z's entries; see `noise.correlated.strategy`."""
         return self.noise_multiplier * self.norm_bound * self.sensitivity

@@ -31,7 +31,7 @@ from dpoptim.plan import Plan
 from dpoptim.printable import printable
 from dpoptim.training.privacy_units import Units
 
-MARK = b"dpoptim checkpoint 4, secret, "
+MARK = b"dpoptim checkpoint 5, secret, "
 PLAIN, SEALED = MARK + b"sha256 ", MARK + b"sealed, sha256 "
 KEY_BYTES, NONCE_BYTES = 32, 12
 SEAL_BYTES = NONCE_BYTES + 16  # by which what is sealed is longer: its tag, too

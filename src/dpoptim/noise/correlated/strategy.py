@@ -31,6 +31,7 @@ from dpoptim.noise.stream import KeyStream
 
 ROUNDING = 1e-12  # sensitivities are computed in float64 and rounded up by this share
 ROUNDING_OF_SQUARES = 1 + 1e-9  # of what is convolved by Fourier transforms
+SAME = 1e-9  # share by which the numbers of one strategy differ at most between processors
 
 
 class Strategy(ABC):
@@ -115,7 +116,8 @@ class NoiseState(ABC):
 
         Args:
             buffers: tensors with ``sizes`` entries, on any device, the same ones in every step.
-            standard_deviation: of the entries of z; the same in every step.
+            standard_deviation: of the entries of z; the same in every step (of the first step, if
+                it was computed elsewhere and rounded otherwise).
 
         Raises:
             ValueError: other sizes, another dtype, another standard deviation, or more than
@@ -138,7 +140,8 @@ class NoiseState(ABC):
             raise ValueError(
                 f"standard_deviation must be positive and finite, got {standard_deviation!r}."
             )
-        if self._standard_deviation not in (None, standard_deviation):
+        first = self._standard_deviation or standard_deviation
+        if not math.isclose(first, standard_deviation, rel_tol=SAME):
             raise ValueError(
                 "standard_deviation changed: later noise takes back earlier noise, so it must stay "
                 "the same."
@@ -149,15 +152,13 @@ class NoiseState(ABC):
                 "cannot take back any more. Fix: go on from a checkpoint (private.save, "
                 "attach(..., resume=...)), or start a new run."
             )
-        self._standard_deviation = standard_deviation
+        self._standard_deviation = first
         self._interrupted = True
         for remembered, buffer in zip(self._vectors, buffers, strict=True):
             # elsewhere after `restore`
             remembered[:] = [vector.to(buffer.device) for vector in remembered]
             if buffer.numel():
-                buffer.view(-1).add_(
-                    self._increment(remembered, buffer.view(-1)), alpha=standard_deviation
-                )
+                buffer.view(-1).add_(self._increment(remembered, buffer.view(-1)), alpha=first)
         self.step += 1
         self._interrupted = False
 
