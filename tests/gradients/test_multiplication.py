@@ -16,6 +16,7 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.multiplication import (
     BLOCKS,
     linear,
+    linear_by,
     linear_of_constants,
     onednn_multiplies,
     transposed_product,
@@ -114,6 +115,13 @@ def test_many_rows_at_once_are_rounded_as_few(
     assert torch.equal(linear(x.view(32, 128, k), w, bias), apart.view(32, 128, n))
     turned = x.view(128, 32, k).transpose(0, 1)
     assert torch.equal(linear(turned, w, bias), apart.view(128, 32, n).transpose(0, 1))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 60, 64])
+def test_a_weight_chosen_once_multiplies_as_each_time(library: str, rows: int) -> None:
+    w, x = torch.randn(512, 128), torch.randn(rows, 128)
+    assert torch.equal(linear_by(w, x)(x), linear(x, w))
+    assert torch.equal(linear_by(w.T, x @ w.T)(x @ w.T), linear(x @ w.T, w.T))
 
 
 @ONEDNN

@@ -11,6 +11,7 @@ import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.layers import lstm
 from support import loss_of_outputs, mismatch
 
 pytestmark = pytest.mark.filterwarnings(
@@ -85,6 +86,18 @@ def test_sums_are_those_of_micro_batches(kind: str, state: bool, dtype: torch.dt
     model = Model(layer, state=state).to(dtype)
     x, target = torch.randn(ROWS, T, D, dtype=dtype), torch.randn(ROWS, dtype=dtype)
     assert mismatch(model, (x, target)) < (3e-5 if dtype == torch.float32 else 1e-7)
+
+
+@pytest.mark.parametrize("several", [1, 4, T], ids="{} steps at once".format)
+def test_derivatives_for_a_few_steps_at_once_are_those_of_the_steps(
+    several: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lstm, "AT_ONCE", several * ROWS * 4 * H)
+    torch.manual_seed(0)
+    layer = nn.LSTM(D, H, num_layers=2, bidirectional=True, batch_first=True)
+    model = Model(layer, state=True).double()
+    x, target = torch.randn(ROWS, T, D, dtype=torch.float64), torch.randn(ROWS, dtype=torch.float64)
+    assert mismatch(model, (x, target)) < 1e-7
 
 
 def run_hooked(model: nn.Module, *inputs: Tensor) -> Tensor:

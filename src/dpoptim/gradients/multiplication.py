@@ -13,7 +13,7 @@ one.
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -103,6 +103,12 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     result = x.new_empty(*x.shape[:-1], w.shape[0])
     in_blocks_of_rows(x.reshape(-1, x.shape[-1]), w, bias, result.view(-1, w.shape[0]))
     return result
+
+
+def linear_by(w: Tensor, like: Tensor) -> Callable[[Tensor], Tensor]:
+    """`linear` with one weight for many inputs of the shape of ``like`` (B, k), chosen once."""
+    whole = like.shape[0] in BLOCKS and like.dtype == w.dtype
+    return partial(by_onednn if whole and onednn_multiplies(like, *w.shape) else linear, w=w)
 
 
 def well_filled(size: int) -> float:

@@ -37,6 +37,7 @@ from dpoptim.gradients.sums import Sums
 GHOST_SLACK = 2.0**-20  # relative; more than forming and measuring round away
 # positions; a public constant, so that no record's ghost norm depends on how long the others are
 GHOST_BLOCK = LARGE
+SHORT, FEW_ENTRIES = 64, 1 << 16  # positions and entries: see `SequenceOuter.short`
 CHUNK = 1 << 18  # entries that a thread forms, measures and adds up at a time: they stay in cache
 
 
@@ -56,6 +57,7 @@ class SequenceOuter(PerSampleGrad):
 
     Attributes:
         most: records that a pass may have, public.
+        short: whether filling up so few positions for oneDNN costs more than it gains.
         rows: positions of each record where these are a record's rows, each of one position;
             public.
     """
@@ -65,6 +67,7 @@ class SequenceOuter(PerSampleGrad):
     ghost_norms: bool = False
     most: int = 1
     alone: bool = False
+    short: bool = False
     rows: int | None = None
     _kept: Tensor | None = field(default=None, repr=False)
     _ghost: Tensor | None = field(default=None, repr=False)
@@ -86,13 +89,14 @@ class SequenceOuter(PerSampleGrad):
 
     def chosen(self, public: PublicSizes) -> Self:
         positions = self.rows or public.positions
-        ghost_norms = alone = False
+        ghost_norms = alone = short = False
         if positions is not None and not public.small(self.entries):
             p, d = self.g.shape[2], self.a.shape[2]
             usual = self.g.device.type == "cpu" and self.dtype == torch.float32
             alone = usual and public.worth_a_call(positions, p * d)
+            short = positions % INNER > 0 and positions < SHORT and p * d <= FEW_ENTRIES
             ghost_norms = not alone and public.worth_ghost_norms(positions, p, d)
-        return replace(self, most=public.most, alone=alone, ghost_norms=ghost_norms)
+        return replace(self, most=public.most, alone=alone, short=short, ghost_norms=ghost_norms)
 
     def in_turn(self) -> Self | None:
         return self if self.alone else None
@@ -121,17 +125,21 @@ class SequenceOuter(PerSampleGrad):
         """Chunks of a few rows of the weight each."""
         p, d = self.g.shape[2], self.a.shape[2]
         rows = max(WHOLE, CHUNK // d // WHOLE * WHOLE)
-        if rows >= p and not onednn_forms_gradients(self.g.new_empty(0, dtype=self.dtype), p, d):
+        if rows >= p and not self._onednn_forms(p):
             return [Chunk(0, p * d, self.form_rows(0, p), self.form)]
         return [
             Chunk(start * d, min(rows, p - start) * d, self.form_rows(start, min(start + rows, p)))
             for start in range(0, p, rows)
         ]
 
+    def _onednn_forms(self, rows: int) -> bool:
+        like = self.g.new_empty(0, dtype=self.dtype)
+        return not self.short and onednn_forms_gradients(like, rows, self.a.shape[2])
+
     def form_rows(self, start: int, stop: int) -> Callable[[int], Tensor]:
         """Returns what forms these rows of one record's gradient: see `Chunk`."""
         (_, T, d), rows = self.a.shape, stop - start
-        onednn = onednn_forms_gradients(self.g.new_empty(0, dtype=self.dtype), rows, d)
+        onednn = self._onednn_forms(rows)
         freely = rows == self.g.shape[2] and large(T, rows, d)
         g = self.g[:, :, start:stop]
         if not onednn:

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.backward_pass import once_differentiable
-from dpoptim.gradients.multiplication import linear
+from dpoptim.gradients.multiplication import linear_by
+
+AT_ONCE = 1 << 18  # entries whose derivatives are made together: they stay in cache
 
 
 def shifted(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
@@ -23,8 +25,9 @@ class LSTMRun(torch.autograd.Function):
     recurrent weight (4H, H), which gets no gradient, and the direction. Outputs: h of all steps (B,
     T, H), and c after the last step.
 
-    Every step's numbers lie side by side, and nothing is made for all steps at once: so what a
-    step reads and writes stays in cache.
+    Every step's numbers lie side by side, and are made in the step; derivatives for a few steps at
+    once. So what is read and written stays in cache, and a step back is one product and a few
+    operations that only multiply and add.
     """
 
     @staticmethod
@@ -32,16 +35,16 @@ class LSTMRun(torch.autograd.Function):
         ctx: Any, given: Tensor, h: Tensor, c: Tensor, w_hh: Tensor, reverse: bool
     ) -> tuple[Tensor, Tensor]:
         B, T, H = *given.shape[:2], h.shape[1]
-        gates = given.new_empty(T, B, 4 * H)
-        cells, tanhs = given.new_empty(T, B, H), given.new_empty(T, B, H)
-        outputs = given.new_empty(B, T, H)
-        start = c
+        gates, tanhs = given.new_empty(T, B, 4 * H), given.new_empty(T, B, H)
+        room, outputs = given.new_empty(T + 1, B, H), given.new_empty(B, T, H)
+        before, after = before_and_after(room, reverse)
+        before[-1 if reverse else 0].copy_(c)
         of_input, of_output = given.unbind(1), outputs.unbind(1)
-        each_gate, each_cell, each_tanh = of_steps(gates), cells.unbind(), tanhs.unbind()
-        minus_one = given.new_tensor(-1.0)
+        each_gate, each_cell, each_tanh = of_steps(gates), after.unbind(), tanhs.unbind()
+        minus_one, from_state = given.new_tensor(-1.0), linear_by(w_hh, h)
         for t in steps(T, reverse):
             all_four, i, f, g, o = each_gate[t]
-            torch.add(of_input[t], linear(h, w_hh), out=all_four)
+            torch.add(of_input[t], from_state(h), out=all_four)
             # tanh(x) = 2 sigmoid(2x) - 1: a third of the time, and errs by a rounding of 1
             g.mul_(2)
             all_four.sigmoid_()
@@ -51,7 +54,7 @@ class LSTMRun(torch.autograd.Function):
             h = torch.mul(o, torch.add(minus_one, tanh, alpha=2, out=tanh))
             of_output[t].copy_(h)
         ctx.reverse = reverse
-        ctx.save_for_backward(gates, cells, tanhs, w_hh, start)
+        ctx.save_for_backward(gates, room, tanhs, w_hh)
         return outputs, c.clone()
 
     @staticmethod
@@ -62,28 +65,62 @@ class LSTMRun(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx: Any, from_outputs: Tensor, dc: Tensor) -> tuple[Tensor | None, ...]:
-        gates, cells, tanhs, w_hh, start = ctx.saved_tensors
-        (T, B, _), reverse = gates.shape, ctx.reverse
-        deltas = gates.new_empty(B, T, gates.shape[2])
+        gates, room, tanhs, w_hh = ctx.saved_tensors
+        (T, B, width), H, reverse = gates.shape, room.shape[2], ctx.reverse
+        before, _ = before_and_after(room, reverse)
+        deltas = gates.new_empty(B, T, width)
         of_output, all_deltas = from_outputs.unbind(1), deltas.unbind(1)
-        order, w = [*steps(T, reverse)], w_hh.T
-        each_gate, each_cell, each_tanh = of_steps(gates), cells.unbind(), tanhs.unbind()
-        dh, dc, spare = torch.zeros_like(start), dc.clone(), torch.empty_like(start)
-        # of one step after the other
-        delta = gates.new_empty(B, gates.shape[2])
-        di, df, dg, do = delta.chunk(4, 1)
-        for t, before in reversed([*zip(order, [None, *order], strict=False)]):
-            _, i, f, g, o = each_gate[t]
+        each_forget, to_state = gates[:, :, H : 2 * H].unbind(), linear_by(w_hh.T, gates[0])
+        dh, dc = torch.zeros_like(dc), dc.clone()
+        size = max(1, AT_ONCE // max(1, B * width))
+        by_gates, to_cell = gates.new_empty(size, B, width), gates.new_empty(size, B, H)
+        # a step's derivatives, and then its gradients, in their place
+        views = [
+            (all_four, all_four.view(B, 4, H)[:, :3], all_four[:, 3 * H :], cell)
+            for all_four, cell in zip(by_gates.unbind(), to_cell.unbind(), strict=True)
+        ]
+        made = slice(0, 0)
+        for t in steps(T, not reverse):
+            if not made.start <= t < made.stop:
+                made = slice(t, t + size) if reverse else slice(max(0, t + 1 - size), t + 1)
+                here = gates[made]
+                derivatives(here, before[made], tanhs[made], by_gates[: len(here)], to_cell)
+            delta, of_cell, of_output_gate, through_output = views[t - made.start]
             dh = dh.add_(of_output[t])
-            through_sigmoid(dh * each_tanh[t], o, out=do)
-            dc.add_(through_tanh(dh.mul_(o), each_tanh[t], out=spare))
-            through_sigmoid(dc * g, i, out=di)
-            through_sigmoid(dc * (start if before is None else each_cell[before]), f, out=df)
-            through_tanh(dc * i, g, out=dg)
-            dc.mul_(f)
-            dh = linear(delta, w)
+            dc.addcmul_(dh, through_output)
+            of_output_gate.mul_(dh)
+            of_cell.mul_(dc[:, None])
+            dc.mul_(each_forget[t])
+            dh = to_state(delta)
             all_deltas[t].copy_(delta)
         return deltas, dh, dc, None, None
+
+
+def derivatives(
+    gates: Tensor, before: Tensor, tanhs: Tensor, by_gates: Tensor, to_cell: Tensor
+) -> None:
+    """Derivatives of some steps, which lie side by side.
+
+    Args:
+        gates, before, tanhs: values (k, B, 4H), cells before the steps and bent ones after them.
+        by_gates: for those of the cell by what i, f and g are made of, and of the output by what o
+            is, (k, B, 4H).
+        to_cell: for those of the output by the cell, at least (k, B, H).
+    """
+    i, _, g, o = gates.chunk(4, 2)
+    of_i, of_f, of_g, of_o = by_gates.chunk(4, 2)
+    spare = to_cell[: len(gates)]
+    torch.addcmul(gates, gates, gates, value=-1, out=by_gates)  # of a sigmoid
+    of_i.mul_(g)
+    of_f.mul_(before)
+    of_o.mul_(tanhs)
+    torch.addcmul(i, torch.mul(i, g, out=spare), g, value=-1, out=of_g)
+    torch.addcmul(o, torch.mul(o, tanhs, out=spare), tanhs, value=-1, out=spare)
+
+
+def before_and_after(room: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+    """Views of the cells (T + 1, B, H) before each step and after it."""
+    return (room[1:], room[:-1]) if reverse else (room[:-1], room[1:])
 
 
 def of_steps(gates: Tensor) -> list[tuple[Tensor, ...]]:
@@ -94,13 +131,3 @@ def of_steps(gates: Tensor) -> list[tuple[Tensor, ...]]:
 
 def steps(number: int, reverse: bool) -> Iterator[int]:
     return iter(reversed(range(number)) if reverse else range(number))
-
-
-def through_sigmoid(slope: Tensor, value: Tensor, out: Tensor) -> Tensor:
-    """``slope`` times the derivative of the sigmoid whose value is given."""
-    return torch.mul(slope, value, out=out).addcmul_(out, value, value=-1)
-
-
-def through_tanh(slope: Tensor, value: Tensor, out: Tensor) -> Tensor:
-    """``slope`` times the derivative of the hyperbolic tangent whose value is given."""
-    return torch.addcmul(slope, torch.mul(slope, value), value, value=-1, out=out)
