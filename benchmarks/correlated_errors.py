@@ -15,6 +15,7 @@ the least that any strategy can have.
 
 import argparse
 import csv
+import math
 from itertools import product
 from pathlib import Path
 
@@ -32,13 +33,15 @@ from dpoptim.noise.correlated import (
     Workload,
 )
 from dpoptim.noise.correlated.fitting import inverse
-from dpoptim.noise.correlated.workload import Decay
+from dpoptim.noise.correlated.workload import Rates
 from dpoptim.sampling import CyclicPoissonSampling
 from dpoptim.theory.dense_strategies import least_mean_error
 
 PASSES = (1, 4, 8, 16)
 MOMENTA: tuple[float, ...] = (0.0, 0.9)
-DECAYS: tuple[Decay, ...] = ("linear", "cosine")
+# a tenth of the steps up, then down by a cosine, to a hundredth
+WARM_UP = tuple(min(t / 10, (1.01 + math.cos(math.pi * (t - 10) / 90)) / 2) for t in range(1, 101))
+DECAYS: dict[str, Rates] = {"linear": "linear", "cosine": "cosine", "warm-up, cosine": WARM_UP}
 N, BATCH, DELTA = 60_000, 500, 1e-5
 CELLS = [(epochs, epsilon) for epochs in (10, 20, 40) for epsilon in (1.0, 2.0, 4.0, 8.0)]
 BANDS = (1, 2, 4, 8, 16, 32, 64, 120)
@@ -83,7 +86,7 @@ def against_the_optimum(steps: int) -> list[dict[str, object]]:
 def with_decay(steps: int) -> list[dict[str, object]]:
     rows = []
     for momentum, decay, passes in product(MOMENTA, DECAYS, PASSES):
-        workload, apart = Workload(momentum, decay), steps // passes
+        workload, apart = Workload(momentum, DECAYS[decay]), steps // passes
         least = least_mean_error(steps, apart, workload=workload)
         found = {
             name: error_of_iterates(BestStrategy(steps, known), workload, steps, passes) / least

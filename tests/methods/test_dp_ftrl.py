@@ -113,15 +113,22 @@ DECAYING: dict[str, dict[str, Any]] = {
 }
 
 
+WARM_UP = (0.1, 1.0, 0.5, 0.05)
+
+
 @pytest.mark.parametrize("sampling", DECAYING)
 def test_noise_is_fitted_to_the_decay_that_the_plan_names(sampling: Any) -> None:
     """JSON, describe and mechanism know it; what it costs is the same for another decay."""
     bands = {"bands": 3} if sampling == "balls-in-bins" else {}
     plans = {
         decay: plan_of(sampling=sampling, noise="best", decay=decay, **bands, **DECAYING[sampling])
-        for decay in get_args(Decay)
+        for decay in (*get_args(Decay), WARM_UP)
     }
-    cosine, constant = plans["cosine"], plans["none"]
+    cosine, constant, warm = plans["cosine"], plans["none"], plans[WARM_UP]
+    assert dpoptim.Plan.from_json(warm.to_json()) == warm
+    assert "learning rates of a plan from 0.1 over 1 to 0.05" in warm.describe()
+    assert warm.query.strategy not in (cosine.query.strategy, constant.query.strategy)
+    assert warm.guarantee.epsilon == pytest.approx(constant.guarantee.epsilon, rel=0.05)
     assert dpoptim.Plan.from_json(cosine.to_json()) == cosine
     assert cosine.method.workload == Workload(0.0, "cosine")  # type: ignore[attr-defined]
     assert "fitted to learning rates of cosine decay" in cosine.describe()

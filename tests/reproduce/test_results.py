@@ -86,13 +86,13 @@ def test_correlated_errors(
     for row in made.against_the_optimum(256):
         ours = known[str(row["passes"]), str(row["strategy"])]
         assert row["over the optimum"] == pytest.approx(float(ours["over the optimum"]), abs=2e-3)
-    monkeypatch.setattr(made, "DECAYS", ("cosine",))
+    monkeypatch.setattr(made, "DECAYS", {"warm-up, cosine": made.WARM_UP})
     monkeypatch.setattr(made, "MOMENTA", (0.9,))
     (row,) = made.with_decay(256)
     (ours,) = (
         each
         for each in rows_of("decay_errors.csv")
-        if (each["decay"], each["momentum"], each["passes"]) == ("cosine", "0.9", "16")
+        if (each["decay"], each["momentum"], each["passes"]) == ("warm-up, cosine", "0.9", "16")
     )
     for name in ("fitted to the decay", "fitted to it, four vectors", "fitted to constant rates"):
         assert float(ours[name]) == pytest.approx(row[name], abs=2e-3)

@@ -51,11 +51,18 @@ def test_an_estimator_follows_the_decay(seen: list[float]) -> None:
 def test_the_command_follows_the_decay_and_says_so(tmp_path: Path, seen: list[float]) -> None:
     out = tmp_path / "run"
     common = "--epochs 1 --batch-size 200 --learning-rate 0.5 --seed 0 --noise-seed 1 --no-compare"
-    said = ["train", "--data", "digits", "--method", "dp-ftrl", "--set", "decay=cosine"]
-    run(*said, *common.split(), "--out", str(out))
+    said = ["train", "--data", "digits", "--method", "dp-ftrl", "--set"]
+    run(*said, "decay=cosine", *common.split(), "--out", str(out))
     assert seen == pytest.approx(0.5 * cosine(len(seen)))
     assert len(seen) > 5
     assert "0.5, cosine decay" in (out / "report.html").read_text()
+    steps = len(seen)
+    del seen[:]
+    run(*said, "decay=[0.2, 1, 0.1]", *common.split(), "--out", str(tmp_path / "warm"))
+    assert seen == pytest.approx(
+        0.5 * np.interp(np.linspace(0, 2, steps), range(3), [0.2, 1.0, 0.1])
+    )
+    assert "0.5, a plan from 0.2 over 1 to 0.1" in (tmp_path / "warm" / "report.html").read_text()
 
 
 def test_without_a_decay_rates_stay() -> None:

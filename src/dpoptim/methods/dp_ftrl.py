@@ -32,7 +32,7 @@ from dpoptim.noise.correlated import (
     Workload,
 )
 from dpoptim.noise.correlated.best import BUFFERS
-from dpoptim.noise.correlated.workload import Decay
+from dpoptim.noise.correlated.workload import Rates, in_words
 from dpoptim.sampling import BallsInBins, CyclicPoissonSampling, FixedBatches, Sampler
 from dpoptim.sampling.balls_in_bins import bins_of
 
@@ -90,8 +90,10 @@ class DPFTRL(TrainingMethod):
             each step draws earlier noise again, 8 times as much as without correlation.
         momentum: of the optimizer, in [0, 1): whose iterates ``"best"`` keeps the noise out of.
         decay: of the optimizer's learning rate, likewise: ``"linear"`` or ``"cosine"``, from 1 in
-            the first step towards 0 after the last; or ``"none"``. Public, and no part of the
-            guarantee: a loop with other rates or momentum only has more noise than it could.
+            the first step towards 0 after the last; ``"none"``; or rates > 0 relative to it,
+            of times evenly spread over the run with straight lines between (warm-up and any
+            schedule: as many as steps). Public, and no part of the guarantee: a loop with other
+            rates or momentum only has more noise than it could.
 
     Examples:
         >>> import dpoptim
@@ -111,7 +113,7 @@ class DPFTRL(TrainingMethod):
     bands: int | None = None
     buffers: int = BUFFERS
     momentum: float = 0.0
-    decay: Decay = "none"
+    decay: Rates = "none"
     name: ClassVar[str] = "dp-ftrl"
     summary: ClassVar[str] = (
         "noise that later steps take back, on fixed batches or sampled by turns (Denisov et al. "
@@ -131,6 +133,7 @@ class DPFTRL(TrainingMethod):
         best = BestStrategy(self.buffers, self.workload)  # validates
         object.__setattr__(self, "buffers", best.buffers)
         object.__setattr__(self, "momentum", best.workload.momentum)
+        object.__setattr__(self, "decay", best.workload.decay)
         if self.decay != "none" and self.noise != "best":
             raise ValueError(
                 f"decay={self.decay!r} is for noise='best', which is fitted to it; "
@@ -215,7 +218,7 @@ class DPFTRL(TrainingMethod):
                 "once a pass"
             )
         if self.decay != "none":
-            noise += f", fitted to learning rates of {self.decay} decay"
+            noise += f", fitted to learning rates of {in_words(self.decay)}"
         order = trusted("the order of the data set depends on no record")
         return (
             *([] if self.value_bound is None else [PROVED]),

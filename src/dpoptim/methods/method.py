@@ -15,7 +15,7 @@ from dpoptim.methods.planned_clip_norm import PlannedClipNorm
 from dpoptim.methods.private_quantile import PrivateQuantile
 from dpoptim.methods.scaled_clip_norm import ScaledClipNorm
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm, ClipNormPolicy, SensitiveState
-from dpoptim.noise.correlated.workload import Decay
+from dpoptim.noise.correlated.workload import Rates
 from dpoptim.opacus_words import KnowsOpacus, knows_opacus
 from dpoptim.plan import Plan, make_plan
 from dpoptim.sampling import Sampler
@@ -51,7 +51,7 @@ class TrainingMethod(KnowsOpacus, ABC):
     clip_norm: float | ClipNormPolicy
     clipping: Style | Groups = "flat"
     value_bound: str | None = None
-    decay: Decay = "none"
+    decay: Rates = "none"
 
     @abstractmethod
     def sampler(self, n: int, batch_size: int) -> Sampler:

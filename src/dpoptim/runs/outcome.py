@@ -12,6 +12,7 @@ from dpoptim.data import Data, Schema
 from dpoptim.data.schema_files import to_toml
 from dpoptim.files import write_atomically
 from dpoptim.methods import WholeRun
+from dpoptim.noise.correlated.workload import in_words
 from dpoptim.plan import Plan
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.inputs import describe_encoding
@@ -74,10 +75,10 @@ def parameters_of(model: nn.Module) -> int:
 def printable_settings(
     request: TrainRequest, data: Data, plan: Plan, optimization: Optimization
 ) -> dict[str, str]:
-    decay = "" if decay_of(plan) == "none" else f", {decay_of(plan)} decay"
+    decay = in_words(decay_of(plan))
     by_loop = {
         "optimizer": f"SGD, momentum {optimization.momentum:g}",
-        "learning rate": f"{optimization.learning_rate:g}{decay}",
+        "learning rate": f"{optimization.learning_rate:g}" + (decay and f", {decay}"),
         "averaged": f"last {optimization.averaged:.0%} of the iterates",
     }
     solver = plan.method.solver if isinstance(plan.method, WholeRun) else None

@@ -4,16 +4,16 @@ import torch
 
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.noise.correlated import Workload
-from dpoptim.noise.correlated.workload import Decay
+from dpoptim.noise.correlated.workload import Rates
 from dpoptim.plan import Plan
 
 
 class PlannedRate:
-    """Set an optimizer's learning rates by the decay that the plan's noise is fitted to, if any.
+    """Set an optimizer's learning rates by those that the plan's noise is fitted to, if any.
 
     Args:
         optimizer: all its groups have one rate.
-        rate: of the first step.
+        rate: what the plan's rates are relative to.
         plan: of the run.
     """
 
@@ -27,6 +27,6 @@ class PlannedRate:
             group["lr"] = self._rates[step]
 
 
-def decay_of(plan: Plan) -> Decay:
+def decay_of(plan: Plan) -> Rates:
     """Return the decay that the plan's noise is fitted to."""
     return plan.method.decay if isinstance(plan.method, TrainingMethod) else "none"

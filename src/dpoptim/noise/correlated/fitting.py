@@ -77,21 +77,17 @@ def descend(start: Floats, variances: Floats, squares: Floats, workload: Workloa
 
     if len(start) == 1:
         return start
-    steps, weights = len(variances), workload.weights(variances)
-    _, after = workload.factors(steps)
+    steps, error_of = len(variances), workload.error(variances)
 
     def value(free: Floats) -> tuple[float, Floats]:
         column = np.concatenate([[1.0], free])
         with np.errstate(over="ignore", invalid="ignore"):
             response = inverse(column, steps)
-            answers = workload.answers(response)
-            pull = np.einsum("abj,bj->aj", weights, answers)
-            error = float(np.sum(answers * pull))
+            error, by_response = error_of(response)
         if not np.isfinite(error):
             return 1e6, np.zeros_like(free)
         # A change of c by x^l changes the response by -x^l times itself, taken back once more.
         further = lfilter([1.0], column, workload.sped(response))
-        by_response = (after * np.cumsum(pull[:, ::-1], axis=1)[:, ::-1]).sum(0)
         slopes = np.array(
             [-2 * (by_response[lag:] @ further[: steps - lag]) for lag in range(1, len(column))]
         )

@@ -166,7 +166,7 @@ def fitted(steps: int, bands: int, separation: int, workload: Workload) -> tuple
     from scipy.optimize import minimize
     from scipy.signal import lfilter
 
-    weights, (_, after) = workload.weights(np.ones(steps)), workload.factors(steps)
+    error_of = workload.error(np.ones(steps))
 
     def shares(logarithms: Floats) -> Floats:
         found = np.exp(logarithms - logarithms.max())
@@ -179,12 +179,9 @@ def fitted(steps: int, bands: int, separation: int, workload: Workload) -> tuple
         column = inverse(short, steps)
         twice = lfilter([1.0], short, column)  # a change of a_k by 1 adds it, k steps later
         together, added = added_up(column, separation), added_up(twice, separation)
-        answers = workload.answers(padded(short, steps))
-        pull = np.einsum("abj,bj->aj", weights, answers)
-        # backwards in time: what each increment has part in
-        pulled = (after * np.cumsum(pull[:, ::-1], axis=1)[:, ::-1]).sum(0)[::-1]
-        by_response = workload.sped(pulled)[::-1]
-        error, length = float(np.sum(answers * pull)), float(together @ together)
+        error, pulled = error_of(padded(short, steps))
+        by_response = workload.sped(pulled[::-1])[::-1]  # backwards in time
+        length = float(together @ together)
         by_a = np.array([0.0, *(together[k:] @ added[: steps - k] for k in range(1, bands))])
         by_a = 2 * by_a / length - 2 * np.append(0.0, by_response[1:bands]) / error
         return float(np.log(error * length)), a * (by_a - a @ by_a)
