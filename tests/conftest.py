@@ -15,7 +15,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from hypothesis import settings
 
-from dpoptim.gradients import multiplication
+from dpoptim.gradients import multiplication, native
+from dpoptim.gradients.layers import kernels
 
 pytest_plugins = ["slow_tests"]
 os.environ.pop("COLUMNS", None)  # consoles keep the width that they find when they are made
@@ -50,12 +51,17 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def library(request: pytest.FixtureRequest) -> Iterator[str]:
-    """All float32 products by "MKL", or all by "oneDNN", whatever the processor and the sizes
-    (`indirect=True`).
+    """All float32 products by "MKL", or all by "oneDNN", whatever the processor and the sizes; or
+    "compiled": those of convolutions by the compiled functions, others by MKL (`indirect=True`).
     """
     if request.param == "oneDNN" and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this PyTorch has no products by oneDNN")
+    if request.param == "compiled" and native.library() is None:
+        pytest.skip("this package was built without compiled functions")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "LEAST_FILLED", 0)
+        if request.param != "compiled":
+            patch.setattr(native, "library", lambda: None)
         patch.setattr(multiplication, "onednn_is_faster", lambda: request.param == "oneDNN")
         patch.setattr(multiplication, "whole_vectors", lambda: True)
         patch.setattr(multiplication, "LEAST_ENTRIES", 0)

@@ -238,6 +238,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "compiled functions measure less than they form",
+        "gradients.native.form",
+        _s.compiled_norms_of_the_first_outputs,
+        "sensitivity",
+    ),
+    Mutant(
         "tied weight without cross terms",
         "gradients.engine.merge",
         _s.cross_terms_left_out,

@@ -77,6 +77,7 @@ def sensitivity() -> str:
     try:
         deep = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
         twice = Twice(nn.Linear(6, 4)).double()
+        images = nn.Conv1d(3, 16, 1, bias=False)
         thin, thinner = nn.Linear(4, 1, bias=False), nn.Linear(3, 1, bias=False)
     finally:
         torch.random.set_rng_state(torch_state)
@@ -93,6 +94,9 @@ def sensitivity() -> str:
         ),
         audit_sensitivity(
             twice, (normal(6, 6).double(),), steep_loss, 0.5, kinds=("plain", "huge")
+        ),
+        audit_sensitivity(
+            images, (normal(6, 3, 5),), steep_loss, 0.5, kinds=("plain", "huge", "nan")
         ),
         audit_sensitivity(thin, (cancelling,), steep_loss, 1.0, kinds=("plain",)),
         audit_sensitivity(

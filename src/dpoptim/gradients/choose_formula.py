@@ -37,16 +37,14 @@ class PublicSizes:
 
     def large_kernel(self, entries: int) -> bool:
         """Whether a convolution's gradients are to be formed record by record."""
-        return not self.small(entries) and self._whole_fits and entries >= LARGE_KERNEL
+        return not self.small(entries) and self.whole_fits and entries >= LARGE_KERNEL
 
     def worth_a_call(self, positions: int, entries: int) -> bool:
         """Whether sums over positions are to be formed record by record, on a processor."""
-        return (
-            self._whole_fits and positions > FEW_POSITIONS and positions * entries >= WORTH_A_CALL
-        )
+        return self.whole_fits and positions > FEW_POSITIONS and positions * entries >= WORTH_A_CALL
 
     @property
-    def _whole_fits(self) -> bool:
+    def whole_fits(self) -> bool:
         """Whether memory has room for a record's gradients of all parameters."""
         return self.parameters <= MEMORY_CAP and not self.in_parts
 

@@ -31,6 +31,7 @@ class Lazy(PerSampleGrad):
         most: records that a pass may have. Public, as it decides how they are formed, and whether
             they are kept for the sum, which rounds otherwise then.
         singly: what forms them for `record_by_record`, if anything does.
+        at_any_size: whether that is the faster way for small gradients, too.
         alone: whether they are formed in that way, and not kept.
     """
 
@@ -41,12 +42,13 @@ class Lazy(PerSampleGrad):
     keep: Tensor | None = None
     most: int = 1
     singly: OneByOne | None = None
+    at_any_size: bool = False
     alone: bool = False
     _kept: Tensor | None = field(default=None, repr=False)
 
     def chosen(self, public: PublicSizes) -> "Lazy":
-        alone = self.singly is not None and public.large_kernel(self.entries)
-        return replace(self, most=public.most, alone=alone)
+        worth = public.whole_fits if self.at_any_size else public.large_kernel(self.entries)
+        return replace(self, most=public.most, alone=self.singly is not None and worth)
 
     def in_turn(self) -> OneByOne | None:
         return self.singly if self.alone else None

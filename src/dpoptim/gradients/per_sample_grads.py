@@ -93,12 +93,19 @@ class Chunk:
         form_few: maps some consecutive records, and room for them, to all their gradients, (b,
             entries), in that room if it is not None: each as ``form`` has it. None: there is no
             faster way than ``form``.
+        form_measured: forms all gradients of some consecutive records in room for them, (b,
+            entries), and writes what `norms.read_part` would of them, for blocks of so many
+            entries. Where it is there it is used.
+        positions: that a gradient is a sum over; its entries times these are the work by which
+            chunks are dealt to threads.
     """
 
     start: int
     entries: int
     form: Callable[[int], Tensor]
     form_few: Callable[[slice, Tensor | None], Tensor] | None = None
+    form_measured: Callable[[slice, Tensor, Tensor, int], None] | None = None
+    positions: int = 1
 
 
 class OneByOne(Protocol):

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dpoptim.gradients import native
 from dpoptim.gradients.norms import blocks_in, read_part, squared_norms_of_parts
 from dpoptim.gradients.parts import all_groups, at_once, parts_of
 from dpoptim.gradients.per_sample_grads import Chunk, OneByOne
@@ -126,7 +127,11 @@ class Share:
         for place, ((_, _, chunk), out) in enumerate(
             zip(self.chunks, self.norms.split(blocks, 1), strict=True)
         ):
-            if few and chunk.form_few is not None:
+            if chunk.form_measured is not None:
+                formed = self._room(place, records, chunk.entries)
+                chunk.form_measured(part, formed, out, self.block)
+                self.formed.append(formed)
+            elif few and chunk.form_few is not None:
                 room = self._rooms.get(place)
                 fits = room is not None and len(room) >= records
                 formed = chunk.form_few(part, room[:records] if fits and room is not None else None)
@@ -142,6 +147,13 @@ class Share:
             for gradients, chunk, norms in one_by_one:
                 gradients.append(chunk.form(record))
                 read_part(gradients[-1], norms[i], block=self.block)
+
+    def _room(self, place: int, records: int, entries: int) -> Tensor:
+        room = self._rooms.get(place)
+        if room is None or len(room) < records:
+            room = torch.empty(records, entries, dtype=torch.float32, device="cpu")
+            self._rooms[place] = room
+        return room[:records]
 
     def finish(self, weights: Weights) -> None:
         """Add what is formed; the group is over."""
@@ -165,6 +177,10 @@ class Share:
 
 def add_few(totals: Sequence[Tensor], gradients: Tensor, weights: list[list[float]]) -> None:
     """Add the weighted gradients of some records, (b, entries), to each of the totals."""
+    if all(native.adds(total, gradients) for total in totals):
+        for total, of_total in zip(totals, zip(*weights, strict=True), strict=True):
+            native.add(total, gradients, of_total)
+        return
     for record, of_record in enumerate(weights):
         if not any(of_record):
             gradients[record].zero_()  # what does not count may be anything
@@ -175,13 +191,14 @@ def add_few(totals: Sequence[Tensor], gradients: Tensor, weights: list[list[floa
 
 
 def dealt(chunks: list[tuple[int, str, Chunk]], hands: int, block: int) -> list[Share]:
-    """The chunks dealt to at most so many hands, about as many entries to each."""
+    """The chunks dealt to at most so many hands, about as much work to each."""
     shares = [Share([], block) for _ in range(min(hands, len(chunks)))]
     held = [0] * len(shares)
-    for each in sorted(chunks, key=lambda each: -each[2].entries):
+    work = {id(chunk): chunk.entries * chunk.positions for _, _, chunk in chunks}
+    for each in sorted(chunks, key=lambda each: -work[id(each[2])]):
         least = held.index(min(held))
         shares[least].chunks.append(each)
-        held[least] += each[2].entries
+        held[least] += work[id(each[2])]
     return shares
 
 

@@ -123,13 +123,14 @@ class SequenceOuter(PerSampleGrad):
 
     def one_by_one(self) -> list[Chunk]:
         """Chunks of a few rows of the weight each."""
-        p, d = self.g.shape[2], self.a.shape[2]
+        (_, T, d), p = self.a.shape, self.g.shape[2]
         rows = max(WHOLE, CHUNK // d // WHOLE * WHOLE)
         if rows >= p and not self._onednn_forms(p):
-            return [Chunk(0, p * d, self.form_rows(0, p), self.form)]
+            return [Chunk(0, p * d, self.form_rows(0, p), self.form, positions=T)]
+        ends = [(start, min(start + rows, p)) for start in range(0, p, rows)]
         return [
-            Chunk(start * d, min(rows, p - start) * d, self.form_rows(start, min(start + rows, p)))
-            for start in range(0, p, rows)
+            Chunk(start * d, (end - start) * d, self.form_rows(start, end), positions=T)
+            for start, end in ends
         ]
 
     def _onednn_forms(self, rows: int) -> bool:

@@ -32,7 +32,7 @@ class RunResult:
             in order; None otherwise.
         comparison_scores: the same model trained without privacy, on data declared public; None
             otherwise.
-        versions: package name -> version.
+        versions: package name -> version; and what formed gradients of single records.
         finished: local date and time, ISO 8601.
         model_sha256: of the file that holds the model; None if it was not written.
     """

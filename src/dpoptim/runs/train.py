@@ -18,6 +18,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number
 from dpoptim.assumptions import Assumption, trusted
 from dpoptim.data import Data
+from dpoptim.gradients import native
 from dpoptim.plan import Plan
 from dpoptim.runs.interrupted import SavedRun
 from dpoptim.training.attach import attach
@@ -325,10 +326,11 @@ def by_adam(
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of what computed and trained."""
+    """Versions and kinds of what computed and trained."""
     packages = ("torch", "dp-accounting", "cryptography", "numpy", "scipy")
     return {
         "dpoptim": dpoptim_version,
+        "gradients of single records": native.kind(),
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
     }

@@ -11,6 +11,7 @@ from dpoptim.accounting.guarantee import SEEDED, Guarantee, rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.assumptions import Assumption
 from dpoptim.distributed.ranks import Ranks
+from dpoptim.gradients import native
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.notebook import as_table
 from dpoptim.plan import Plan
@@ -142,6 +143,15 @@ class PublicFigures:
         return in_order(
             (*loss, *self._units.basis(self.plan.basis), *of_model, ledger, *ranks, *others, *slots)
         )
+
+    @property
+    def record_gradients(self) -> str:
+        """What forms single records' gradients: compiled functions, or PyTorch's operations.
+
+        Public. Which of them decides the last bits, as the processor does: a seeded run repeats
+        to the bit where both are the same.
+        """
+        return native.kind()
 
     def describe(self) -> str:
         """The plan for a person to read, with what its guarantee rests on by now."""

@@ -11,7 +11,7 @@ from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.batch_invariant import never_alone, record_products
 from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
-from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
+from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches, Compiled
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.multiplication import onednn_multiplies
@@ -79,7 +79,10 @@ class ConvolutionRule(LayerRule[Convolution]):
         per_record = 0 if by_groups else T * x.shape[1] * module.weight[0, 0].numel()
         entries = module.weight.numel()
         singly: OneByOne | None = None
-        if (
+        compiled = Compiled.serves(module, like)
+        if compiled:
+            singly = Compiled(module, x, g)
+        elif (
             entries >= WORTH_PATCHES
             and module.groups == 1
             and onednn_multiplies(like, *module.weight.flatten(1).shape)
@@ -87,7 +90,7 @@ class ConvolutionRule(LayerRule[Convolution]):
             singly = ByPatches(module, x, g)
         elif by_groups:
             singly = AFewAtOnce(form, len(g), together(entries, AT_LEAST), entries)
-        weight = Lazy(form, len(g), entries, per_record, singly=singly)
+        weight = Lazy(form, len(g), entries, per_record, singly=singly, at_any_size=compiled)
         if module.bias is None:
             return {"weight": weight}
         return {

@@ -1,18 +1,22 @@
 """Large kernels of convolutions: their gradients, formed for one record after the other."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dpoptim.gradients import native
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.batch_invariant import aligned
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
-from dpoptim.gradients.multiplication import transposed_product
+from dpoptim.gradients.multiplication import plain, transposed_product
+from dpoptim.gradients.norms import NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Chunk
 
+WORK = 1 << 24  # multiplications for a record's gradient that one thread has at a time
+LEAST_FILLED = 1 / 2  # of the vectors of outputs that compiled functions compute
 PATCH_ENTRIES = 1 << 21  # of patches that are multiplied at once
 
 
@@ -93,9 +97,81 @@ class ByPatches:
             assert formed is not None
             return formed.view(-1)
 
-        return [Chunk(0, features * module.out_channels, form)]
+        entries = features * module.out_channels
+        return [Chunk(0, entries, form, positions=math.prod(places))]
 
     def in_order(self, total: Tensor) -> Tensor:
         """From (p, kernel..., C) to (p, C, kernel...)."""
         kernels = total.view(len(total), -1, *self.module.kernel_size, self.module.in_channels)
         return kernels.movedim(-1, 2).flatten(1)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Compiled functions form some records, and measure them meanwhile: see `native`.
+
+    **Guarantee.** A record's gradient and its norm are functions of its own image and output
+    gradients, to the last bit, with any number of threads.
+
+    Without groups: x of shape (B, C, space...), g of shape (B, p, positions...), narrow dtypes
+    widened.
+    """
+
+    module: Convolution
+    x: Tensor
+    g: Tensor
+
+    @classmethod
+    def serves(cls, module: Convolution, like: Tensor) -> bool:
+        """Whether they can, and no more than half of what they compute is thrown away."""
+        outputs = module.out_channels
+        filled = outputs >= LEAST_FILLED * native.VECTOR * -(-outputs // native.VECTOR)
+        return module.groups == 1 and filled and native.serves(like) and plain(like)
+
+    def one_by_one(self) -> list[Chunk]:
+        module = self.module
+        rows = module.in_channels * math.prod(module.kernel_size[:-1])
+        of_row = module.kernel_size[-1] * module.out_channels
+        positions = max(1, math.prod(self.g.shape[2:]))
+        most = max(1, WORK // (of_row * positions))
+        return [
+            self._chunk(start, min(start + most, rows), of_row, positions)
+            for start in range(0, rows, most)
+        ]
+
+    def _chunk(self, first: int, last: int, of_row: int, positions: int) -> Chunk:
+        geometry = self._geometry(first, last)
+        entries = (last - first) * of_row
+
+        def form_measured(part: slice, room: Tensor, norms: Tensor, block: int) -> None:
+            x, g = widened([self.x[part], self.g[part]])
+            geometry.block = block
+            native.form(geometry, x.contiguous(), g.contiguous(), room, norms)
+
+        def form(record: int) -> Tensor:
+            room = aligned(torch.empty(1, entries, dtype=torch.float32, device="cpu"))
+            form_measured(slice(record, record + 1), room, torch.empty(1, 1), entries)
+            return room[0]
+
+        return Chunk(
+            first * of_row, entries, form, form_measured=form_measured, positions=positions
+        )
+
+    def _geometry(self, first: int, last: int) -> native.Geometry:
+        module = self.module
+
+        def of_axes(values: Sequence[int], missing: int) -> tuple[int, ...]:
+            return (*[missing] * (3 - len(values)), *values)
+
+        return native.Geometry(
+            module.in_channels,
+            module.out_channels,
+            of_axes(self.x.shape[2:], 1),
+            of_axes(padding_inside(module), 0),
+            *(of_axes(each, 1) for each in (module.kernel_size, module.stride, module.dilation)),
+            *(first, last, NORM_BLOCK),
+        )
+
+    def in_order(self, total: Tensor) -> Tensor:
+        """From (C, kernel..., p) to (p, C, kernel...)."""
+        return total.unflatten(1, (-1, self.module.out_channels)).transpose(1, 2).flatten(1)

@@ -1,0 +1,137 @@
+"""Compiled functions for gradients of single records, where the package was built with them.
+
+`record_gradients.c` forms a record's weight gradient, measures it while it is in cache, and adds
+several weighted ones to a sum in one pass. It is compiled when the package is installed and a
+compiler is there. Without it, or on a processor that it was not made for, or with
+``DPOPTIM_NATIVE=0`` in the environment, PyTorch's operations do the same, more slowly: within the
+same bounds, but with other last bits, as between two processors. `kind` says which of the two.
+
+**Guarantee.** What is formed and measured of a record is a function of its own rows, to the last
+bit, whoever else is in the batch and on however many threads: each number is one chain of
+operations in an order that the layer's geometry alone decides, records are computed one after the
+other, and nothing is divided among threads in here. A norm is measured on the very numbers that
+are added; each block's squares are added in float32, which `norms.most_lost` covers in any order.
+Records are added in their order: a product of rows as in the theorem of `products`.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+LIBRARY = Path(__file__).with_name("_record_gradients.so")
+SWITCH = "DPOPTIM_NATIVE"
+LEVELS = ("none", "vectors of 8", "vectors of 16")  # by `dpoptim_level`; of 4-byte numbers
+VECTOR = 16  # outputs that are computed side by side
+
+
+class Geometry(ctypes.Structure):
+    """As in `record_gradients.c`."""
+
+    _fields_ = (
+        ("channels", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("size", ctypes.c_int64 * 3),
+        ("padding", ctypes.c_int64 * 3),
+        ("kernel", ctypes.c_int64 * 3),
+        ("stride", ctypes.c_int64 * 3),
+        ("dilation", ctypes.c_int64 * 3),
+        ("first", ctypes.c_int64),
+        ("last", ctypes.c_int64),
+        ("block", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True)
+class Library:
+    """The compiled functions, and the widest vectors of this processor that they may use."""
+
+    functions: ctypes.CDLL
+    level: int
+
+
+@cache
+def library() -> Library | None:
+    """The compiled functions; None where there are none for this processor, or none are wanted."""
+    if os.environ.get(SWITCH, "1") == "0" or not LIBRARY.exists():
+        return None
+    try:
+        functions = ctypes.CDLL(str(LIBRARY))
+    except OSError:  # of another system: `kind` says that it is not used
+        return None
+    whole, some = ctypes.c_int64, ctypes.c_void_p
+    functions.dpoptim_room.argtypes, functions.dpoptim_room.restype = [some], whole
+    functions.dpoptim_form.restype = functions.dpoptim_add.restype = None
+    functions.dpoptim_form.argtypes = [
+        *(some, whole, some, whole, some, whole),
+        *(some, whole, some, whole, some, ctypes.c_int),
+    ]
+    functions.dpoptim_add.argtypes = [some, whole, some, whole, some, whole, ctypes.c_int]
+    level = functions.dpoptim_level()
+    return Library(functions, level) if level else None
+
+
+def kind() -> str:
+    """What forms gradients of single records, in words: public, and the same in every run here."""
+    found = library()
+    return "PyTorch's operations" if found is None else f"compiled, {LEVELS[found.level]}"
+
+
+def serves(x: Tensor) -> bool:
+    """Whether gradients of a dtype and device like those of ``x`` can be formed in here."""
+    return x.dtype == torch.float32 and x.device.type == "cpu" and library() is not None
+
+
+def room_for(geometry: Geometry) -> int:
+    """Float32 numbers of room that `form` needs beside its results."""
+    found = library()
+    assert found is not None
+    return int(found.functions.dpoptim_room(ctypes.addressof(geometry)))
+
+
+def form(geometry: Geometry, x: Tensor, g: Tensor, out: Tensor, norms: Tensor) -> None:
+    """Form some records' gradients, and the norms of their blocks: see `norms.read_part`.
+
+    Args:
+        x: inputs, (b, channels, space...), and g: output gradients, (b, outputs, positions...),
+            float32 on the CPU, each record dense.
+        out: for gradients, (b, entries), with strides (any, 1): of the kernel's places, and of
+            each the outputs.
+        norms: for norms of blocks of ``geometry.block`` entries, float32, (b, blocks).
+    """
+    found = library()
+    assert found is not None
+    room = torch.empty(room_for(geometry), dtype=torch.float32, device="cpu")
+    found.functions.dpoptim_form(
+        *(ctypes.addressof(geometry), len(x)),
+        *(x.data_ptr(), x.stride(0), g.data_ptr(), g.stride(0)),
+        *(out.data_ptr(), out.stride(0), norms.data_ptr(), norms.stride(0)),
+        *(room.data_ptr(), found.level),
+    )
+
+
+def adds(total: Tensor, gradients: Tensor) -> bool:
+    """Whether `add` can."""
+    return (
+        serves(total) and serves(gradients) and total.is_contiguous() and gradients.stride(1) == 1
+    )
+
+
+def add(total: Tensor, gradients: Tensor, weights: Sequence[float]) -> None:
+    """Add some records' weighted gradients, (b, entries), in their order; weight zero: not at all.
+
+    Args:
+        total: float32, (entries,).
+    """
+    found = library()
+    assert found is not None
+    factors = (ctypes.c_float * len(weights))(*weights)
+    found.functions.dpoptim_add(
+        *(total.data_ptr(), len(total), gradients.data_ptr(), gradients.stride(0)),
+        *(ctypes.addressof(factors), len(weights), found.level),
+    )
