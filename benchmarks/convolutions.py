@@ -3,8 +3,8 @@ ordinary weight gradient.
 
 What limits the convolutional rows of `step_time.py`. The engine's ways take a number of records at
 a time that does not depend on the batch, and include putting the results side by side ("kept"), or
-each where the one before was ("record by record", for large kernels); the others are the kernels
-alone.
+each where the one before was ("record by record", for large kernels), or measuring ("compiled");
+the others are the kernels alone.
 
 Run: ``python benchmarks/convolutions.py [--out benchmarks/results]``.
 """
@@ -14,12 +14,17 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
+from dpoptim.gradients import native
 from dpoptim.gradients.layers import convolution
+from dpoptim.gradients.layers.kernels import Compiled
 from dpoptim.gradients.lazy import Lazy
+from dpoptim.gradients.norms import LONG_BLOCK
+from dpoptim.gradients.parts import at_once, parts_of
 from saving import save_csv
 
 LAYERS = {
@@ -59,6 +64,26 @@ def ordinary(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
     )[1]
 
 
+def by_torch(action: Callable[[], object]) -> float:
+    """As where the package was built without compiled functions."""
+    with patch.object(native, "library", lambda: None):
+        return milliseconds(action)
+
+
+def compiled(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Callable[[], object]:
+    """Gradients and their norms, a few records after the other in the same memory."""
+    (chunk,) = Compiled(layer, x, g).one_by_one()
+    few = min(len(x), at_once(chunk.entries))
+    room, norms = torch.empty(few, chunk.entries), torch.empty(few, -(-chunk.entries // LONG_BLOCK))
+
+    def form() -> None:
+        for part in parts_of(slice(0, len(x)), chunk.entries):
+            records = part.stop - part.start
+            chunk.form_measured(part, room[:records], norms[:records], LONG_BLOCK)
+
+    return form
+
+
 def one_by_one(layer: nn.Conv2d, x: Tensor, g: Tensor) -> None:
     weight = convolution.ConvolutionRule().per_sample_grads(layer, (x,), g)["weight"]
     assert isinstance(weight, Lazy)
@@ -76,7 +101,8 @@ def measure(layer: nn.Conv2d, shape: tuple[int, ...]) -> dict[str, object]:
         found["kept"] = milliseconds(
             lambda: convolution.formed_by_groups(layer, x, g, everything, len(x))
         )
-        found["record by record"] = milliseconds(lambda: one_by_one(layer, x, g))
+        found["record by record"] = by_torch(lambda: one_by_one(layer, x, g))
+        found["compiled"] = milliseconds(compiled(layer, x, g)) if native.library() else ""
         for count in TOGETHER:
 
             def by(

@@ -1,11 +1,7 @@
 """Compiled functions for gradients of single records: right, of one order, and not needed."""
 
-import copy
 import itertools
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -246,22 +242,13 @@ def test_inputs_that_are_dense_are_not_copied(monkeypatch: pytest.MonkeyPatch) -
     assert out is room
 
 
-def kind_in_a_process(**environment: str) -> str:
-    program = "from dpoptim.gradients import native; print(native.kind())"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
-
-
-def test_the_environment_switches_them_off_and_that_is_said() -> None:
-    assert kind_in_a_process(DPOPTIM_NATIVE="0") == "PyTorch's operations"
-    assert kind_in_a_process() == native.kind()
+def test_the_environment_switches_them_off_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert native.kind().startswith("compiled" if BUILT else "PyTorch")
+    monkeypatch.setenv(native.SWITCH, "0")
+    monkeypatch.setattr(native, "library", native.library.__wrapped__)
+    assert native.kind() == "PyTorch's operations"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no library"], ids=["absent", "empty", "other"])
@@ -272,7 +259,7 @@ def test_a_library_that_cannot_be_loaded_is_not_used_and_that_is_said(
     if content is not None:
         path.write_bytes(content)
     monkeypatch.setattr(native, "LIBRARY", path)
-    monkeypatch.setattr(native, "library", copy.copy(native.library.__wrapped__))
+    monkeypatch.setattr(native, "library", native.library.__wrapped__)
     assert native.kind() == "PyTorch's operations"
     assert not native.serves(torch.empty(0))
     weight = ConvolutionRule().per_sample_grads(
