@@ -77,7 +77,7 @@ def library() -> Library | None:
 
 
 def kind() -> str:
-    """What forms gradients of single records, in words: public, and the same in every run here."""
+    """Name of what forms gradients of single records: public, the same in every run here."""
     found = library()
     return "PyTorch's operations" if found is None else f"compiled, {LEVELS[found.level]}"
 

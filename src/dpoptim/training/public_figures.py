@@ -146,7 +146,7 @@ class PublicFigures:
 
     @property
     def record_gradients(self) -> str:
-        """What forms single records' gradients: compiled functions, or PyTorch's operations.
+        """Name of what forms single records' gradients: compiled functions, or PyTorch.
 
         Public. Which of them decides the last bits, as the processor does: a seeded run repeats
         to the bit where both are the same.
