@@ -416,3 +416,45 @@ def test_every_method_is_calibrated_and_accounted(method: str) -> None:
     if entry(method).solver:
         refused = ["--method", method, "--n", "5000", "--batch-size", "5", "--delta", "1e-5"]
         assert "leave out batch_size" in run("calibrate", *refused, "--epsilon", "2", code=2)
+
+
+def test_settings_of_a_method_are_accounted_and_calibrated() -> None:
+    """By turns, noise is amplified: far less of it than on fixed batches, for another relation."""
+    common = ["--n", "5000", "--batch-size", "100", "--epochs", "2", "--delta", "1e-5", "--json"]
+    turns = ["--method", "dp-ftrl", "--set", "sampling=cyclic-poisson", "--set", "bands=4"]
+    fixed, by_turns = (
+        json.loads(run("calibrate", *common, "--epsilon", "2", *method))
+        for method in (["--method", "dp-ftrl"], turns)
+    )
+    plan = dpoptim.DPFTRL(1.0, sampling="cyclic-poisson", bands=4).plan(
+        n=5000, batch_size=100, epochs=2, epsilon=2.0, delta=1e-5
+    )
+    assert by_turns["noise_multiplier"] == pytest.approx(plan.noise_multiplier)
+    assert by_turns["noise_multiplier"] < 0.8 * fixed["noise_multiplier"]
+    noise = ["--noise-multiplier", str(by_turns["noise_multiplier"])]
+    (again,) = json.loads(run("account", *common, *noise, *turns))
+    assert 1.9 < again["epsilon"] <= 2.0 + 1e-9
+    whole = ["--n", "500", "--delta", "1e-5", "--epsilon", "2", "--json"]
+    kl = json.loads(run("calibrate", *whole, "--method", "kl-spider", "--set", "rounds=3"))
+    assert kl["noise_multiplier"] > 0
+    for method, given in (("dp-ftrl", [*common, "--epsilon", "2"]), ("kl-spider", whole)):
+        said = run("calibrate", *given, "--method", method, "--set", "band=3", code=2)
+        assert f"--set: the method {method} has no setting 'band'" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "dice-sgd", "dp-ftrl", "value-sgd"])
+def test_the_clip_norm_is_found_privately_with_every_method(method: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = ["--epochs", "2", "--no-compare", "--clip-quantile", "0.4", "--clip-norm", "0.5"]
+    said = run("train", "--method", method, *given, "--out", str(out))
+    assert "the clip norm was found from noisy counts" in " ".join(said.split())
+    plan = dpoptim.Plan.from_json((out / "plan.json").read_text())
+    assert plan.method.clip_norm == dpoptim.PrivateQuantile(0.4, start=0.5)
+
+
+def test_clip_norms_that_a_method_cannot_have_are_refused(tmp_path: Path) -> None:
+    common = ["train", "--out", str(tmp_path / "run"), "--clip-quantile", "0.4"]
+    assert "must be a number for sparse-sgd" in run(*common, "--method", "sparse-sgd", code=2)
+    assert "leave out --clip-quantile" in run(*common, "--method", "noisy-gd", code=2)
+    assert "Fix: --clip-norm NUMBER" in run(*common, "--set", "clip_norm=2", code=2)
+    assert not (tmp_path / "run").exists()

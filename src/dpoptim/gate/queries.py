@@ -118,7 +118,7 @@ class CorrelatedSum:
 
     @property
     def numbers(self) -> Floats:
-        """What tells the noise from that of other strategies, also of others fitted; public.
+        """Numbers that tell this noise from that of others, also of one fitted otherwise; public.
 
         Standard deviations of z's entries and of what is released in each step, (1 + steps,).
         """

@@ -1,5 +1,6 @@
 """The table of methods, made from the registry: for the command line and the documents."""
 
+from collections.abc import Iterable
 from dataclasses import fields
 
 from dpoptim.estimators.solving import option_names
@@ -15,7 +16,7 @@ def method_rows() -> list[dict[str, str]]:
 
 
 def row_of(entry: Entry) -> dict[str, str]:
-    plan = example(entry)
+    plans = examples(entry)
     settings = (
         list(option_names(entry.name))
         if entry.solver
@@ -26,20 +27,25 @@ def row_of(entry: Entry) -> dict[str, str]:
         "what it is": entry.summary,
         "trains": entry.trains,
         "settings": ", ".join(settings),
-        "neighbouring relations": ", ".join(plan.sampler.relations),
-        "attacked by": plan.mechanism.audit_family(plan.shape),
+        "neighbouring relations": each(name for plan in plans for name in plan.sampler.relations),
+        "attacked by": each(plan.mechanism.audit_family(plan.shape) for plan in plans),
     }
 
 
-def example(entry: Entry) -> Plan:
-    """Return a small plan of the method at its default settings."""
+def examples(entry: Entry) -> list[Plan]:
+    """Return small plans of the method: at its default settings, and of what it plans by itself."""
     if entry.solver:
-        plan: Plan = entry.make(entry.name, 1.0).plan(n=100, noise_multiplier=1.0, delta=DELTA)
-        return plan
-    plan = entry.make(clip_norm=1.0).plan(
-        n=100, batch_size=10, epochs=1, noise_multiplier=1.0, delta=DELTA
-    )
-    return plan
+        return [entry.make(entry.name, 1.0).plan(n=100, noise_multiplier=1.0, delta=DELTA)]
+    run = {"n": 100, "batch_size": 10}
+    return [
+        method.plan(**run, epochs=1, noise_multiplier=1.0, delta=DELTA)
+        for method in entry.make(clip_norm=1.0).variants(**run)
+    ]
+
+
+def each(words: Iterable[str]) -> str:
+    """Join words, each once."""
+    return ", ".join(dict.fromkeys(words))
 
 
 def markdown_table() -> str:

@@ -53,6 +53,12 @@ NoiseSeedOption = Annotated[
 RunArgument = Annotated[
     Path, typer.Argument(help="Run directory of dpoptim train, or its model.pt.")
 ]
+SettingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A setting of the method; repeat for several."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 ClassWeightOption = Annotated[
     list[str] | None,
@@ -134,12 +140,7 @@ class TrainRequest:
             show_default=True,
         ),
     ] = "dp-sgd"
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="A setting of the method; repeat for several."
-        ),
-    ] = None
+    setting: SettingOption = None
     single_pass: Annotated[
         bool,
         typer.Option(
@@ -164,6 +165,12 @@ class TrainRequest:
         ),
     ] = None
     clip_norm: Annotated[float | None, typer.Option(help="Bound on each record's gradient.")] = None
+    clip_quantile: Annotated[
+        float | None,
+        typer.Option(
+            help="Find the bound privately instead: this quantile of the norms; within the budget."
+        ),
+    ] = None
     clipping: Annotated[
         Literal["flat", "automatic", "per-layer"], typer.Option(help="How the bound is kept.")
     ] = "flat"

@@ -9,6 +9,7 @@ from typing import Any
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Data
 from dpoptim.estimators.solving import option_names
+from dpoptim.methods import PrivateQuantile
 from dpoptim.plan import Plan
 from dpoptim.planning import EpsilonAtMost
 from dpoptim.recipes import Recipe, planned, recipe
@@ -31,20 +32,24 @@ def plan_by_numbers(
     epochs: float | None,
     steps: int | None,
     neighboring: str | None,
+    setting: Sequence[str] | None = None,
     **noise: float | None,
 ) -> Plan:
-    """Return the plan of a method with its own settings at clip norm 1, without data.
+    """Return the plan of a method at clip norm 1, without data.
 
     Args:
         method: a name in the registry.
+        setting: of the method, each ``NAME=VALUE``; of all others it has its own.
         n, batch_size, epochs, steps: public; a solver of whole runs takes n alone.
         neighboring: None: the method's own.
         noise: ``epsilon`` and ``delta``, or ``noise_multiplier`` and ``delta``.
 
     Raises:
-        ValueError: numbers that are missing, or that a solver does not take.
+        ValueError: numbers that are missing, or that a solver does not take; or a setting that the
+            method does not have.
     """
     chosen = entry(method)
+    given = dict(read_setting(text) for text in setting or ())
     if chosen.solver:
         if (batch_size, epochs, steps) != (None, None, None):
             raise ValueError(
@@ -52,10 +57,12 @@ def plan_by_numbers(
                 "Fix: leave out batch_size, epochs and steps."
             )
         relation = {} if neighboring is None else {"neighboring": neighboring}
-        return chosen.make(method, 1.0).plan(n=n, **noise, **relation)
+        settings = of_solver(chosen, given)
+        return chosen.make(method, 1.0, settings).plan(n=n, **noise, **relation)
     if batch_size is None:
         raise ValueError(f"batch_size is missing: method={method!r} trains in batches.")
-    return chosen.make(clip_norm=1.0).plan(
+    settings = {"clip_norm": 1.0, **chosen.checked("--set", given)}
+    return chosen.make(**settings).plan(
         n=n, batch_size=batch_size, epochs=epochs, steps=steps, neighboring=neighboring, **noise
     )
 
@@ -94,7 +101,10 @@ def plan_of(
         relation = relation_of(options, bundled, ("zero-out", "replace-one"))
         plan: Plan = made.plan(n=n, **budget, neighboring=relation)
         return plan
-    method = chosen.make(clip_norm=clip_norm, **settings_of(chosen, options))
+    bound: float | PrivateQuantile = clip_norm
+    if options.clip_quantile is not None:
+        bound = PrivateQuantile(options.clip_quantile, start=clip_norm)
+    method = chosen.make(clip_norm=bound, **settings_of(chosen, options))
     batch_size = min(defaults.batch_size, n) if options.batch_size is None else options.batch_size
     sampler = method.sampler(n, min(batch_size, n))
     epochs = epochs_of(chosen, options, sampler, defaults)
@@ -112,6 +122,10 @@ def refuse_for_solver(chosen: Entry, options: TrainRequest) -> None:
         )
     if options.clipping != "flat":
         raise ValueError(f"--method {chosen.name} clips flat; leave out --clipping.")
+    if options.clip_quantile is not None:
+        raise ValueError(
+            f"--method {chosen.name} keeps one clip norm all along; leave out --clip-quantile."
+        )
 
 
 def solver_options(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
@@ -120,14 +134,21 @@ def solver_options(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
     Raises:
         ValueError: it has no such option.
     """
-    given = dict(read_setting(text) for text in options.setting or ())
-    names = option_names(chosen.name)
-    if options.clip_norm is not None and "clip_norm" not in names:
+    if options.clip_norm is not None and "clip_norm" not in option_names(chosen.name):
         raise ValueError(
             f"--method {chosen.name} clips rows, by the schema, and no gradients; leave out "
             "--clip-norm."
         )
-    known = [name for name in names if name != "clip_norm"]
+    return of_solver(chosen, dict(read_setting(text) for text in options.setting or ()))
+
+
+def of_solver(chosen: Entry, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings, if the solver has all of them.
+
+    Raises:
+        ValueError: naming the one that it does not have.
+    """
+    known = [name for name in option_names(chosen.name) if name != "clip_norm"]
     if unknown := [name for name in given if name not in known]:
         raise ValueError(
             f"--set: the method {chosen.name} has no setting {unknown[0]!r}; it has "
@@ -192,6 +213,8 @@ def settings_of(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
     if options.clipping != "flat":
         settings["clipping"] = str(options.clipping)
     settings.update(read_setting(text) for text in options.setting or ())
+    if "clip_norm" in settings:
+        raise ValueError("--set clip_norm: it is an option of its own. Fix: --clip-norm NUMBER.")
     return chosen.checked("--set", settings)
 
 
