@@ -165,16 +165,17 @@ class Clipping:
         **Guarantee.** For every record, ``factor * norm <= C (1 - margin)``, also after the factor
         is rounded to float32. The factor depends on that record's norm alone.
         """
-        norm = (squared_norms * (1 + NORM_INFLATION)).sqrt_()
+        # rounding a factor to float32 must not raise it
+        most = 1 - 2.0**-22 if math.isfinite(self.norm) else 1.0
+        bound = self.norm * (1 - margin) * most
         if self.style == "automatic":
-            norm += AUTOMATIC_GAMMA
-        factor = norm.reciprocal_().mul_(self.norm * (1 - margin))
-        if self.style != "automatic":
-            factor.clamp_(max=1.0)
-        if math.isfinite(self.norm):
-            factor *= 1 - 2.0**-22  # rounding the factor to float32 must not raise it
-        # also where the norm, hence the factor, is NaN
-        return torch.where(factor >= SMALLEST_FACTOR, factor, 0.0)
+            norm = (squared_norms * (1 + NORM_INFLATION)).sqrt_().add_(AUTOMATIC_GAMMA)
+            factor = norm.reciprocal_().mul_(bound)
+        else:
+            inflated = squared_norms * ((1 + NORM_INFLATION) / (bound * bound))
+            factor = inflated.rsqrt_().clamp_(max=most)
+        # NaN where the norm is
+        return torch.threshold_(factor.nan_to_num_(nan=0.0), SMALLEST_FACTOR, 0.0)
 
 
 def share_of_layer(layers: Sequence[str]) -> float:

@@ -21,6 +21,7 @@ from dpoptim.gradients.multiplication import (
     onednn_multiplies,
     transposed_product,
 )
+from dpoptim.torch_internals import has_onednn
 from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, vmap_gradients
 
 ONEDNN = pytest.mark.parametrize("library", ["oneDNN"], indirect=True)
@@ -38,6 +39,25 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(multiplication, "by_onednn", by_onednn)
     return seen
+
+
+@pytest.mark.skipif(not has_onednn(), reason="this PyTorch has no products by oneDNN")
+@pytest.mark.parametrize(
+    ("rows", "columns", "by_onednn"),
+    [(10, 784, True), (8, 512, False), (8, 513, True), (16, 511, False), (784, 10, False)],
+)
+def test_thin_matrices_go_to_onednn_if_their_rows_are_long(
+    rows: int, columns: int, by_onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the batch: one record may not choose the library of others."""
+    monkeypatch.setattr(multiplication, "onednn_is_faster", lambda: True)
+    seen = counted(monkeypatch)
+    w = torch.randn(rows, columns)
+    for batch in (1, 5, 500):
+        x = torch.randn(batch, columns)
+        torch.testing.assert_close(linear(x, w), F.linear(x, w), rtol=1e-4, atol=1e-3)
+        assert bool(seen) == by_onednn
+        seen.clear()
 
 
 @ONEDNN
@@ -117,6 +137,7 @@ def test_many_rows_at_once_are_rounded_as_few(
     assert torch.equal(linear(turned, w, bias), apart.view(128, 32, n).transpose(0, 1))
 
 
+@pytest.mark.parametrize("library", LIBRARIES, indirect=True)
 @pytest.mark.parametrize("rows", [1, 4, 60, 64])
 def test_a_weight_chosen_once_multiplies_as_each_time(library: str, rows: int) -> None:
     w, x = torch.randn(512, 128), torch.randn(rows, 128)

@@ -49,15 +49,17 @@ def without_autocast(device: str) -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
-def exact_arithmetic() -> ExitStack:
+def exact_arithmetic() -> AbstractContextManager[object]:
     """Keep products as precise as the theorem in `products` assumes: no TF32 and no autocast."""
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    rounding = [each for each in backends if each.fp32_precision not in ("none", "ieee")]
+    narrow = [device for device in kinds_of_device() if torch.is_autocast_enabled(device)]
+    if not rounding and not narrow:
+        return nullcontext()
     restored = ExitStack()
-    for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):  # type: ignore[attr-defined]
-        precision = backend.fp32_precision
-        if precision not in ("none", "ieee"):
-            restored.callback(setattr, backend, "fp32_precision", precision)
-            backend.fp32_precision = "ieee"
-    for device in kinds_of_device():
-        if torch.is_autocast_enabled(device):
-            restored.enter_context(torch.autocast(device, enabled=False))
+    for backend in rounding:
+        restored.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
+        backend.fp32_precision = "ieee"
+    for device in narrow:
+        restored.enter_context(torch.autocast(device, enabled=False))
     return restored

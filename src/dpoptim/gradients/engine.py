@@ -213,7 +213,7 @@ class Engine:
             )
 
     def _close(self, finished: BackwardPass) -> None:
-        with torch.no_grad(), exact_arithmetic():
+        with torch.set_grad_enabled(False), exact_arithmetic():
             uses = finished.uses(self._trained.places_of, self.rows_open)
             if not uses:
                 return

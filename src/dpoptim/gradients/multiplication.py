@@ -13,7 +13,7 @@ one.
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from dpoptim.torch_internals import has_onednn, is_functorch_tensor, onednn_linear
 
 LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its kernel pays
+LONG, LEAST_OF_LONG = 512, 1 << 12  # the same of one with few, long rows, where MKL is slowest
 # rows that are multiplied at once: threads share a product, so few large ones scale best
 BLOCKS = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4)
 ALWAYS, IN_CACHE = 256, 1 << 21  # rows, and entries of a result, that are made elsewhere and copied
@@ -61,8 +62,10 @@ def onednn_forms_gradients(x: Tensor, rows: int, columns: int) -> bool:
     return whole_vectors() and onednn_multiplies(x, rows, columns)
 
 
-def onednn_multiplies(x: Tensor, rows: int, columns: int) -> bool:
+def onednn_multiplies(x: Tensor, rows: int, columns: int, *, least: int | None = None) -> bool:
     """Whether oneDNN multiplies a tensor like ``x`` with a (rows, columns) matrix, or to one.
+
+    Not below ``least`` entries, or `LEAST_ENTRIES`.
 
     Not vectors: how it adds up their products depends on how they lie (`batch_invariant`). Nor
     what only looks like a tensor, such as those that `shared` and torch.func follow through a
@@ -70,7 +73,7 @@ def onednn_multiplies(x: Tensor, rows: int, columns: int) -> bool:
     """
     return (
         min(rows, columns) > 1
-        and rows * columns > LEAST_ENTRIES
+        and rows * columns > (LEAST_ENTRIES if least is None else min(least, LEAST_ENTRIES))
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and onednn_is_faster()
@@ -94,14 +97,18 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     usual = bias is None or (bias.dtype == x.dtype and bias.shape == w.shape[:1])
     fits = usual and w.dtype == x.dtype and x.numel() > 0 and x.shape[-1] == w.shape[1]
-    if not fits or not onednn_multiplies(x, *w.shape):
+    least = LEAST_OF_LONG if w.shape[-1] >= LONG else None
+    if not fits or not onednn_multiplies(x, *w.shape, least=least):
         return F.linear(x, w, bias)
     bias = None if bias is None else bias.contiguous()  # oneDNN reads it as if it were
     if math.prod(x.shape[:-1]) in BLOCKS:
         return by_onednn(x if x.dim() == 2 else x.contiguous(), w, bias)
     # in its own shape: a view must not be changed in place
     result = x.new_empty(*x.shape[:-1], w.shape[0])
-    in_blocks_of_rows(x.reshape(-1, x.shape[-1]), w, bias, result.view(-1, w.shape[0]))
+    if x.dim() == 2:
+        in_blocks_of_rows(x, w, bias, result)
+    else:
+        in_blocks_of_rows(x.reshape(-1, x.shape[-1]), w, bias, result.view(-1, w.shape[0]))
     return result
 
 
@@ -118,19 +125,28 @@ def well_filled(size: int) -> float:
 
 def in_blocks_of_rows(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> None:
     rows = x.shape[0]
-    most = min(rows, max(ALWAYS, IN_CACHE // w.shape[0]))
-    sizes = [size for size in BLOCKS if size <= most] or [BLOCKS[-1]]
+    for start, size in blocks_of_rows(rows, max(ALWAYS, IN_CACHE // w.shape[0])):
+        block = x[start : start + size]
+        here = min(size, rows)
+        filled = block if here == size else F.pad(block, (0, 0, 0, size - here))
+        product = by_onednn(filled, w, bias)
+        out[start : start + size] = product if here == size else product[:here]
+
+
+@lru_cache(maxsize=4096)
+def blocks_of_rows(rows: int, most: int) -> tuple[tuple[int, int], ...]:
+    """First row and size of each block; a single one may be larger than all rows."""
+    sizes = [size for size in BLOCKS if size <= min(rows, most)] or [BLOCKS[-1]]
+    blocks = []
     start = 0
     while start < rows:
         left = rows - start
         size = next((size for size in sizes if left >= well_filled(size)), sizes[-1])
         # a part of the last block once more, to the same bits, rather than zeros
         start = max(0, min(start, rows - size))
-        block = x[start : start + size]
-        here = block.shape[0]
-        filled = block if here == size else F.pad(block, (0, 0, 0, size - here))
-        out[start : start + size] = by_onednn(filled, w, bias)[:here]
+        blocks.append((start, size))
         start += size
+    return tuple(blocks)
 
 
 def transposed_product(left: Tensor, right: Tensor) -> Tensor:

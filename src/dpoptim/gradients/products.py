@@ -86,7 +86,7 @@ SUM_MARGIN = 2.0**-8  # of float32 sums
 GROUP_ROWS = 160  # k of the theorem
 BLOCK_GROUPS = 4  # m of the theorem
 FLOAT64_ROWS = 1024  # rows that are multiplied in float64 at a time
-FLOAT64_ENTRIES = 1 << 15  # that are converted to float64 at a time: they stay in cache
+FLOAT64_ENTRIES = 1 << 17  # that are converted to float64 at a time: they stay in cache
 # columns up to which one float64 product is as fast as a float32 product for each group
 NARROW = 512
 SMALL_RESULT = 1 << 12  # entries up to which groups are multiplied in one batched product
@@ -215,7 +215,7 @@ def add_products(
     direction: Sequence[float] | None = None,
 ) -> None:
     """As `add_weighted_outer`; with a direction, one row of weights is for all: see `Sums.add`."""
-    weights = weights.T.contiguous()
+    weights = weights.reshape(-1, 1) if len(weights) == 1 else weights.T.contiguous()
     narrow = None if g.dtype == torch.float64 else weights.to(g.dtype)
     start = 0
     if (
@@ -296,17 +296,14 @@ def add_weighted_rows(sums: Sums, values: Tensor, weights: Tensor, groups: Group
 
 def exact_weighted_rows(values: Tensor, weights: Tensor) -> Tensor:
     """``weights @ values`` in float64: (R, N), (k, R) -> (k, N)."""
-    if weights.shape[0] == 1 and values.is_cpu and 0 < values.numel() <= FLOAT64_ENTRIES:
-        return torch.mv(values.double().t(), weights[0])[None]
+    if values.is_cpu and 0 < values.numel() <= FLOAT64_ENTRIES:
+        return torch.mm(weights, values.double())
     total = values.new_zeros(len(weights), values.shape[1], dtype=torch.float64)
-    of_each = total.unbind()
     converted = values.is_cpu and values.dtype != torch.float64
     at_a_time = max(1, FLOAT64_ENTRIES // max(1, values.shape[1])) if converted else FLOAT64_ROWS
     for start in range(0, len(values), at_a_time):
         part = slice(start, start + at_a_time)
-        rows = values[part].double().t()
-        for each, out in zip(weights[:, part].unbind(), of_each, strict=True):
-            out.addmv_(rows, each)
+        total.addmm_(weights[:, part], values[part].double())
     return total
 
 

@@ -54,7 +54,8 @@ class Sums:
         Args:
             direction: where given there is one term, which is added to every sum as many times.
         """
-        each = terms.view(self.count if direction is None else 1, *self.shape).unbind()
+        count = self.count if direction is None else 1
+        each = terms.view(count, *self.shape).unbind() if count > 1 else (terms.view(self.shape),)
         for j, held in enumerate(self._held):
             term, times = (each[j], 1.0) if direction is None else (each[0], direction[j])
             if times == 0:

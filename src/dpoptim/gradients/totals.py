@@ -145,12 +145,11 @@ def mean_of(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
     """
     alone = total.untyped_storage().nbytes() == total.nbytes
     if alone and total.dtype == dtype and dtype != torch.float64:
-        total.div_(divisor)
         # the same memory, but no view: whoever zeroes gradients in place may detach them
-        return total.new_empty(0).set_(total)  # type: ignore[call-overload]
-    mean = torch.empty_like(total, dtype=dtype)
+        return total.div_(divisor).data
     if total.numel() <= MEAN_BLOCK:
-        return mean.copy_(total).div_(divisor)
+        return total.to(dtype, copy=True).div_(divisor)
+    mean = torch.empty_like(total, dtype=dtype)
     size = MEAN_BLOCK if total.is_cpu else max(1, total.numel())
     for part, of_total in zip(mean.view(-1).split(size), total.view(-1).split(size), strict=True):
         part.copy_(of_total).div_(divisor)

@@ -250,10 +250,8 @@ def _put(target: Tensor, z: Tensor, std: float | None) -> None:
     """target <- z, or target + std z computed in float64 and rounded once."""
     if std is None:
         target.copy_(z)
-    elif target.dtype == torch.float64:
-        target.add_(z, alpha=std)
     else:
-        target.copy_(target.double().add_(z, alpha=std))
+        torch.add(target, z, alpha=std, out=target)
 
 
 def _buffers() -> tuple[Scratch, Tensor]:

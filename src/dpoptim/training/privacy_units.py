@@ -242,9 +242,11 @@ class CollateRows:
 
 def rows_of_tensors(tensors: Sequence[Tensor], index: Tensor, K: int) -> list[Tensor]:
     """The batch that `CollateRows` makes of these records of a `TensorDataset`."""
-    there, empty = index.clamp(min=0), (index == NO_ROW).nonzero()[:, 0]
+    some_empty = NO_ROW in index
+    there = index.clamp(min=0) if some_empty else index
     taken = [tensor.index_select(0, there.to(tensor.device)) for tensor in tensors]
-    if empty.shape[0]:
+    if some_empty:
+        empty = (index == NO_ROW).nonzero()[:, 0]
         for rows, tensor in zip(taken, tensors, strict=True):
             rows[empty.to(rows.device)] = made_up(tensor)
     if K == 1:

@@ -204,6 +204,8 @@ def parameters_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[nn.Parame
 def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Refuse optimizers that do not hold exactly the trainable parameters: others would leak."""
     held = parameters_of(optimizers)
+    if len(held) == len(engine.parameters) and {*map(id, held)} == {*map(id, engine.parameters)}:
+        return
     times = Counter(map(id, held))
     named = list(zip(engine.names, engine.parameters, strict=True))
     if missing := [name for name, p in named if not times[id(p)]]:
