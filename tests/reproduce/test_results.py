@@ -135,17 +135,25 @@ def test_runs_of_accuracies_are_whole(bench: Callable[[str], ModuleType], name: 
         assert row.part == "choice" or row.seed > 0
 
 
-def test_a_run_of_the_optimizers(bench: Callable[[str], ModuleType]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mechanisms", "optimizers", "scales", "scattering", "views"])
+def test_a_run_of_accuracies(bench: Callable[[str], ModuleType], name: str, tmp_path: Path) -> None:
     """The first on digits."""
     made, tasks = bench("accuracy"), bench("accuracy_tasks")
     known = next(
         row
-        for row in made.Table(RESULTS / "accuracy_optimizers.csv").rows
-        if row.task == "digits, softmax"
+        for row in made.Table(RESULTS / f"accuracy_{name}.csv").rows
+        if row.task.startswith("digits")
     )
-    found = made.run(made.settings(known), tasks.digits("softmax"), known.part, known.seed)
-    for name in made.TAILS:
-        assert getattr(found, name) == pytest.approx(getattr(known, name), abs=1.0)
+    model = known.task.removeprefix("digits, ")
+    if model == "scattering":
+        task = tasks.scattering(made.load_digits(0, made.SCATTERED, tmp_path))
+    else:
+        task = tasks.digits(model)
+    assert task.name == known.task
+    found = made.run(made.settings(known), task, known.part, known.seed)
+    for tail in made.TAILS:
+        assert getattr(found, tail) == pytest.approx(getattr(known, tail), abs=1.0)
 
 
 def test_rows_of_what_is_timed(bench: Callable[[str], ModuleType]) -> None:
@@ -188,6 +196,16 @@ def test_rows_of_what_is_timed(bench: Callable[[str], ModuleType]) -> None:
     assert {(row["model"], row["method"]) for row in rows_of("fang_table2.csv")} >= {
         (model, method) for model in fang.MODELS for method in fang.methods(1.0)
     }
+
+
+def test_steps_of_many_ranks(bench: Callable[[str], ModuleType]) -> None:
+    """Computed from the table of two, which holds every workload."""
+    two = rows_of("distributed.csv")
+    assert {row["workload"] for row in two} == set(bench("distributed").CHOSEN)
+    made = bench("distributed_model")
+    again = [line for row in two for line in made.modelled(row)]
+    ours = rows_of("distributed_model.csv")
+    assert [{name: str(value) for name, value in line.items()} for line in again] == ours
 
 
 def test_constants_of_defaults_are_those_that_were_chosen() -> None:
@@ -269,9 +287,9 @@ def test_das_tables_quote_the_paper_and_hold_every_cell() -> None:
             assert row["data"] == key
     rows = rows_of("das_networks.csv")
     assert columns(das_networks.Row) == set(rows[0])
-    assert {(float(row["clip_norm"]), float(row["epsilon"])) for row in rows} == {
-        (norm, epsilon) for norm in das_networks.CLIP_NORMS for epsilon in das_networks.EPSILONS
-    }
+    assert [(float(row["clip_norm"]), float(row["epsilon"])) for row in rows] == [
+        (norm, epsilon) for epsilon in das_networks.EPSILONS for norm in das_networks.CLIP_NORMS
+    ] + [(math.inf, math.inf)]
 
 
 @pytest.mark.parametrize("panel", list(dice_ablations.PANELS))
@@ -411,6 +429,22 @@ def test_clip_norms_of_das_table_6_and_a_cell_of_it() -> None:
     recipe = das_tables.Recipe((norm * rate,), das_tables.smooth_pixels(28, cutoff=16.0))
     made, _ = das_tables.measured(case, recipe, "0 %", norm, epsilon, epsilon, 1)
     assert made.accuracy == pytest.approx(float(row["accuracy"]), abs=0.8)
+
+
+@fashion
+@pytest.mark.slow
+def test_a_network_at_one_clip_norm() -> None:
+    """One seed of three of the cell at epsilon 4 and clip norm 3."""
+    scaled = [(x * one_pass.SCALE, y) for x, y in one_pass.load(FASHION_MNIST_DIRECTORY)]
+    training, _, test = scaled
+    (row,) = (
+        row
+        for row in rows_of("das_networks.csv")
+        if (row["clip_norm"], row["epsilon"]) == ("3.0", "4.0")
+    )
+    plan = das_networks.plan_of(3.0, 4.0, len(training[0]))
+    found = das_networks.train(plan, training, float(row["learning_rate"]), 1, test)
+    assert found == pytest.approx(float(row["accuracy"]), abs=0.01)
 
 
 @fashion

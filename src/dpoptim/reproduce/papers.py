@@ -108,7 +108,7 @@ ITEMS = (
     Item(DAS, "Table 6, Figure 2", "EMNIST, Fashion-MNIST", experiment="das-table6",
          instead="Fashion-MNIST; EMNIST not run: in no package"),
     Item(DAS, "Table 7, Figure 3", "networks of two layers", experiment="das-table7",
-         instead="on Fashion-MNIST, epsilon 2 and 6"),
+         instead="on Fashion-MNIST"),
     Item(FANG, "Algorithm 1", "clipped DP-SGD", "dp-sgd", experiment="fang-fig1"),
     Item(FANG, "Algorithm 3", "value clipping", "value-sgd", experiment="fang-fig2"),
     Item(FANG, "Definition 3.1, Lemma 3.2", "weak growth condition",
