@@ -13,9 +13,12 @@ from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
 from dpoptim.errors import SamplesInteractError
+from dpoptim.gradients import oracle
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.training import freed_memory
 from dpoptim.training.comparison import settled
 from dpoptim.training.isolation import IsolationWarning, choose_isolation
+from dpoptim.training.memory import LiveTensors
 
 N, T, D = 12, 4, 5
 
@@ -359,3 +362,31 @@ def test_the_loops_own_collate_function_shows_how_the_model_is_called() -> None:
         raise KeyError(records)
 
     assert choose_isolation(Read(0.0), Ragged(), collate=broken).sample is None
+
+
+class Looked(nn.Module):
+    """A table that is large beside everything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.EmbeddingBag(20_000, 8, mode="mean"), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x))
+
+
+def test_a_trial_takes_the_memory_of_few_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle, "KEPT", 1 << 10)
+    records = TensorDataset(torch.randint(20_000, (4, 6)), torch.zeros(4))
+    model = Looked()
+    with LiveTensors() as live:
+        found = choose_isolation(model, records)
+    assert found.isolation == Isolation()
+    # a copy of the model, sums in float64, and gradients of one record after the other
+    assert live.peak < 5 * 4 * sum(p.numel() for p in model.parameters())
+
+
+def test_other_systems_keep_what_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: object())
+    with freed_memory.freed_memory_given_back():
+        pass

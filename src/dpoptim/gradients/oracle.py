@@ -16,6 +16,8 @@ from dpoptim.gradients.products import margin
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 
 Loss = Callable[[nn.Module, Any], Tensor]
+KEPT = 1 << 25  # entries of gradients that are kept rather than computed again
+WIDENED = 1 << 20  # that are subtracted at a time
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -58,8 +60,8 @@ def clipped_sums(
 class RecordsAlone:
     """Gradients of records in batches of their own.
 
-    Kept, or where processes have parts of a model too large for one, this one's parts, computed
-    again whenever they are wanted.
+    Kept, or, where they are large, computed again whenever they are wanted, one record's at a time;
+    where processes have parts of a model too large for one, this one's parts.
 
     Args:
         records: batches of one.
@@ -75,12 +77,15 @@ class RecordsAlone:
         self._model, self._loss, self._records = model, loss, records
         self._placement = placement
         self._kept: list[list[Tensor]] = []
+        entries = len(records) * sum(p.numel() for p in trainable(model).values())
+        keep = not placement.spread and entries <= KEPT
         squared = []
         for gradients in self:
             squared.append(squared_norms([g.unsqueeze(0) for g in gradients]))
             self.dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
-            if not placement.spread:
+            if keep:
                 self._kept.append(gradients)
+            del gradients  # before the next record's take as much
         self.squared = placement.added(torch.cat(squared))
 
     def __iter__(self) -> Iterator[list[Tensor]]:
@@ -98,10 +103,14 @@ class RecordsAlone:
 
     def subtract(self, sums: Sequence[Tensor], weights: Sequence[float]) -> None:
         """Take weighted gradients from sums, in place; leave out those of weight 0, even NaN."""
-        for weight, gradients in zip(weights, self, strict=True):
+        records = iter(self)
+        for weight in weights:
+            gradients = next(records)
             if weight:
                 for total, g in zip(sums, gradients, strict=True):
-                    total.sub_(g, alpha=weight)
+                    subtract(total, g, weight)
+                del g
+            del gradients  # before the next record's take as much
 
     def distances(
         self, ours: Sequence[Tensor], clipping: Clipping, order: Sequence[int], reduction: Reduction
@@ -117,6 +126,16 @@ class RecordsAlone:
         squared = torch.stack([each.norm().square().cpu() for each in ours])
         found = self._placement.added(squared).sqrt().tolist()
         return dict(zip(trainable(self._model), found, strict=True))
+
+
+def subtract(total: Tensor, g: Tensor, weight: float) -> None:
+    """Take ``weight * g`` from ``total`` in place, a few rows at a time: each is widened first."""
+    if g.dim() == 0:
+        total.sub_(g, alpha=weight)
+        return
+    rows = max(1, WIDENED // max(1, g[0].numel() if len(g) else 1))
+    for part, of_g in zip(total.split(rows), g.split(rows), strict=True):
+        part.sub_(of_g, alpha=weight)
 
 
 def engine_sums(
@@ -145,9 +164,10 @@ def engine_sums(
     try:
         engine.begin_microbatch(records)
         loss(model, batch).backward()
-        views = engine.totals.own_views(engine.take())
+        (taken,) = engine.take_sums(by_parameter=True)
+        views = engine.totals.own_views(taken)
         pairs = zip(engine.parameters, views, strict=True)
-        return [view.view(placement.part_shape(p)) for p, view in pairs]
+        return [view.double().view(placement.part_shape(p)) for p, view in pairs]
     finally:
         engine.detach()
         placement.settle()

@@ -26,6 +26,7 @@ from dpoptim.gradients.oracle import RecordsAlone, engine_sums, trainable
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.training.comparison import settled, tolerance_of
+from dpoptim.training.freed_memory import freed_memory_given_back
 from dpoptim.training.isolation_words import (
     ALONE,
     WAYS_IN_WORDS,
@@ -62,6 +63,7 @@ class Chosen:
     message: str = ""
 
 
+@freed_memory_given_back()
 def choose_isolation(
     model: nn.Module,
     train_set: Dataset[Any],
@@ -282,10 +284,9 @@ class Trials:
     def refusal(self, failure: Failure) -> PrivacyError:
         return SamplesInteractError(
             "records are mixed, or the first axis of some layer is not the record: "
-            f"{failure.reason}. Usual causes: "
-            "positions of shape (T,) instead of (1, T), a (T, B, ...) layout. Fix: "
-            'isolation="auto", which finds '
-            "another way; or keep the batch axis first."
+            f"{failure.reason}. Usual causes: positions of shape (T,) instead of (1, T), a "
+            '(T, B, ...) layout. Fix: isolation="auto", which finds another way; or keep the batch '
+            "axis first."
         )
 
     def _clock(self, indices: range) -> float:

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.layers.hugging_face import is_transposed_linear
+from dpoptim.training.freed_memory import freed_memory_given_back
 from dpoptim.training.made_up import Sample
 from dpoptim.training.quiet import quiet
 
 
+@freed_memory_given_back()
 @torch.no_grad()
 def positions_per_layer(model: nn.Module, sample: Sample | None) -> dict[str, int]:
     """Positions of a record in each layer with a product, by name; empty if unknown."""
