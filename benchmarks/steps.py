@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dpoptim
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import multiplication
+from dpoptim.gradients import multiplication, native
 from dpoptim.gradients.engine import Engine
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
@@ -63,10 +63,16 @@ def plain(
 
 
 def by_mkl(step: Step) -> Step:
-    """The same with the library that plain PyTorch multiplies with."""
+    """The same with the library that plain PyTorch multiplies with, and where that leaves half of
+    the vectors unused, with no wider ones in compiled products.
+    """
+    level = 1 if multiplication.onednn_is_faster() else native.MOST_OF_PRODUCTS
 
     def slower() -> None:
-        with patch.object(multiplication, "onednn_is_faster", lambda: False):
+        with (
+            patch.object(multiplication, "onednn_is_faster", lambda: False),
+            patch.object(native, "MOST_OF_PRODUCTS", level),
+        ):
             step()
 
     return slower

@@ -112,6 +112,53 @@ def test_a_gradient_has_the_same_bits_in_any_place_and_cut_anyhow(
         assert torch.equal(formed(layer, x, g)[0], alone)
 
 
+def outer(g: Tensor, a: Tensor, block: int = NORM_BLOCK) -> tuple[Tensor, Tensor]:
+    entries = g.shape[2] * a.shape[2]
+    room = torch.full((len(g), entries), math.nan)
+    norms = torch.full((len(g), blocks_in(entries, block)), math.nan)
+    native.outer(g, a, room, norms, block)
+    return room, norms
+
+
+@built
+@settings(max_examples=60, deadline=None)
+@given(
+    positions=st.sampled_from([0, 1, 2, 33, 511, 512, 513, 1100]),
+    rows=st.integers(1, 40),
+    columns=st.integers(1, 70),
+    seed=st.integers(0, 99),
+)
+def test_sums_over_positions_are_one_chain_anywhere(
+    positions: int, rows: int, columns: int, seed: int
+) -> None:
+    """Within the bound of one chain; with the same bits in any place, layout and vectors."""
+    torch.manual_seed(seed)
+    g, a = torch.randn(3, positions, rows), torch.randn(3, positions, columns)
+    g[2] = math.nan
+    found, norms = outer(g, a)
+    exact, terms = (
+        torch.bmm(of(g[:2].double()).mT, of(a[:2].double())).flatten(1)
+        for of in (lambda t: t, torch.abs)
+    )
+    steps = positions + 1
+    assert ((found[:2] - exact).abs() <= steps * U / (1 - steps * U) * terms).all()
+    squared = squared_norms_of_parts([found[:2]], norms[:2].double())
+    truth = found[:2].double().square().sum(1)
+    assert (truth <= squared).all()
+    assert (squared <= truth * 1.001).all()
+    assert positions == 0 or norms[2].isnan().all()
+    wider_g, wider_a = torch.randn(1, positions, rows + 3), torch.randn(1, positions, columns + 5)
+    wider_g[0, :, 1 : rows + 1], wider_a[0, :, 2 : columns + 2] = g[1], a[1]
+    apart = outer(wider_g[:, :, 1 : rows + 1], wider_a[:, :, 2 : columns + 2])
+    assert torch.equal(apart[0][0], found[1])
+    assert torch.equal(apart[1][0], norms[1])
+    some = outer(g[1:2, :, rows // 2 :], a[1:2])[0]
+    assert torch.equal(some[0], found[1, rows // 2 * columns :])
+    with pytest.MonkeyPatch.context() as patch:
+        with_level(1, patch)
+        assert torch.equal(outer(g[:2], a[:2])[0], found[:2])
+
+
 @built
 @pytest.mark.parametrize("block", [NORM_BLOCK, LONG_BLOCK])
 @pytest.mark.parametrize("level", [1, 2])

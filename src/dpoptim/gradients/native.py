@@ -27,6 +27,7 @@ from torch import Tensor
 LIBRARY = Path(__file__).with_name("_record_gradients.so")
 SWITCH = "DPOPTIM_NATIVE"
 LEVELS = ("none", "vectors of 8", "vectors of 16")  # by `dpoptim_level`; of 4-byte numbers
+MOST_OF_PRODUCTS = 2  # level of vectors in `outer`; benchmarks lower it to that of others' products
 VECTOR = 16  # outputs that are computed side by side
 
 
@@ -66,6 +67,13 @@ def library() -> Library | None:
         return None
     whole, some = ctypes.c_int64, ctypes.c_void_p
     functions.dpoptim_room.argtypes, functions.dpoptim_room.restype = [some], whole
+    functions.dpoptim_outer_room.argtypes = [whole, whole]
+    functions.dpoptim_outer_room.restype = whole
+    functions.dpoptim_outer.restype = None
+    functions.dpoptim_outer.argtypes = [
+        *(whole, whole, whole, whole, some, whole, whole, some, whole, whole),
+        *(some, whole, some, whole, whole, some, ctypes.c_int),
+    ]
     functions.dpoptim_form.restype = functions.dpoptim_add.restype = None
     functions.dpoptim_form.argtypes = [
         *(some, whole, some, whole, some, whole),
@@ -115,11 +123,31 @@ def form(geometry: Geometry, x: Tensor, g: Tensor, out: Tensor, norms: Tensor) -
     )
 
 
-def adds(total: Tensor, gradients: Tensor) -> bool:
-    """Whether `add` can."""
-    return (
-        serves(total) and serves(gradients) and total.is_contiguous() and gradients.stride(1) == 1
+def outer(g: Tensor, a: Tensor, out: Tensor, norms: Tensor, block: int) -> None:
+    """Form ``sum_t outer(g[i, t], a[i, t])`` of some records, and the norms of their blocks.
+
+    Args:
+        g, a: float32 on the CPU, (b, T, p) and (b, T, d), with strides (any, any, 1).
+        out: for gradients, (b, p d), with strides (any, 1).
+        norms: as for `form`, of blocks of ``block`` entries.
+    """
+    found = library()
+    assert found is not None
+    (records, positions, rows), columns = g.shape, a.shape[2]
+    room = torch.empty(
+        found.functions.dpoptim_outer_room(positions, rows), dtype=torch.float32, device="cpu"
     )
+    found.functions.dpoptim_outer(
+        *(records, positions, rows, columns),
+        *(g.data_ptr(), g.stride(0), g.stride(1), a.data_ptr(), a.stride(0), a.stride(1)),
+        *(out.data_ptr(), out.stride(0), norms.data_ptr(), norms.stride(0), block),
+        *(room.data_ptr(), min(found.level, MOST_OF_PRODUCTS)),
+    )
+
+
+def adds(total: Tensor, gradients: Tensor) -> bool:
+    """Whether `add` can, where the entries of each lie side by side."""
+    return total.dtype == gradients.dtype and serves(total)
 
 
 def add(total: Tensor, gradients: Tensor, weights: Sequence[float]) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic import NARROW
+from dpoptim.gradients.batch_invariant import aligned
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms, squared_norms_together
 from dpoptim.gradients.products import Groups, add_weighted_outer, add_weighted_rows
@@ -80,6 +81,21 @@ class PerSampleGrad(ABC):
         return None
 
 
+FormMeasured = Callable[[slice, Tensor, Tensor, int], None]
+
+
+def record_by(form_measured: FormMeasured, entries: int) -> Callable[[int], Tensor]:
+    """`Chunk.form` where there is a `Chunk.form_measured`."""
+
+    def form(record: int) -> Tensor:
+        room = aligned(torch.empty(1, entries, dtype=torch.float32, device="cpu"))
+        norm = torch.empty(1, 1, dtype=torch.float32, device="cpu")
+        form_measured(slice(record, record + 1), room, norm, max(1, entries))
+        return room[0]
+
+    return form
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Consecutive entries of a parameter, whose gradients are formed record by record.
@@ -104,7 +120,7 @@ class Chunk:
     entries: int
     form: Callable[[int], Tensor]
     form_few: Callable[[slice, Tensor | None], Tensor] | None = None
-    form_measured: Callable[[slice, Tensor, Tensor, int], None] | None = None
+    form_measured: FormMeasured | None = None
     positions: int = 1
 
 

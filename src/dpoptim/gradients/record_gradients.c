@@ -267,6 +267,73 @@ void dpoptim_form(const Geometry *of, int64_t records, const float *x, int64_t x
     }
 }
 
+/* Positions first, so many columns at a time: (positions, width), zeros after the last column. */
+static void pack(const float *x, int64_t stride, int64_t positions, int64_t columns, int64_t width,
+                 float *out) {
+    for (int64_t t = 0; t < positions; t++, x += stride, out += width) {
+        memcpy(out, x, sizeof(float) * columns);
+        if (columns < width) memset(out + columns, 0, sizeof(float) * (width - columns));
+    }
+}
+
+enum { PACKED = 12 }; /* rows side by side: four runs of 3, or three of 4 */
+
+/* Floats of room that `dpoptim_outer` needs beside its results. */
+int64_t dpoptim_outer_room(int64_t positions, int64_t rows) {
+    int64_t some = positions < POSITIONS ? positions : POSITIONS;
+    return some * (2 * FILL + (rows + PACKED - 1) / PACKED * PACKED);
+}
+
+/* Adds some positions to sum_t g[t, i] a[t, j], (rows, columns). */
+static void outer_positions(const float *g, int64_t g_step, int64_t rows, const float *a,
+                            int64_t a_step, int64_t columns, int64_t positions, float *out,
+                            float *room, int more, int level) {
+    int run = level == WIDE_LEVEL ? 4 : 3;
+    float *packed = room + positions * 2 * FILL;
+    for (int64_t i = 0; i < rows; i += PACKED)
+        pack(g + i, g_step, positions, rows - i < PACKED ? rows - i : PACKED, PACKED,
+             packed + i * positions);
+    Plan plan = {.places = {1, 1, positions}, .steps = {0, 0, PACKED}};
+    for (int64_t column = 0; column < columns; column += plan.filled) {
+        int64_t left = columns - column;
+        plan.filled = level == WIDE_LEVEL && left <= FILL ? FILL : 2 * FILL;
+        if (level != WIDE_LEVEL) plan.filled = FILL;
+        int64_t lanes = left < plan.filled ? left : plan.filled;
+        pack(a + column, a_step, positions, lanes, plan.filled, room);
+        for (int64_t row = 0; row < rows;) {
+            int of_run = rows - row >= run ? run : 1;
+            int64_t last = of_run == run ? rows / run * run - run : rows - 1;
+            Choice way = chosen(level, of_run, plan.filled);
+            const float *from[MOST_ROWS];
+            float *outs[MOST_ROWS];
+            for (int r = 0; r < way.rows; r++) {
+                int64_t here = row + r * of_run < last ? row + r * of_run : last;
+                from[r] = packed + here / PACKED * PACKED * positions + here % PACKED;
+                outs[r] = out + here * columns + column;
+            }
+            way.tile(&plan, from, room, outs, columns, lanes, 0, 1, more);
+            row = row + way.rows * of_run < last + of_run ? row + way.rows * of_run : last + of_run;
+        }
+    }
+}
+
+/* As `dpoptim_form`, of sums over positions of outer products: g (positions, rows), a (positions,
+   columns), with steps from one position to the next. */
+void dpoptim_outer(int64_t records, int64_t positions, int64_t rows, int64_t columns,
+                   const float *g, int64_t g_stride, int64_t g_step, const float *a,
+                   int64_t a_stride, int64_t a_step, float *out, int64_t out_stride, float *norms,
+                   int64_t norms_stride, int64_t block, float *room, int level) {
+    for (int64_t i = 0; i < records; i++, g += g_stride, a += a_stride, out += out_stride) {
+        for (int64_t from = 0; from == 0 || from < positions; from += POSITIONS) { /* none: zeros */
+            int64_t some = positions - from < POSITIONS ? positions - from : POSITIONS;
+            outer_positions(g + from * g_step, g_step, rows, a + from * a_step, a_step, columns,
+                            some, out, room, from > 0, level);
+        }
+        (level == WIDE_LEVEL ? wide_norms : middle_norms)(out, rows * columns, block, norms);
+        norms += norms_stride;
+    }
+}
+
 /* Adds weighted rows to a total, one after the other. */
 #define ADD(NAME, TARGET, VECTOR)                                                                  \
     TARGET static void NAME(float *total, int64_t entries, const float *const *rows,               \

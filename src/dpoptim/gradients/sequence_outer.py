@@ -9,6 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from dpoptim.gradients import native
 from dpoptim.gradients.arithmetic import NARROW, multiplies_narrow, widened
 from dpoptim.gradients.batch_invariant import (
     LARGE,
@@ -26,11 +27,19 @@ from dpoptim.gradients.multiplication import (
     INNER,
     filled_up,
     onednn_forms_gradients,
+    plain,
     transposed_product,
 )
 from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
 from dpoptim.gradients.parts import add_group, all_groups, at_once, flat, parts_of, sum_of_group
-from dpoptim.gradients.per_sample_grads import Chunk, Dense, Outer, PerSampleGrad, zero_outside
+from dpoptim.gradients.per_sample_grads import (
+    Chunk,
+    Dense,
+    Outer,
+    PerSampleGrad,
+    record_by,
+    zero_outside,
+)
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, add_weighted_rows
 from dpoptim.gradients.sums import Sums
 
@@ -125,13 +134,31 @@ class SequenceOuter(PerSampleGrad):
         """Chunks of a few rows of the weight each."""
         (_, T, d), p = self.a.shape, self.g.shape[2]
         rows = max(WHOLE, CHUNK // d // WHOLE * WHOLE)
+        ends = [(start, min(start + rows, p)) for start in range(0, p, rows)]
+        like = self.g.new_empty(0, dtype=self.dtype)
+        if native.serves(like) and plain(self.g) and plain(self.a):
+            return [self._compiled(start, end) for start, end in ends]
         if rows >= p and not self._onednn_forms(p):
             return [Chunk(0, p * d, self.form_rows(0, p), self.form, positions=T)]
-        ends = [(start, min(start + rows, p)) for start in range(0, p, rows)]
         return [
             Chunk(start * d, (end - start) * d, self.form_rows(start, end), positions=T)
             for start, end in ends
         ]
+
+    def _compiled(self, start: int, stop: int) -> Chunk:
+        """Chunk of these rows that compiled functions form and measure: see `native`."""
+        g, a = self.g[:, :, start:stop], self.a
+        (_, T, rows), d = g.shape, a.shape[2]
+
+        def form(part: slice, room: Tensor, norms: Tensor, block: int) -> None:
+            of_part = widened([g[part], a[part]])
+            left, right = (x if x.stride(2) == 1 else x.contiguous() for x in of_part)
+            native.outer(left, right, room, norms, block)
+
+        entries = rows * d
+        return Chunk(
+            *(start * d, entries, record_by(form, entries)), form_measured=form, positions=T
+        )
 
     def _onednn_forms(self, rows: int) -> bool:
         like = self.g.new_empty(0, dtype=self.dtype)

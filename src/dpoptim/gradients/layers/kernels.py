@@ -13,7 +13,7 @@ from dpoptim.gradients.batch_invariant import aligned
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
 from dpoptim.gradients.multiplication import plain, transposed_product
 from dpoptim.gradients.norms import NORM_BLOCK
-from dpoptim.gradients.per_sample_grads import Chunk
+from dpoptim.gradients.per_sample_grads import Chunk, record_by
 
 WORK = 1 << 24  # multiplications for a record's gradient that one thread has at a time
 LEAST_FILLED = 1 / 2  # of the vectors of outputs that compiled functions compute
@@ -148,13 +148,10 @@ class Compiled:
             geometry.block = block
             native.form(geometry, x.contiguous(), g.contiguous(), room, norms)
 
-        def form(record: int) -> Tensor:
-            room = aligned(torch.empty(1, entries, dtype=torch.float32, device="cpu"))
-            form_measured(slice(record, record + 1), room, torch.empty(1, 1), entries)
-            return room[0]
-
         return Chunk(
-            first * of_row, entries, form, form_measured=form_measured, positions=positions
+            *(first * of_row, entries, record_by(form_measured, entries)),
+            form_measured=form_measured,
+            positions=positions,
         )
 
     def _geometry(self, first: int, last: int) -> native.Geometry:
