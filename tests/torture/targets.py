@@ -82,6 +82,7 @@ def make_checkpoint(folder: Path) -> Path:
         "streams": [],
         "side": None,
         "choice": None,
+        "noise": {},
         "gate": {"released": 5, "reservation": "r", "correlated": None},
         "parts": {"files": [], "tensors": {}},
     }

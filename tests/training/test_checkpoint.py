@@ -592,3 +592,25 @@ def test_noise_is_taken_back_by_the_strategy_that_took_it(
         train(private, model, optimizer)
     assert private.steps_done == plan.steps
     ledger.close()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        DPSGD(0.1, noise_schedule=(4.0, 1.0)),
+        DPSGD(ScaledClipNorm(0.1, every=1)),
+        DPSGD(PrivateQuantile(0.5, when="all along")),
+    ],
+)
+def test_a_resumed_run_tells_the_noise_of_its_last_release(method: DPSGD, tmp_path: Path) -> None:
+    plan = method.plan(n=N, batch_size=N, steps=6, noise_multiplier=1.0, delta=1e-5)
+    private, model, optimizer = begin(plan, noise_seed=0)
+    first = private.noise_std, private._steps.noise_shares
+    with private:
+        train(private, model, optimizer, 5)
+        private.save(tmp_path / "run.secret")
+    told = private.noise_std, private._steps.noise_shares
+    assert told != first
+    private, *_ = begin(plan, noise_seed=0, resume=tmp_path / "run.secret")
+    with private:
+        assert (private.noise_std, private._steps.noise_shares) == told

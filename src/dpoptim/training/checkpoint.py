@@ -47,6 +47,7 @@ ENTRIES = {
     "streams": list,
     "side": object,
     "choice": object,
+    "noise": dict,
     "gate": dict,
     "parts": dict,
 }

@@ -155,6 +155,10 @@ class Steps:
             "queue": self._queue.secret_state(),
             "side": None if self._side is None else self._side.secret_state(),
             "choice": None if self.choice is None else self.choice.state(),
+            "noise": {
+                "std": self.noise_std,
+                "shares": None if self.noise_shares is None else list(self.noise_shares),
+            },
             "gate": self.gate.secret_state(),
         }
 
@@ -162,6 +166,7 @@ class Steps:
         """Go on, freshly started, where `secret_state` was taken; the gate has its part."""
         self.done = secret["steps_done"]
         self._queue.restore(secret["queue"])
+        self.noise_std, self.noise_shares = secret["noise"]["std"], secret["noise"]["shares"]
         if self._side is not None:
             self._side.restore(secret["side"])
         if self.choice is not None:
