@@ -138,7 +138,7 @@ def test_many_rows_at_once_are_rounded_as_few(
 
 
 @pytest.mark.parametrize("library", LIBRARIES, indirect=True)
-@pytest.mark.parametrize("rows", [1, 4, 60, 64])
+@pytest.mark.parametrize("rows", [1, 2, 4, 45, 60, 64, 70, 300, 5000])
 def test_a_weight_chosen_once_multiplies_as_each_time(library: str, rows: int) -> None:
     w, x = torch.randn(512, 128), torch.randn(rows, 128)
     assert torch.equal(linear_by(w, x)(x), linear(x, w))

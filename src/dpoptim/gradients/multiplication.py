@@ -114,8 +114,21 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def linear_by(w: Tensor, like: Tensor) -> Callable[[Tensor], Tensor]:
     """`linear` with one weight for many inputs of the shape of ``like`` (B, k), chosen once."""
-    whole = like.shape[0] in BLOCKS and like.dtype == w.dtype
-    return partial(by_onednn if whole and onednn_multiplies(like, *w.shape) else linear, w=w)
+    rows, width = like.shape
+    fits = rows > 0 and like.dtype == w.dtype and onednn_multiplies(like, *w.shape)
+    whole = min((size for size in BLOCKS if size >= rows), default=0)
+    if not fits or not well_filled(whole) <= rows <= whole <= ALWAYS:
+        return partial(linear, w=w)
+    if rows == whole:
+        return partial(by_onednn, w=w)
+    room = like.new_zeros(whole, width)
+    given = room[:rows]
+
+    def filled_up_once(x: Tensor) -> Tensor:
+        given.copy_(x)
+        return by_onednn(room, w)[:rows]
+
+    return filled_up_once
 
 
 def well_filled(size: int) -> float:
