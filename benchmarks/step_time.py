@@ -5,7 +5,8 @@ Columns take turns in one process, and medians of each turn's ratios are shown, 
 are noisy. "ours" has everything but the noise (gradients, clipping, summing, optimizer), "ours,
 noise" also draws it, in float64 with a full tail; the peers draw theirs in float32. "ours, MKL"
 multiplies matrices as plain PyTorch does, where ours would take a faster library on this processor
-(see `dpoptim.gradients.multiplication`). "ours, loop" is what users run: coins, loading, checks,
+(see `dpoptim.gradients.multiplication`), and in compiled functions takes no wider vectors in
+such products than that library does. "ours, loop" is what users run: coins, loading, checks,
 noise and all, against a plain loop over a DataLoader; its batches vary, and its times are divided
 by their share of the expected one. "ours, compiled" is held against compiled plain PyTorch. "closed
 form" is the path of generalised linear models. Opacus trains the models as it asks for them: with

@@ -116,7 +116,7 @@ def form(geometry: Geometry, x: Tensor, g: Tensor, out: Tensor, norms: Tensor) -
     assert found is not None
     room = torch.empty(room_for(geometry), dtype=torch.float32, device="cpu")
     found.functions.dpoptim_form(
-        *(ctypes.addressof(geometry), len(x)),
+        *(ctypes.addressof(geometry), x.shape[0]),
         *(x.data_ptr(), x.stride(0), g.data_ptr(), g.stride(0)),
         *(out.data_ptr(), out.stride(0), norms.data_ptr(), norms.stride(0)),
         *(room.data_ptr(), found.level),
@@ -160,6 +160,6 @@ def add(total: Tensor, gradients: Tensor, weights: Sequence[float]) -> None:
     assert found is not None
     factors = (ctypes.c_float * len(weights))(*weights)
     found.functions.dpoptim_add(
-        *(total.data_ptr(), len(total), gradients.data_ptr(), gradients.stride(0)),
+        *(total.data_ptr(), total.shape[0], gradients.data_ptr(), gradients.stride(0)),
         *(ctypes.addressof(factors), len(weights), found.level),
     )

@@ -150,7 +150,7 @@ class Share:
 
     def _room(self, place: int, records: int, entries: int) -> Tensor:
         room = self._rooms.get(place)
-        if room is None or len(room) < records:
+        if room is None or room.shape[0] < records:
             room = torch.empty(records, entries, dtype=torch.float32, device="cpu")
             self._rooms[place] = room
         return room[:records]

@@ -19,7 +19,13 @@
 typedef float v4 __attribute__((vector_size(16), aligned(4)));
 typedef float v8 __attribute__((vector_size(32), aligned(4)));
 typedef float v16 __attribute__((vector_size(64), aligned(4)));
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
 typedef int32_t i4 __attribute__((vector_size(16)));
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (i4){__VA_ARGS__})
+#endif
 
 enum { NONE, MIDDLE_LEVEL, WIDE_LEVEL };
 enum { FILL = 16, MOST_ROWS = 8, POSITIONS = 512, TOGETHER = 8 };
@@ -90,15 +96,15 @@ static void turn(const float *g, int64_t stride, int64_t outputs, int64_t positi
             const float *from = g + i * stride + t;
             v4 a = *(const v4 *)from, b = *(const v4 *)(from + stride);
             v4 c = *(const v4 *)(from + 2 * stride), d = *(const v4 *)(from + 3 * stride);
-            v4 low = __builtin_shuffle(a, b, (i4){0, 4, 1, 5});
-            v4 high = __builtin_shuffle(a, b, (i4){2, 6, 3, 7});
-            v4 low2 = __builtin_shuffle(c, d, (i4){0, 4, 1, 5});
-            v4 high2 = __builtin_shuffle(c, d, (i4){2, 6, 3, 7});
+            v4 low = PICK(a, b, 0, 4, 1, 5);
+            v4 high = PICK(a, b, 2, 6, 3, 7);
+            v4 low2 = PICK(c, d, 0, 4, 1, 5);
+            v4 high2 = PICK(c, d, 2, 6, 3, 7);
             float *to = out + t * filled + i;
-            *(v4 *)to = __builtin_shuffle(low, low2, (i4){0, 1, 4, 5});
-            *(v4 *)(to + filled) = __builtin_shuffle(low, low2, (i4){2, 3, 6, 7});
-            *(v4 *)(to + 2 * filled) = __builtin_shuffle(high, high2, (i4){0, 1, 4, 5});
-            *(v4 *)(to + 3 * filled) = __builtin_shuffle(high, high2, (i4){2, 3, 6, 7});
+            *(v4 *)to = PICK(low, low2, 0, 1, 4, 5);
+            *(v4 *)(to + filled) = PICK(low, low2, 2, 3, 6, 7);
+            *(v4 *)(to + 2 * filled) = PICK(high, high2, 0, 1, 4, 5);
+            *(v4 *)(to + 3 * filled) = PICK(high, high2, 2, 3, 6, 7);
         }
         for (; t < positions; t++)
             for (int64_t j = i; j < i + 4; j++) out[t * filled + j] = g[j * stride + t];
@@ -130,12 +136,13 @@ typedef void (*Tile)(const Plan *, const float *const *rows, const float *g, flo
                             int64_t to, int more) {                                                \
         enum { LANES = sizeof(VECTOR) / sizeof(float) };                                           \
         const int64_t filled = plan->filled, width = plan->places[2], step = plan->steps[2];       \
-        VECTOR sum[R][K][V];                                                                       \
-        memset(sum, 0, sizeof sum);                                                                \
-        if (more)                                                                                  \
-            for (int r = 0; r < R; r++)                                                            \
-                for (int k = 0; k < K; k++)                                                        \
-                    memcpy(sum[r][k], out[r] + k * outputs, sizeof(float) * lanes);                \
+        VECTOR sum[R][K][V], some[V]; /* sums stay in registers: nothing else points at them */    \
+        memset(some, 0, sizeof some);                                                              \
+        for (int r = 0; r < R; r++)                                                                \
+            for (int k = 0; k < K; k++) {                                                          \
+                if (more) memcpy(some, out[r] + k * outputs, sizeof(float) * lanes);               \
+                for (int v = 0; v < V; v++) sum[r][k][v] = some[v];                                \
+            }                                                                                      \
         for (int64_t line = from; line < to; line++) {                                             \
             int64_t start = line / plan->places[1] * plan->steps[0];                               \
             start += line % plan->places[1] * plan->steps[1];                                      \
@@ -151,15 +158,11 @@ typedef void (*Tile)(const Plan *, const float *const *rows, const float *g, flo
                 }                                                                                  \
             }                                                                                      \
         }                                                                                          \
-        if (lanes == V * LANES)                                                                    \
-            for (int r = 0; r < R; r++)                                                            \
-                for (int k = 0; k < K; k++)                                                        \
-                    for (int v = 0; v < V; v++)                                                    \
-                        *(VECTOR *)(out[r] + k * outputs + v * LANES) = sum[r][k][v];              \
-        else                                                                                       \
-            for (int r = 0; r < R; r++)                                                            \
-                for (int k = 0; k < K; k++)                                                        \
-                    memcpy(out[r] + k * outputs, sum[r][k], sizeof(float) * lanes);                \
+        for (int r = 0; r < R; r++)                                                                \
+            for (int k = 0; k < K; k++) {                                                          \
+                for (int v = 0; v < V; v++) some[v] = sum[r][k][v];                                \
+                memcpy(out[r] + k * outputs, some, sizeof(float) * lanes);                         \
+            }                                                                                      \
     }
 
 /* As many sums as there are registers for, beside what they are made of. */

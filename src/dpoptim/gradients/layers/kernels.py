@@ -15,7 +15,7 @@ from dpoptim.gradients.multiplication import plain, transposed_product
 from dpoptim.gradients.norms import NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Chunk, record_by
 
-WORK = 1 << 24  # multiplications for a record's gradient that one thread has at a time
+WORK = 1 << 26  # multiplications for a record's gradient that one thread has at a time
 LEAST_FILLED = 1 / 2  # of the vectors of outputs that compiled functions compute
 PATCH_ENTRIES = 1 << 21  # of patches that are multiplied at once
 
