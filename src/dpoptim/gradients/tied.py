@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dpoptim.gradients.batch_invariant import aligned_records, gram, never_alone
 from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.per_sample_grads import Chunk, PerSampleGrad
 from dpoptim.gradients.products import Groups
 from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
 from dpoptim.gradients.sparse import Pairs, Rows, TableGrad
@@ -74,6 +74,11 @@ class TiedHead(SequenceOuter):
         formed = super().form(part, out)
         self._look_up(part, formed)
         return formed
+
+    def _compiled(self, start: int, stop: int) -> Chunk:
+        """As without compiled functions: looked-up rows are added before anything is measured."""
+        _, T, d = self.a.shape
+        return Chunk(start * d, (stop - start) * d, self.form_rows(start, stop), positions=T)
 
     def form_rows(self, start: int, stop: int) -> Callable[[int], Tensor]:
         assert self.table is not None
