@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.backward_pass import once_differentiable
-from dpoptim.gradients.multiplication import linear_by
+from dpoptim.gradients.layers.runner import Use, enter
+from dpoptim.gradients.multiplication import linear, linear_by
+from dpoptim.torch_internals import graph_task
 
-AT_ONCE = 1 << 18  # entries whose derivatives are made together: they stay in cache
+AT_ONCE = 1 << 18  # entries of gates that are made together: they stay in cache
 
 
 def shifted(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
@@ -21,40 +23,54 @@ def shifted(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
 class LSTMRun(torch.autograd.Function):
     """All steps of an LSTM layer in one direction.
 
-    Inputs: what the gates get from the input (B, T, 4H), states h and c (B, H) to start from, the
-    recurrent weight (4H, H), which gets no gradient, and the direction. Outputs: h of all steps (B,
+    Inputs: the use of its parameters, which is entered in the recorder on the way back; x (B, T,
+    d); states h and c (B, H) to start from; the weights (4H, d) and (4H, H), and the bias or None,
+    which get no gradients; the direction; parameters (as graph edges). Outputs: h of all steps (B,
     T, H), and c after the last step.
 
-    Every step's numbers lie side by side, and are made in the step; derivatives for a few steps at
-    once. So what is read and written stays in cache, and a step back is one product and a few
-    operations that only multiply and add.
+    What the gates get from the input, and derivatives, are made for a few steps at once, in which
+    numbers lie side by side; all else in the step. So what is read and written stays in cache, and
+    a step back is one product and a few operations that only multiply and add.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, given: Tensor, h: Tensor, c: Tensor, w_hh: Tensor, reverse: bool
+        ctx: Any,
+        use: Use,
+        x: Tensor,
+        h: Tensor,
+        c: Tensor,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        bias: Tensor | None,
+        reverse: bool,
+        *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        B, T, H = *given.shape[:2], h.shape[1]
-        gates, tanhs = given.new_empty(T, B, 4 * H), given.new_empty(T, B, H)
-        room, outputs = given.new_empty(T + 1, B, H), given.new_empty(B, T, H)
+        B, T, H = *x.shape[:2], h.shape[1]
+        tanhs, outputs = x.new_empty(T, B, H), x.new_empty(B, T, H)
+        room = x.new_empty(T + 1, B, H)
         before, after = before_and_after(room, reverse)
         before[-1 if reverse else 0].copy_(c)
-        of_input, of_output = given.unbind(1), outputs.unbind(1)
-        each_gate, each_cell, each_tanh = of_steps(gates), after.unbind(), tanhs.unbind()
-        minus_one, from_state = given.new_tensor(-1.0), linear_by(w_hh, h)
-        for t in steps(T, reverse):
-            all_four, i, f, g, o = each_gate[t]
-            torch.add(of_input[t], from_state(h), out=all_four)
-            # tanh(x) = 2 sigmoid(2x) - 1: a third of the time, and errs by a rounding of 1
-            g.mul_(2)
-            all_four.sigmoid_()
-            torch.add(minus_one, g, alpha=2, out=g)
-            c = torch.mul(f, c, out=each_cell[t]).addcmul_(i, g)
-            tanh = torch.mul(c, 2, out=each_tanh[t]).sigmoid_()
-            h = torch.mul(o, torch.add(minus_one, tanh, alpha=2, out=tanh))
-            of_output[t].copy_(h)
-        ctx.reverse = reverse
-        ctx.save_for_backward(gates, room, tanhs, w_hh)
+        of_output, each_cell, each_tanh = outputs.unbind(1), after.unbind(), tanhs.unbind()
+        minus_one, from_state = x.new_tensor(-1.0), linear_by(w_hh, h)
+        inputs, gates = x.transpose(0, 1).contiguous(), list[Tensor]()
+        for part in parts(T, B * 4 * H, reverse):
+            gates.append(linear(inputs[part], w_ih, bias))
+            each_gate = of_steps(gates[-1])
+            for t in steps(part, reverse):
+                all_four, i, f, g, o = each_gate[t - part.start]
+                all_four.add_(from_state(h))
+                # tanh(x) = 2 sigmoid(2x) - 1: a third of the time, and errs by a rounding of 1
+                g.mul_(2)
+                all_four.sigmoid_()
+                torch.add(minus_one, g, alpha=2, out=g)
+                c = torch.mul(f, c, out=each_cell[t]).addcmul_(i, g)
+                tanh = torch.mul(c, 2, out=each_tanh[t]).sigmoid_()
+                h = torch.mul(o, torch.add(minus_one, tanh, alpha=2, out=tanh))
+                of_output[t].copy_(h)
+        ctx.use, ctx.reverse, ctx.edges = use, reverse, len(parameters)
+        ctx.forward_task = graph_task()
+        ctx.save_for_backward(x, room, tanhs, w_ih, w_hh, *gates)
         return outputs, c.clone()
 
     @staticmethod
@@ -65,35 +81,35 @@ class LSTMRun(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx: Any, from_outputs: Tensor, dc: Tensor) -> tuple[Tensor | None, ...]:
-        gates, room, tanhs, w_hh = ctx.saved_tensors
-        (T, B, width), H, reverse = gates.shape, room.shape[2], ctx.reverse
+        x, room, tanhs, w_ih, w_hh, *gates = ctx.saved_tensors
+        (T, B, H), reverse = tanhs.shape, ctx.reverse
         before, _ = before_and_after(room, reverse)
-        deltas = gates.new_empty(B, T, width)
+        deltas = x.new_empty(B, T, 4 * H)
         of_output, all_deltas = from_outputs.unbind(1), deltas.unbind(1)
-        each_forget, to_state = gates[:, :, H : 2 * H].unbind(), linear_by(w_hh.T, gates[0])
         dh, dc = torch.zeros_like(dc), dc.clone()
-        size = max(1, AT_ONCE // max(1, B * width))
-        by_gates, to_cell = gates.new_empty(size, B, width), gates.new_empty(size, B, H)
+        size = max(map(len, gates))
+        by_gates, to_cell = x.new_empty(size, B, 4 * H), x.new_empty(size, B, H)
+        to_state = linear_by(w_hh.T, by_gates[0])
         # a step's derivatives, and then its gradients, in their place
         views = [
             (all_four, all_four.view(B, 4, H)[:, :3], all_four[:, 3 * H :], cell)
             for all_four, cell in zip(by_gates.unbind(), to_cell.unbind(), strict=True)
         ]
-        made = slice(0, 0)
-        for t in steps(T, not reverse):
-            if not made.start <= t < made.stop:
-                made = slice(t, t + size) if reverse else slice(max(0, t + 1 - size), t + 1)
-                here = gates[made]
-                derivatives(here, before[made], tanhs[made], by_gates[: len(here)], to_cell)
-            delta, of_cell, of_output_gate, through_output = views[t - made.start]
-            dh = dh.add_(of_output[t])
-            dc.addcmul_(dh, through_output)
-            of_output_gate.mul_(dh)
-            of_cell.mul_(dc[:, None])
-            dc.mul_(each_forget[t])
-            dh = to_state(delta)
-            all_deltas[t].copy_(delta)
-        return deltas, dh, dc, None, None
+        for part, here in reversed([*zip(parts(T, B * 4 * H, reverse), gates, strict=True)]):
+            derivatives(here, before[part], tanhs[part], by_gates[: len(here)], to_cell)
+            each_forget = here[:, :, H : 2 * H].unbind()
+            for t in steps(part, not reverse):
+                delta, of_cell, of_output_gate, through_output = views[t - part.start]
+                dh = dh.add_(of_output[t])
+                dc.addcmul_(dh, through_output)
+                of_output_gate.mul_(dh)
+                of_cell.mul_(dc[:, None])
+                dc.mul_(each_forget[t - part.start])
+                dh = to_state(delta)
+                all_deltas[t].copy_(delta)
+        enter(ctx.use, ctx.forward_task, (x.detach(),), deltas)
+        dx = linear(deltas, w_ih.T) if ctx.needs_input_grad[1] else None
+        return None, dx, dh, dc, *[None] * (4 + ctx.edges)
 
 
 def derivatives(
@@ -129,5 +145,13 @@ def of_steps(gates: Tensor) -> list[tuple[Tensor, ...]]:
     return [*zip(*views, strict=True)]
 
 
-def steps(number: int, reverse: bool) -> Iterator[int]:
-    return iter(reversed(range(number)) if reverse else range(number))
+def parts(number: int, entries: int, reverse: bool) -> list[slice]:
+    """Few steps each, in the order in which they are run; ``entries`` of each step's gates."""
+    size = max(1, AT_ONCE // max(1, entries))
+    found = [slice(start, min(start + size, number)) for start in range(0, number, size)]
+    return found[::-1] if reverse else found
+
+
+def steps(part: slice, reverse: bool) -> Iterator[int]:
+    each = range(part.start, part.stop)
+    return iter(reversed(each) if reverse else each)

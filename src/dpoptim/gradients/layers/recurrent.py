@@ -86,13 +86,16 @@ class Direction:
         bias = weights.get("b_ih")
         if bias is not None and "b_hh" in self.gates_of_input:
             bias = bias + weights["b_hh"]
-        z = linear_of_constants(x, weights["w_ih"], bias)
-        z = tap(self._use(self.gates_of_input, steps), z, x)
+        use = self._use(self.gates_of_input, steps)
         if c is not None and valid is None and "w_hr" not in weights:
-            output, c = LSTMRun.apply(z, h, c, weights["w_hh"], self.reverse)
+            output, c = LSTMRun.apply(
+                *(use, x, h, c, weights["w_ih"], weights["w_hh"], bias, self.reverse),
+                *use.held.parameters(),
+            )
             steps.outputs = output.detach()
             output = output.clone()  # the caller may change it in place
             return output, output[:, 0 if self.reverse else -1], c
+        z = tap(use, linear_of_constants(x, weights["w_ih"], bias), x)
         step = self._step(z, weights, steps)
         outputs: list[Tensor] = []
         for t in reversed(range(x.shape[1])) if self.reverse else range(x.shape[1]):

@@ -67,6 +67,24 @@ def tap(use: Use, z: Tensor, *saved: Tensor) -> Tensor:
     return Tap.apply(use, z, len(saved), *(s.detach() for s in saved), *use.held.parameters())
 
 
+def enter(use: Use, forward_task: int, saved: tuple[Tensor, ...], g: Tensor) -> None:
+    """Enter a use in the recorder, from inside a backward pass.
+
+    Args:
+        forward_task: `graph_task` of the forward pass.
+        saved, g: for ``use.per_sample_grads``.
+    """
+    refuse_nested_backward(use.label, forward_task)
+    use.recorder.enter(
+        LayerUse(
+            use.label,
+            use.held,
+            g.shape[0],
+            lambda: use.per_sample_grads(widened(saved), *widened([g])),
+        )
+    )
+
+
 class Tap(torch.autograd.Function):
     """The identity; inputs: use, z, number of tensors to save, these, parameters (graph edges)."""
 
@@ -81,14 +99,5 @@ class Tap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        use, saved = ctx.use, ctx.saved_tensors
-        refuse_nested_backward(use.label, ctx.forward_task)
-        use.recorder.enter(
-            LayerUse(
-                use.label,
-                use.held,
-                g.shape[0],
-                lambda: use.per_sample_grads(widened(saved), *widened([g])),
-            )
-        )
+        enter(ctx.use, ctx.forward_task, ctx.saved_tensors, g)
         return (None, g, None, *[None] * ctx.tensors)
