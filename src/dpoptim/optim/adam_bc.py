@@ -9,13 +9,20 @@ from torch import Tensor, nn
 
 from dpoptim.arguments import number_from_zero, positive_number
 
+ERRORS = 2  # standard errors, by which a second moment may be larger than it seems
+
 
 class AdamBC(torch.optim.Optimizer):
-    """Adam for noisy gradients: ``m / sqrt(max(v - noise variance, floor * noise variance))``.
+    """Adam for noisy gradients: the noise's variance is taken off the second moment.
 
-    The floor is higher in the first steps. The noise enlarges second moments equally, which makes
-    Adam SGD; its variance is public, and taken off. Post-processing of what was released: it costs
-    no privacy. Inside `dpoptim.attach` the noise of each release is passed on by itself
+    That noise enlarges second moments equally, which makes Adam SGD; its variance is public. What
+    is left is known to a standard error, likewise public, that is large while steps are few: the
+    root is of the largest second moment that the gradients may have within two of these, ``max(v -
+    noise variance, 0) + 2 standard errors``. Each tensor is moved as far as Adam moves it
+    (learning-rate grafting, Agarwal et al. 2020): entries that are noise alone would else go
+    farther, in a tensor of no signal, as an adapter's is at first, all of them. So Adam's learning
+    rates serve, and without noise it is Adam. Post-processing of what was released: it costs no
+    privacy. Inside `dpoptim.attach` the noise of each release is passed on by itself
     (``noise_std`` of the parameter groups).
 
     Args:
@@ -23,9 +30,9 @@ class AdamBC(torch.optim.Optimizer):
         lr: learning rate, > 0.
         betas: decays of the two moments, in [0, 1).
         eps: added to the root, as in Adam; >= 0.
-        floor: least second moment that is told from none, in units of the noise's variance; >= 0.
-            While the average is over few steps, t, it is right to sqrt(2 / t) of it only, and that
-            is the least.
+        floor: the least that is added, in units of the noise's variance; >= 0. In the first t
+            steps the two standard errors are more: 2 sqrt(2 / t) of it. Large: the entries of a
+            tensor move in proportion to ``m``.
         weight_decay: decoupled, as in AdamW; >= 0.
         noise_std: of the noise in every entry of the gradients, until `attach` says otherwise.
 
@@ -96,12 +103,16 @@ class AdamBC(torch.optim.Optimizer):
         # The weights' squares say how few steps the second moment is a mean of, and so how far
         # noise alone takes it from the noise's variance: a standard deviation of it.
         doubt = math.sqrt(2 * state["squares"]) / correction
-        least = max(group["floor"], doubt) * variance
-        second = (state["second"] / correction - variance).clamp_(min=least)
+        margin = max(group["floor"], ERRORS * doubt) * variance
+        mean = state["first"] / (1 - beta1 ** state["step"])
+        second = state["second"] / correction
+        adam = mean / (second.sqrt() + group["eps"])
+        most = (second - variance).clamp_(min=0).add_(margin)
+        debiased = mean / (most.sqrt_() + group["eps"])
         if group["weight_decay"] > 0:
             p.mul_(1 - group["lr"] * group["weight_decay"])
-        root = second.sqrt_().add_(group["eps"])
-        p.addcdiv_(state["first"], root, value=-group["lr"] / (1 - beta1 ** state["step"]))
+        nothing = torch.finfo(debiased.dtype).tiny
+        p.sub_(debiased * (group["lr"] * adam.norm() / debiased.norm().clamp(min=nothing)))
 
 
 def pass_on(
