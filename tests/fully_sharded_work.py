@@ -266,16 +266,16 @@ def sums_are_wrong(expected: Tensor) -> bool:
 
 def mutants(rank: int) -> dict[str, tuple[str, Any]]:
     """Bugs, by name: what would notice each, and the changes to the code."""
-    honest_sum, honest_write = ProcessGroup.sum_parts, ShardedTotals.write_means
+    honest_trade, honest_write = ProcessGroup.trade, ShardedTotals.write_means
     honest_clip, honest_backward = ClippedSum.clip, RuleFunction.backward
     honest_pieces = MicrobatchSampler.microbatches
 
-    def noise_of_all(self: ProcessGroup, vector: Tensor, sizes: Any = None) -> Tensor:
-        add_normal(KeyStream(), vector, 2.0 * 0.7)
-        return honest_sum(self, vector, sizes)
+    def noise_of_all(self: ProcessGroup, given: Tensor, sizes: Any, entries: int) -> Any:
+        add_normal(KeyStream(), given, 2.0 * 0.7)
+        return honest_trade(self, given, sizes, entries)
 
-    def forgotten(self: ProcessGroup, vector: Tensor, sizes: Any = None) -> Tensor:
-        return honest_sum(self, vector.zero_() if rank == 1 else vector, sizes)
+    def forgotten(self: ProcessGroup, given: Tensor, sizes: Any, entries: int) -> Any:
+        return honest_trade(self, given.zero_() if rank == 1 else given, sizes, entries)
 
     def by_shard(self: ShardedTotals, released: list[Tensor], divisor: float) -> None:
         honest_write(self, released, divisor / self._ranks.size)
@@ -311,7 +311,7 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
     return {
         "none": ("", []),
         "noise by no rank": ("noise", [patch.object(Gate, "_add_noise", lambda self, sums: None)]),
-        "noise by every rank": ("noise", [patch.object(ProcessGroup, "sum_parts", noise_of_all)]),
+        "noise by every rank": ("noise", [patch.object(ProcessGroup, "trade", noise_of_all)]),
         "one key for the noise of all ranks": (
             "noise",
             [
@@ -322,7 +322,7 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
                 )
             ],
         ),
-        "a rank's sum left out": ("sums", [patch.object(ProcessGroup, "sum_parts", forgotten)]),
+        "a rank's sum left out": ("sums", [patch.object(ProcessGroup, "trade", forgotten)]),
         "divided by the shard's batch size": (
             "sums",
             [patch.object(ShardedTotals, "write_means", by_shard)],
@@ -736,6 +736,36 @@ def one_fails(rank: int, where: str) -> str:
     return caught(run)
 
 
+class Raising(nn.Module):
+    """A block that raises on some ranks."""
+
+    def __init__(self, failing: Sequence[int]) -> None:
+        super().__init__()
+        self.layer, self.failing = nn.Linear(8, 8), failing
+
+    def forward(self, x: Tensor) -> Tensor:
+        if dist.get_rank() in self.failing:
+            raise KeyError("of these ranks alone")
+        return self.layer(x)
+
+
+def raises_in_trial(rank: int, failing: Sequence[int]) -> str:
+    """What attach says of a model under fully_shard between whose blocks these ranks raise."""
+    model = Blocks()
+    model.blocks.insert(1, Raising(failing))
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    x, y = records()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(x.float(), y)
+    try:
+        dpoptim.attach(plan_for(METHODS["flat"]()), model, optimizer, data)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 # ---- ways of training ---------------------------------------------------------------------------
 
 
@@ -804,16 +834,16 @@ def other_ways(rank: int) -> dict[str, Tensor]:
 def order_of_events(rank: int) -> list[str]:
     """Of one step with noise: what was asked of the ledger, and when sums left this rank."""
     seen: list[str] = []
-    honest_open, honest_sum = Gate.open, ProcessGroup.sum_parts
+    honest_open, honest_trade = Gate.open, ProcessGroup.trade
 
     def opened(self: Gate) -> None:
         honest_open(self)
         seen.append("reserved" if self.reservation is not None else "not reserved")
 
-    def sent(self: ProcessGroup, vector: Tensor, sizes: Any = None) -> Tensor:
+    def sent(self: ProcessGroup, given: Tensor, sizes: Any, entries: int) -> Any:
         seen.append("sum")
-        return honest_sum(self, vector, sizes)
+        return honest_trade(self, given, sizes, entries)
 
-    with patch.object(Gate, "open", opened), patch.object(ProcessGroup, "sum_parts", sent):
+    with patch.object(Gate, "open", opened), patch.object(ProcessGroup, "trade", sent):
         train("flat", "whole", noise_multiplier=1.0, steps=1, physical_batch_size=8)
     return seen

@@ -227,6 +227,18 @@ def test_a_rank_that_fails_or_dies_is_named_by_the_other(where: str, other: str)
     assert ("gave no sign of life" in first) == where.startswith("killed")
 
 
+def test_a_model_that_raises_on_a_rank_while_it_is_tried_ends_attach_on_all() -> None:
+    """By an error that names the rank: gloo would abort one that began another pass. Where all
+    raise, the model is as one that cannot be tried in one process.
+    """
+    first, second = run_ranks(2, work.raises_in_trial, [1], time_out=4.0)
+    assert first.startswith("RankError: rank 0 lost the others")
+    assert "rank 1 failed, and says why itself" in first
+    assert second.startswith("RankError: rank 1 could not run the model on made-up records")
+    assert "of these ranks alone" in second
+    assert run_ranks(2, work.raises_in_trial, [0, 1]) == ["", ""]
+
+
 # what PEFT asks of transformers
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.slow

@@ -45,6 +45,7 @@ T, WIDTH, WORDS = 12, 16, 24
 WAYS: dict[str, dict[str, bool]] = {
     "kept": {},
     "claimed": {"ghost_norms": True},
+    "claimed, record by record": {"ghost_norms": True, "alone": True},
     "record by record": {"alone": True},
 }
 

@@ -34,6 +34,31 @@ def one_ahead(begun: Iterator[Arrive]) -> None:
         before()
 
 
+def trade(
+    given: Tensor, sizes: Sequence[int], entries: int, rank: int, group: dist.ProcessGroup
+) -> Callable[[], Tensor]:
+    """Begin to send every other rank its own vector.
+
+    Args:
+        given: the vectors, in the order of the ranks.
+        sizes: of them, for each rank; 0 for this one.
+        entries: that each other rank sends to this one.
+
+    Returns:
+        what waits for theirs, (others, entries). ``given`` is in use until then.
+    """
+    taken = [entries] * len(sizes)
+    taken[rank] = 0
+    received = given.new_empty(sum(taken))
+    work = dist.all_to_all_single(received, given, taken, [*sizes], group=group, async_op=True)
+
+    def arrive() -> Tensor:
+        work.wait()
+        return received.view(len(sizes) - 1, entries)
+
+    return arrive
+
+
 def add_parts(parts: Sequence[Tensor], rank: int, group: dist.ProcessGroup) -> None:
     """Add all ranks' vectors up: the sum of this rank's part is written over it.
 
@@ -49,16 +74,14 @@ def add_parts(parts: Sequence[Tensor], rank: int, group: dist.ProcessGroup) -> N
 
     def begin(cut: slice) -> Arrive:
         mine = parts[rank][cut]
-        given, taken = [0] * len(parts), [0] * len(parts)
-        for other in others:
-            given[other], taken[other] = len(parts[other][cut]), len(mine)
-        sent = torch.cat([parts[other][cut] for other in others])
-        received = mine.new_empty(sum(taken))
-        work = dist.all_to_all_single(received, sent, taken, given, group=group, async_op=True)
+        sizes = [len(part[cut]) for part in parts]
+        sizes[rank] = 0
+        sent = [parts[other][cut] for other in others]
+        given = sent[0] if len(sent) == 1 else torch.cat(sent)
+        theirs = trade(given, sizes, len(mine), rank, group)
 
         def arrive() -> None:
-            work.wait()
-            for part in received.view(len(others), len(mine)):
+            for part in theirs():
                 mine.add_(part)
 
         return arrive

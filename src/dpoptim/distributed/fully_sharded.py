@@ -12,8 +12,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dpoptim.distributed import fsdp_internals as fsdp
-from dpoptim.distributed.ranks import Ranks, part_sizes
+from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.sharded import Cut, ShardedTotals
+from dpoptim.distributed.trial_passes import TrialPasses
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.boxes import Stored, changed
@@ -61,18 +62,20 @@ class FullySharded(Wrapping):
     # ---- trials: all ranks run the same records, block by block as in training -------------------
 
     @contextmanager
-    def trying(self) -> Iterator[None]:
+    def trying(self, ranks: Ranks) -> Iterator[None]:
         """Where a forward pass leaves parameters gathered, they are given back at its end."""
         self.settle()
         hook = self.module.register_forward_hook(lambda *ignored: self.settle(), always_call=True)
         before = fsdp.sends_gradients(self.module)
         fsdp.let_send_gradients([(group, False) for group, _ in before])
+        passes = TrialPasses(ranks, self.module)
         try:
             yield
         finally:
             hook.remove()
             self.settle()
             fsdp.let_send_gradients(before)
+            passes.close()
 
     def trial_rows(self, rows: list[Row], ranks: Ranks) -> list[Row]:
         """In turn from each rank."""
@@ -173,9 +176,6 @@ class SameSums(Ranks):
 
     rank: int
     size: int
-
-    def sum_parts(self, vector: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-        return vector.split([*(sizes or part_sizes(len(vector), self.size))])[self.rank]
 
 
 def own_part(like: Any, value: Any) -> Any:

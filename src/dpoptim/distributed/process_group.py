@@ -20,10 +20,10 @@ from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
 from dpoptim.clipping import Directions
 from dpoptim.distributed.c10d_internals import time_out_of
 from dpoptim.distributed.control_groups import control_group, control_groups, lost_groups
-from dpoptim.distributed.exchange import Change, add_parts, join_parts
+from dpoptim.distributed.exchange import Change, add_parts, join_parts, trade
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
-from dpoptim.distributed.roll_call import missing
+from dpoptim.distributed.roll_call import missing, tell_failure
 from dpoptim.distributed.signs import (
     ARRIVED,
     COUNT,
@@ -36,6 +36,7 @@ from dpoptim.distributed.signs import (
     OTHER_RUN,
     RELEASE,
     SAVE,
+    TRIAL,
     named,
     portable,
     told_of,
@@ -47,6 +48,7 @@ from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream, fresh_secret, key_stream
 
 Answer = TypeVar("Answer")
+ADDING = "adding up a step's sums"
 
 
 class ProcessGroup(Ranks):
@@ -124,6 +126,12 @@ class ProcessGroup(Ranks):
 
     def begin_microbatch(self, step: int, microbatch: int) -> None:
         self._meet(MICROBATCH, step * MOST_MICROBATCHES + microbatch, f"run a part of step {step}")
+
+    def begin_trial(self, number: int) -> None:
+        self._meet(TRIAL, number, "try the model")
+
+    def tell_failure(self, *, failed: bool) -> None:
+        tell_failure(self.group, failed=failed)
 
     def begin_release(self, step: int) -> None:
         self._meet(RELEASE, step, f"release step {step}")
@@ -278,9 +286,19 @@ class ProcessGroup(Ranks):
     def sum_parts(self, vector: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         """Add up this rank's part, in place; see `Ranks` and `exchange.add_parts`."""
         parts = vector.split([*(sizes or part_sizes(len(vector), self.size))])
-        with self._connected("adding up a step's sums"):
+        with self._connected(ADDING):
             add_parts(parts, self.rank, self.group)
         return parts[self.rank]
+
+    def trade(self, given: Tensor, sizes: Sequence[int], entries: int) -> Callable[[], Tensor]:
+        with self._connected(ADDING):
+            arrive = trade(given, sizes, entries, self.rank, self.group)
+
+        def connected() -> Tensor:
+            with self._connected(ADDING):
+                return arrive()
+
+        return connected
 
     def join_parts(
         self, part: Tensor, into: Sequence[Tensor], sent: Change = lambda stretch: stretch

@@ -97,6 +97,10 @@ class Ranks:
         """
         return vector
 
+    def trade(self, given: Tensor, sizes: Sequence[int], entries: int) -> Callable[[], Tensor]:
+        """Begin to send every other rank its own vector; see `exchange.trade`."""
+        return lambda: given.new_empty(0, entries)
+
     def join_parts(
         self, part: Tensor, into: Sequence[Tensor], sent: Change = lambda stretch: stretch
     ) -> None:
@@ -139,6 +143,12 @@ class Ranks:
         Raises:
             RankError: one is elsewhere, has left, or has failed; named.
         """
+
+    def begin_trial(self, number: int) -> None:
+        """Begin this pass of a model that is tried, on all ranks; as `begin_microbatch`."""
+
+    def tell_failure(self, *, failed: bool) -> None:
+        """Leave word that this rank failed, for those that wait in vain; or take it back."""
 
     def begin_release(self, step: int) -> None:
         """All ranks are about to release this step.

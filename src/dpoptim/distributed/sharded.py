@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from dpoptim.clipping import Directions
+from dpoptim.distributed.exchange import Arrive
 from dpoptim.distributed.fsdp_internals import dtensor_of
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.gradients.boxes import Boxes
@@ -95,6 +96,7 @@ class ShardedTotals(Totals):
         self._written: set[int] = set()  # places of parameters whose views hold something
         self.sums = [Sums([p.numel()], p.device, directions) for p in parameters]
         self._last = {places[-1]: places for places in travel_together(parameters)}
+        self._under_way: Arrive | None = None
 
     @property
     def entries(self) -> list[int]:
@@ -112,6 +114,7 @@ class ShardedTotals(Totals):
         self._forget()
 
     def _forget(self) -> None:
+        self._under_way = None
         self._buffers, self._own, self._written = [], [], set()
 
     def _begin(self) -> None:
@@ -133,16 +136,28 @@ class ShardedTotals(Totals):
     def finish(self, place: int) -> None:
         if (places := self._last.get(place)) is not None:
             self._send(places)
+        if place == len(self._parameters) - 1:
+            self._await()
 
     def _send(self, places: Sequence[int]) -> None:
-        """Let these parameters' sums go to those that hold their parts, and forget them here."""
+        """Let these parameters' sums go to those that hold their parts, and forget them here.
+
+        The last of them are under way when this returns, while the next are formed.
+        """
         self._begin()
         wholes = [self.sums[place].take() for place in places]
         for number in range(self._count):
             given = [whole[number] for whole in wholes]
             for stretch in self._stretches(places):
-                self._send_stretch(places, given, self._own[number], stretch)
+                arrive = self._send_stretch(places, given, self._own[number], stretch)
+                self._await()
+                self._under_way = arrive
         self._written.update(places)
+
+    def _await(self) -> None:
+        if (arrive := self._under_way) is not None:
+            self._under_way = None
+            arrive()
 
     def _stretches(self, places: Sequence[int]) -> Iterator[slice]:
         """Stretches of every rank's part of these parameters.
@@ -163,28 +178,50 @@ class ShardedTotals(Totals):
         wholes: Sequence[Tensor | None],
         own: Sequence[Tensor],
         stretch: slice,
-    ) -> None:
-        """Add up this stretch of every rank's part of one sum; ``own``: of this rank's parts."""
-        parts: list[Tensor] = []
-        sizes = []
-        for rank in range(self._ranks.size):
-            before = len(parts)
-            for i, whole in zip(places, wholes, strict=True):
-                if whole is None:
-                    flat = own[i].new_zeros(()).expand(self._cuts[i].entries(rank))
-                else:
-                    flat = self._cuts[i].part(rank, whole).reshape(-1)
-                parts.append(flat[stretch].double())
-            sizes.append(sum(map(len, parts[before:])))
-        mine = self._ranks.sum_parts(torch.cat(parts), sizes)
+    ) -> Arrive:
+        """Begin to add up this stretch of every rank's part of one sum.
+
+        Args:
+            own: what this rank holds of its parts, to which its own records' are added at once.
+        """
+        mine = self._ranks.rank
+        others = [rank for rank in range(self._ranks.size) if rank != mine]
         targets = [own[i][stretch] for i in places]
-        for i, target, part in zip(places, targets, mine.split([*map(len, targets)]), strict=True):
+        for i, whole, target in zip(places, wholes, targets, strict=True):
+            part = self._part(i, whole, mine, stretch)
             if i in self._written:
                 target.add_(part)
             else:
                 target.copy_(part)
+        sizes = [0] * self._ranks.size
+        parts = []
+        for rank in others:
+            for i, whole in zip(places, wholes, strict=True):
+                parts.append(self._part(i, whole, rank, stretch))
+                sizes[rank] += len(parts[-1])
+        given = own[places[0]].new_empty(sum(sizes))
+        for part, into in zip(parts, given.split([*map(len, parts)]), strict=True):
+            into.copy_(part)
+        lengths = [*map(len, targets)]
+        received = self._ranks.trade(given, sizes, sum(lengths))
+
+        def arrive() -> None:
+            for theirs in received():
+                for target, part in zip(targets, theirs.split(lengths), strict=True):
+                    target.add_(part)
+
+        return arrive
+
+    def _part(self, place: int, whole: Tensor | None, rank: int, stretch: slice) -> Tensor:
+        """A stretch of a rank's part of one parameter's sum, flat."""
+        cut = self._cuts[place]
+        if whole is None:
+            zero = self._own[0][place].new_zeros(())
+            return zero.expand(cut.entries(rank))[stretch]
+        return cut.part(rank, whole).reshape(-1)[stretch]
 
     def take(self) -> list[list[Tensor]]:
+        self._await()
         self._begin()
         for views in self._own:
             for place, view in enumerate(views):

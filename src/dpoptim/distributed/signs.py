@@ -9,6 +9,7 @@ from dpoptim.errors import RankError
 # what a rank is about to do
 ARRIVED, RELEASE, LEFT, FAILED, MICROBATCH, COUNT, SAVE, FINISH = 1, 2, 3, 4, 5, 6, 7, 8
 EXCHANGE, OTHER_RUN = 9, 10  # asks all ranks something; does something of another run of theirs
+TRIAL = 11  # runs the model on made-up records
 MOST_MICROBATCHES = 1 << 20  # of a step, at most
 
 
@@ -24,6 +25,8 @@ def told(kind: int, at: int) -> str:
         )
     if kind in (EXCHANGE, OTHER_RUN):
         return "asks the other ranks" if kind == EXCHANGE else "goes on with, or left, another run"
+    if kind == TRIAL:
+        return "tries the model"
     said = {
         LEFT: "left the run",
         FAILED: "left it with an error, and says why itself",

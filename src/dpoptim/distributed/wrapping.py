@@ -78,8 +78,12 @@ class Wrapping(Placement, ABC):
 
     module: nn.Module
 
-    def trying(self) -> AbstractContextManager[None]:
-        """A ``with`` to run the model on made-up records, entered by all ranks together."""
+    def trying(self, ranks: Ranks) -> AbstractContextManager[None]:
+        """A ``with`` to run the model on made-up records, entered by all ranks together.
+
+        Raises:
+            RankError: the model raised on some ranks alone.
+        """
         return nullcontext()
 
     def trial_rows(self, rows: list[Row], ranks: Ranks) -> list[Row]:

@@ -41,7 +41,7 @@ class PublicSizes:
 
     def worth_a_call(self, positions: int, entries: int) -> bool:
         """Whether sums over positions are to be formed record by record, on a processor."""
-        return self.whole_fits and positions > FEW_POSITIONS and positions * entries >= WORTH_A_CALL
+        return positions > FEW_POSITIONS and positions * entries >= WORTH_A_CALL
 
     @property
     def whole_fits(self) -> bool:

@@ -138,6 +138,9 @@ def subtract(total: Tensor, g: Tensor, weight: float) -> None:
         part.sub_(of_g, alpha=weight)
 
 
+LARGE_BATCH = 1 << 12  # records
+
+
 def engine_sums(
     model: nn.Module,
     loss: Loss,
@@ -148,12 +151,17 @@ def engine_sums(
     isolation: Isolation | None = None,
     rows: RowsOfRecords = ONE_ROW,
     placement: Placement = IN_PLACE,
+    positions: Mapping[str, int] | None = None,
 ) -> list[Tensor]:
-    """The engine's sums of one backward pass over the whole batch."""
+    """The engine's sums of one backward pass over the whole batch.
+
+    Given ``positions`` of the layers, by formulas for large batches, which keep no gradients.
+    """
     engine = Engine(
         model,
         clipping,
-        capacity=records,
+        capacity=records if positions is None else max(records, LARGE_BATCH),
+        positions=positions,
         reduction=reduction,
         isolation=isolation,
         rows=rows,

@@ -84,6 +84,32 @@ def add_record_by_record(
                 sums[place].add(layer.in_order(of_group.pop(place)))
 
 
+def sum_in_turn(
+    layer: OneByOne, sums: Sums, group: slice, weights: Tensor, block: int
+) -> tuple[Tensor | None, Tensor]:
+    """Sum one group's gradients, whose weights are known, and measure what is summed.
+
+    Args:
+        layer: of one parameter, float32. sums: that the group is for.
+        weights: float64, (k, B); zero where a record does not count.
+        block: of `row_squared_norms`.
+
+    Returns:
+        The term of each sum, (k, entries), None for no records; and the squared norms, (b,),
+        float64, as `norms.in_blocks` reads them.
+    """
+    records = group.stop - group.start
+    if not records:
+        return None, weights.new_empty(0)
+    shares = dealt([(0, "", chunk) for chunk in layer.one_by_one()], torch.get_num_threads(), block)
+    total = room(sums, torch.float64 if records > GROUP_ROWS else torch.float32)
+    known = weights[:, group].T.tolist()
+    with worker_threads(len(shares)) as run:
+        run([partial(share.add_known, total, known, group) for share in shares])
+    squared = torch.stack([share.norms.double().square_().sum(1) for share in shares]).sum(0)
+    return layer.in_order(total), squared
+
+
 @dataclass
 class Share:
     """The chunks of gradients that one thread forms, measures and adds up.
@@ -159,6 +185,28 @@ class Share:
         """Add what is formed; the group is over."""
         self._add(weights)
         self._totals = []
+
+    def add_known(self, total: Tensor, weights: list[list[float]], group: slice) -> None:
+        """Form, measure and add one record's gradients after the other's: they stay in cache."""
+        blocks = self.blocks
+        self.norms = torch.empty(group.stop - group.start, sum(blocks), dtype=torch.float32)
+        into = [
+            total[:, chunk.start : chunk.start + chunk.entries].unbind()
+            for _, _, chunk in self.chunks
+        ]
+        for i, of_record in enumerate(weights):
+            record = slice(group.start + i, group.start + i + 1)
+            norms = self.norms[i : i + 1].split(blocks, 1)
+            for place, ((_, _, chunk), out, views) in enumerate(
+                zip(self.chunks, norms, into, strict=True)
+            ):
+                if chunk.form_measured is not None:
+                    formed = self._room(place, 1, chunk.entries)
+                    chunk.form_measured(record, formed, out, self.block)
+                else:
+                    formed = chunk.form(record.start)[None]
+                    read_part(formed, out, block=self.block)
+                add_few(views, formed, [of_record])
 
     def _add(self, weights: Weights) -> None:
         for totals, (_, unit, _), gradients in zip(

@@ -41,6 +41,7 @@ from dpoptim.gradients.per_sample_grads import (
     zero_outside,
 )
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, add_weighted_rows
+from dpoptim.gradients.record_by_record import sum_in_turn
 from dpoptim.gradients.sums import Sums
 
 GHOST_SLACK = 2.0**-20  # relative; more than forming and measuring round away
@@ -61,8 +62,8 @@ class SequenceOuter(PerSampleGrad):
     are formed for one record after the other (`alone`: see `record_by_record`). Where that takes
     too much memory as well, `ghost_norms` gets by without: the norm that enters the clip factor is
     the *ghost norm*, by the Gram form ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the
-    gradients are formed to be summed, part by part, and whichever is longer than its ghost norm is
-    shortened to that. So the bound holds whatever the rounding of ghost norms.
+    gradients are formed to be summed (with `alone`, one by one), and whichever is longer than its
+    ghost norm is shortened to that. So the bound holds whatever the rounding of ghost norms.
 
     Attributes:
         most: records that a pass may have, public.
@@ -102,13 +103,17 @@ class SequenceOuter(PerSampleGrad):
         if positions is not None and not public.small(self.entries):
             p, d = self.g.shape[2], self.a.shape[2]
             usual = self.g.device.type == "cpu" and self.dtype == torch.float32
-            alone = usual and public.worth_a_call(positions, p * d)
+            by_call = usual and public.worth_a_call(positions, p * d)
+            in_turn = by_call and public.whole_fits
             short = positions % INNER > 0 and positions < SHORT and p * d <= FEW_ENTRIES
-            ghost_norms = not alone and public.worth_ghost_norms(positions, p, d)
+            ghost_norms = not in_turn and public.worth_ghost_norms(positions, p, d)
+            like = self.g.new_empty(0, dtype=self.dtype)
+            by_onednn = not short and onednn_forms_gradients(like, p, d)
+            alone = by_call and (in_turn or (ghost_norms and (native.serves(like) or by_onednn)))
         return replace(self, most=public.most, alone=alone, short=short, ghost_norms=ghost_norms)
 
     def in_turn(self) -> Self | None:
-        return self if self.alone else None
+        return self if self.alone and not self.ghost_norms else None
 
     def bias(self) -> Dense:
         """Gradients of the bias beside such a weight."""
@@ -273,15 +278,16 @@ class SequenceOuter(PerSampleGrad):
 
         def shortened(part: slice) -> tuple[Tensor, Tensor]:
             values = form(part)
-            factors = (
-                (ghost[part] / row_squared_norms(values, block=self._block)).sqrt().clamp(max=1.0)
-            )
-            factors = factors.nan_to_num(nan=0.0)  # nothing is to be shortened to nothing
+            squared = row_squared_norms(values, block=self._block)
+            factors = (ghost[part] / squared).sqrt().clamp(max=1.0).nan_to_num(nan=0.0)  # 0 / 0
             return values, weights[:, part] * torch.where(held[part], 1.0, factors)
 
         # elsewhere, asking what was held would wait for the device
         if self.dtype == torch.float32 and self.g.is_cpu:
-            of_group = sum_of_group(group, parts_of(group, self.entries), measuring)
+            if self.alone:
+                of_group, measured[group] = sum_in_turn(self, sums, group, weights, self._block)
+            else:
+                of_group = sum_of_group(group, parts_of(group, self.entries), measuring)
             # no if NaN
             held[group] = raised(measured[group], self.entries, self._block) <= ghost[group]
             if of_group is not None and bool((held[group] | (weights[:, group] == 0).all(0)).all()):

@@ -37,6 +37,7 @@ from dpoptim.training.isolation_words import (
 )
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
+from dpoptim.training.probe import positions_per_layer
 from dpoptim.training.quiet import other_weights, put_back, quiet
 
 MOST_TRIALS = 16
@@ -243,10 +244,12 @@ class Trials:
         self._alone = RecordsAlone(model, self._loss, alone, placement)
         norms = self._alone.squared.sqrt()
         self.finite = bool(norms.isfinite().all())
-        # One bound under which every record is clipped, and one under which none is.
-        sizes = (float(norms.median()) / 2, 2 * float(norms.max())) if self.finite else ()
-        self._bounds = [max(size, 1e-6) for size in sizes]
+        clips_all_and_none = (norms.median() / 2, 2 * norms.max()) if self.finite else ()
+        self._bounds = [max(float(each), 1e-6) for each in clips_all_and_none]
         self.seconds: dict[Isolation, float] = {}
+        # of a model that no process holds whole, by formulas that keep no record's gradients
+        positions = positions_per_layer(model, sample) if placement.spread else None
+        self._sums = partial(engine_sums, placement=placement, positions=positions)
 
     def failure(self, isolation: Isolation) -> Failure | None:
         """Why this way does not give each record its own gradient; None if it does."""
@@ -290,7 +293,7 @@ class Trials:
         )
 
     def _clock(self, indices: range) -> float:
-        parameters, part = list(trainable(self.model).values()), self._part(indices)
+        parameters, part = [*trainable(self.model).values()], self._part(indices)
         start = time.perf_counter()
         self.placement.gradients(self._loss(self.model, part), parameters)
         return time.perf_counter() - start
@@ -308,8 +311,7 @@ class Trials:
     def _elsewhere(self, isolation: Isolation, seed: int) -> list[float]:
         """Distances with other weights, in tolerances."""
         with other_weights(self.model, seed):
-            elsewhere = Trials(self.model, self.sample, self.placement)
-            return list(elsewhere._shares(isolation).values())
+            return [*Trials(self.model, self.sample, self.placement)._shares(isolation).values()]
 
     def _shares(self, isolation: Isolation) -> dict[str, float]:
         """By how many tolerances each parameter's sums are off, under the worse bound."""
@@ -320,11 +322,9 @@ class Trials:
         return shares
 
     def _under(self, bound: float, isolation: Isolation) -> list[tuple[str, float]]:
-        rows, clipping, placement = self.sample.rows, Clipping(bound), self.placement
-        batch = self._part(range(rows))
-        ours = engine_sums(
-            self.model, self._loss, batch, rows, clipping, "sum", isolation, placement=placement
-        )
+        rows, clipping = self.sample.rows, Clipping(bound)
+        given = self.model, self._loss, self._part(range(rows)), rows, clipping
+        ours = self._sums(*given, "sum", isolation)
         allowed = bound * rows * tolerance_of(self.model, self.placement)
         found = self._alone.distances(ours, clipping, list(range(rows)), "sum")
         return [(name, each / allowed) for name, each in found.items()]

@@ -117,7 +117,7 @@ class Prepared:
     @contextmanager
     def _trying(self) -> Iterator[None]:
         drawn = same_made_up_records(self.model) if self.wrapping.spread else nullcontext()
-        with self.wrapping.trying(), drawn:
+        with self.wrapping.trying(self._ranks), drawn:
             yield
 
     def _a_row(self) -> Any:
