@@ -13,10 +13,12 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 from typer.testing import CliRunner
 
 from dpoptim.cli import app
+from dpoptim.runs import plans
 
 
 def run(*args: object, code: int = 0, columns: int = 400) -> str:
@@ -47,6 +49,13 @@ def command(
         except SystemExit as end:
             code = int(end.code or 0)
     return code, out.getvalue(), errors.getvalue()
+
+
+def ledgers_read(rank: int, folder: str, arguments: list[str]) -> tuple[int, int]:
+    """Exit code of a command, and how often this process opens the ledger to plan by it."""
+    with patch.object(plans, "Ledger", wraps=plans.Ledger) as opened:
+        code, _, _ = command(rank, folder, arguments)
+    return code, opened.call_count
 
 
 def script(rank: int, path: str, folder: str, environment: dict[str, str]) -> tuple[str, str]:

@@ -112,6 +112,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     ),
     "dice": lambda: dpoptim.DiceSGD(clip_norm=0.5, reset_each_epoch=False),
     "ftrl": lambda: dpoptim.DPFTRL(clip_norm=0.7),
+    "ftrl, drawn again": lambda: dpoptim.DPFTRL(clip_norm=0.7, buffers=0),
     "value": lambda: dpoptim.ValueClippedSGD(clip_norm=2.0),
 }
 WAYS: dict[str, dict[str, Any]] = {

@@ -59,6 +59,7 @@ from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
+from dpoptim.torch_internals import pytree
 from dpoptim.training import checkpoint, rank_files
 from dpoptim.training.microbatches import MicrobatchSampler
 
@@ -561,6 +562,23 @@ def part_of_run(
                 break
         reservation = private.reservation
     return {"parameters": whole(model), "reservation": reservation}
+
+
+def largest_handed_on(rank: int, path: str) -> int:
+    """Entries of the largest tensor in any object that rank 0 hands on whole, in a run taken up."""
+    honest, largest = dist.broadcast_object_list, [0]
+
+    def watched(objects: list[Any], *arguments: Any, **options: Any) -> Any:
+        found = honest(objects, *arguments, **options)
+        held = [each[1] for each in objects if isinstance(each, tuple)]
+        for leaf in pytree.tree_leaves(held):
+            if isinstance(leaf, Tensor):
+                largest[0] = max(largest[0], leaf.numel())
+        return found
+
+    with patch.object(dist, "broadcast_object_list", watched):
+        part_of_run(rank, "ftrl", path, 0.0, False)
+    return largest[0]
 
 
 def seeded_runs(rank: int, path: str) -> list[float]:

@@ -25,6 +25,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("per-layer", "per block", {}),
     ("quantile along", "per block", {}),
     ("scaled", "per block", {}),
+    ("ftrl, drawn again", "per block", {}),
 ]
 
 
@@ -102,7 +103,7 @@ def test_what_cannot_be_done_is_refused_by_name() -> None:
             assert name in errors[case], (case, errors[case])
 
 
-@pytest.mark.parametrize("method", ["dice", pytest.param("ftrl", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["dice", "ftrl", "ftrl, drawn again"])
 def test_a_run_goes_on_in_shards_of_any_number_or_whole(method: str, tmp_path: Path) -> None:
     """Saved by two processes in shards, taken up by one without, by three and by two; noise off."""
     path = str(tmp_path / "run")
@@ -117,7 +118,14 @@ def test_a_run_goes_on_in_shards_of_any_number_or_whole(method: str, tmp_path: P
         assert float((result["parameters"] - expected).abs().max()) < 1e-6
 
 
-@pytest.mark.parametrize("method", ["ftrl", pytest.param("dice", marks=pytest.mark.slow)])
+def test_a_file_of_one_process_is_handed_on_tensor_by_tensor(tmp_path: Path) -> None:
+    """In one message every rank would have it three times: as bytes, read, and in place."""
+    path = str(tmp_path / "run")
+    work.part_of_run(0, "ftrl", path, 0.0, True)
+    assert max(run_ranks(2, work.largest_handed_on, path)) < 32
+
+
+@pytest.mark.parametrize("method", ["ftrl", "dice", "ftrl, drawn again"])
 def test_what_shards_keep_is_whole_in_the_file(method: str, tmp_path: Path) -> None:
     """Saved by two, taken up and saved by three: model, optimizer, noise to take back, error,
     batches ahead and reservation are the same.

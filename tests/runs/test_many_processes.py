@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dpoptim
-from command_work import command
+from command_work import command, ledgers_read
 from ranks import run_ranks
 
 TRAIN = ["train", "--data", "digits", "--no-compare", "--noise-seed", "3"]
@@ -77,6 +77,16 @@ def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
     torch.testing.assert_close(
         weights(tmp_path / "run2"), weights(tmp_path / "run1"), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.slow
+def test_rank_0_alone_reads_the_ledger_whose_relation_all_take(tmp_path: Path) -> None:
+    with dpoptim.Ledger(tmp_path / "l.sqlite", dataset="digits", neighboring="zero-out"):
+        pass
+    steps = ["--epochs", "1", "--noise-multiplier", "0"]
+    given = [*TRAIN, "--out", "run", "--ledger", "l.sqlite", *steps]
+    assert run_ranks(2, ledgers_read, str(tmp_path), given) == [(0, 1), (0, 0)]
+    assert '"zero-out"' in (tmp_path / "run" / "plan.json").read_text()  # not the default here
 
 
 @pytest.mark.slow

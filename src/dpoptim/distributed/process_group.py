@@ -257,8 +257,10 @@ class ProcessGroup(Ranks):
     # ---- what is written, and drawn -------------------------------------------------------------
 
     def ledger(self, ledger: Ledger) -> Ledger:
-        given = self.gathered(ledger.durable or ledger.budget is not None)
-        if any(given) and not given[0]:
+        if (
+            any(given := self.gathered(ledger.durable or ledger.budget is not None))
+            and not given[0]
+        ):
             raise ValueError(
                 f"ledger was given on {named([rank for rank, it in enumerate(given) if it])}, but "
                 "not on rank 0, which alone charges. Fix: give it on rank 0."
@@ -293,12 +295,7 @@ class ProcessGroup(Ranks):
     def trade(self, given: Tensor, sizes: Sequence[int], entries: int) -> Callable[[], Tensor]:
         with self._connected(ADDING):
             arrive = trade(given, sizes, entries, self.rank, self.group)
-
-        def connected() -> Tensor:
-            with self._connected(ADDING):
-                return arrive()
-
-        return connected
+        return self._connected(ADDING)(arrive)
 
     def join_parts(
         self, part: Tensor, into: Sequence[Tensor], sent: Change = lambda stretch: stretch
@@ -325,6 +322,11 @@ class ProcessGroup(Ranks):
         with self._exchange("waiting for what rank 0 released"):
             dist.broadcast(released, group=self._control, group_src=0)
         return released
+
+    def filled(self, tensor: Tensor) -> Tensor:
+        with self._exchange("waiting for a tensor of rank 0"):
+            dist.broadcast(tensor.view(-1).view(torch.uint8), group=self._control, group_src=0)
+        return tensor
 
     # ---- failure --------------------------------------------------------------------------------
 

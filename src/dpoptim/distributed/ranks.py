@@ -125,6 +125,10 @@ class Ranks:
         """Give every rank what rank 0 released; shaped like ``like``."""
         return released
 
+    def filled(self, tensor: Tensor) -> Tensor:
+        """A tensor, contiguous and on the CPU, filled with what rank 0's holds."""
+        return tensor
+
     def gathered(self, mine: Any) -> list[Any]:
         """Gather what each rank hands over, in order."""
         return [mine]

@@ -25,7 +25,7 @@ from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.outcome import entry_of, parameters_of, print_summary, result_of, write_run
-from dpoptim.runs.plans import defaults_of, plan_of
+from dpoptim.runs.plans import defaults_of, plan_of, relation_kept
 from dpoptim.runs.processes import launched, refused_together
 from dpoptim.runs.result import kind_of_model
 from dpoptim.runs.saved_model import save_model
@@ -58,7 +58,8 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         console = console if first else Console(quiet=True)
         with refused_together(ranks, "dpoptim train"):
             data = load(request)
-            plan, optimization = planned_run(request, data)
+            kept = ranks.from_first(partial(relation_kept, request.ledger))
+            plan, optimization = planned_run(request, data, kept)
             most_seconds = seconds_of(request, plan)
             compare = wants_comparison(request, data)
             torch.manual_seed(request.seed)
@@ -151,11 +152,16 @@ def notes_on(
         )
 
 
-def planned_run(request: TrainRequest, data: Data) -> tuple[Plan, Optimization]:
-    """The plan, of persons where records belong to persons, and SGD: as given, or by default."""
+def planned_run(request: TrainRequest, data: Data, kept: str | None) -> tuple[Plan, Optimization]:
+    """The plan, of persons where records belong to persons, and SGD: as given, or by default.
+
+    ``kept``: the relation of the ledger; see `relation_kept`.
+    """
     bundled, clip = request.data in BUNDLED, solver_clip(data)
     defaults = defaults_of(request, data, bundled=bundled)
-    plan = plan_of(request, data.units, bundled=bundled, largest_gradient=clip, defaults=defaults)
+    plan = plan_of(
+        request, data.units, bundled=bundled, largest_gradient=clip, defaults=defaults, kept=kept
+    )
     if data.persons is not None:
         plan = replace(plan, unit=Unit("person", request.records_per_person))
     rate, momentum = request.learning_rate, request.momentum

@@ -88,7 +88,7 @@ def compare_methods(
 
 
 def run_method(request: TrainRequest, data: Data, seeds: int) -> Compared:
-    plan, optimization = planned_run(request, data)
+    plan, optimization = planned_run(request, data, None)
     train = train_by_solver if isinstance(plan.method, WholeRun) else train_privately
     scores, seconds = [], []
     for seed in range(seeds):

@@ -68,7 +68,13 @@ def plan_by_numbers(
 
 
 def plan_of(
-    options: TrainRequest, records: int, *, bundled: bool, largest_gradient: float, defaults: Recipe
+    options: TrainRequest,
+    records: int,
+    *,
+    bundled: bool,
+    largest_gradient: float,
+    defaults: Recipe,
+    kept: str | None,
 ) -> Plan:
     """The plan of the options; what is not given comes from the recipe.
 
@@ -77,6 +83,7 @@ def plan_of(
         bundled: whether it is one of the bundled, public sets.
         largest_gradient: bound on a record's gradient at norm-1 records, for solvers that clip
             relative to it.
+        kept: the relation of the ledger; see `relation_kept`.
 
     Raises:
         ValueError: an option that is out of range, or not one of this method's.
@@ -98,7 +105,7 @@ def plan_of(
         made = chosen.make(
             chosen.name, LARGEST[0] if chosen.name == "sufficient-statistics" else clip, settings
         )
-        relation = relation_of(options, bundled, ("zero-out", "replace-one"))
+        relation = relation_of(options, bundled, ("zero-out", "replace-one"), kept)
         plan: Plan = made.plan(n=n, **budget, neighboring=relation)
         return plan
     bound: float | PrivateQuantile = clip_norm
@@ -108,7 +115,7 @@ def plan_of(
     batch_size = min(defaults.batch_size, n) if options.batch_size is None else options.batch_size
     sampler = method.sampler(n, min(batch_size, n))
     epochs = epochs_of(chosen, options, sampler, defaults)
-    relation = relation_of(options, bundled, sampler.relations)
+    relation = relation_of(options, bundled, sampler.relations, kept)
     plan = method.plan(n=n, batch_size=batch_size, epochs=epochs, **budget, neighboring=relation)
     return plan
 
@@ -261,12 +268,13 @@ def relation_kept(ledger: Path | None) -> str | None:
         return opened.neighboring
 
 
-def relation_of(options: TrainRequest, bundled: bool, possible: Sequence[str]) -> str:
+def relation_of(
+    options: TrainRequest, bundled: bool, possible: Sequence[str], kept: str | None
+) -> str:
     """The relation: as named, or the ledger's, if the sampler allows it.
 
     Of a new ledger add-or-remove-one, if the sampler allows it and n is public, else zero-out.
     """
-    kept = relation_kept(options.ledger)
     if options.neighboring is not None:
         relation = str(options.neighboring)
     elif kept in possible:

@@ -137,7 +137,8 @@ def read_checkpoint(path: Path, *, key: bytes | None = None) -> tuple[dict[str, 
             f"resume: there is no checkpoint at {name}. Fix: give what private.save(path) wrote."
         )
     remove_litter(Path(os.path.realpath(path)).parent)
-    head, _, body = path.read_bytes().partition(b"\n")
+    with path.open("rb") as file:
+        head, body = file.readline().rstrip(b"\n"), file.read()
     mark = SEALED if head.startswith(SEALED) else PLAIN
     if not head.startswith(mark):
         raise ValueError(

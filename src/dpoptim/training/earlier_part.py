@@ -3,18 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.agreement import digest
 from dpoptim.distributed.checkpoints import own
 from dpoptim.distributed.ranks import Ranks
+from dpoptim.gradients.boxes import changed, is_large
 from dpoptim.gradients.summation_groups import Indices
 from dpoptim.gradients.totals import Totals
 from dpoptim.training.checkpoint import checkpoint_to_resume, refuse_other_training
 from dpoptim.training.rank_files import with_parts
+
+
+@dataclass(frozen=True)
+class TakenOut:
+    """The place of a tensor that travels by itself."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def taken_out(tensors: list[Tensor], _: str, value: Any) -> Any:
+    """Move a large tensor of a checkpoint to ``tensors``."""
+    if not is_large(value):
+        return value
+    tensors.append(value.detach())
+    return TakenOut(tuple(value.shape), value.dtype)
+
+
+def handed_on(tensors: list[Tensor], ranks: Ranks, _: str, value: Any) -> Any:
+    """The tensor of this place, from rank 0, where ``tensors`` has it first; all ranks together.
+
+    One after the other, so that no rank has a checkpoint more than once.
+    """
+    if not isinstance(value, TakenOut):
+        return value
+    tensor = (
+        tensors.pop(0).contiguous()
+        if ranks.rank == 0
+        else torch.empty(value.shape, dtype=value.dtype)
+    )
+    return ranks.filled(tensor)
 
 
 class EarlierPart:
@@ -42,9 +78,16 @@ class EarlierPart:
                 "checkpoint_key": digest(repr(key)),
             }
         )
-        contents, found = ranks.from_first(partial(checkpoint_to_resume, path, key))
+        tensors: list[Tensor] = []  # on rank 0
+
+        def without_tensors() -> tuple[dict[str, Any] | None, str]:
+            contents, found = checkpoint_to_resume(path, key)
+            return changed(contents, partial(taken_out, tensors)), found
+
+        contents, found = ranks.from_first(without_tensors)
         if path is None or contents is None:
             return cls(None, found)
+        contents = changed(contents, partial(handed_on, tensors, ranks))
         return cls(with_parts(contents, Path(path), key), found)
 
     def of_this_rank(
