@@ -569,6 +569,26 @@ def test_norms_that_are_measured_together_have_the_bits_of_those_measured_alone(
             assert torch.equal(squared.nan_to_num(nan=-1), alone.nan_to_num(nan=-1))
 
 
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("records", [5, GROUP_ROWS + 1])
+def test_what_is_longer_than_its_ghost_norm_is_shortened_to_it(alone: bool, records: int) -> None:
+    """Whatever made the ghost norm too small; added up in float32, and in float64."""
+    torch.manual_seed(0)
+    g, a = torch.randn(records, 33, 48), torch.randn(records, 33, 32)
+    formed = SequenceOuter(g, a).form(slice(0, records)).double()
+    each = SequenceOuter(g, a, ghost_norms=True, alone=alone)
+    ghost = each.squared_norms([[records]], LONG_BLOCK)
+    ghost[1] /= 4
+    ghost[3] = 0
+    weights = torch.rand(1, records, dtype=torch.float64)
+    factors = torch.ones(records, dtype=torch.float64)
+    factors[1], factors[3] = 0.5, 0.0
+    sums = Sums([48 * 32])
+    each.add_weighted_sums(sums, weights, [[records]])
+    expected = (weights[0] * factors) @ formed
+    torch.testing.assert_close(sums.settle()[0], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_few_at_once_add_what_they_add_singly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small layers are formed a few records at a time: as one after the other but for rounding,
     with records that do not count, in two units, and with several rows to a record.
