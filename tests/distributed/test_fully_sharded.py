@@ -34,7 +34,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     [
         (2, CASES[:5]),
         pytest.param(2, CASES[5:], marks=pytest.mark.slow),
-        pytest.param(3, CASES, marks=pytest.mark.slow),
+        pytest.param(3, CASES[:6], marks=pytest.mark.slow),
+        pytest.param(3, CASES[6:], marks=pytest.mark.slow),
     ],
 )
 def test_without_noise_sharded_models_train_as_in_one_process(

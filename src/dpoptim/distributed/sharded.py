@@ -149,9 +149,8 @@ class ShardedTotals(Totals):
         for number in range(self._count):
             given = [whole[number] for whole in wholes]
             for stretch in self._stretches(places):
-                arrive = self._send_stretch(places, given, self._own[number], stretch)
-                self._await()
-                self._under_way = arrive
+                self._await()  # before there is memory for another
+                self._under_way = self._send_stretch(places, given, self._own[number], stretch)
         self._written.update(places)
 
     def _await(self) -> None:
