@@ -107,9 +107,7 @@ class SequenceOuter(PerSampleGrad):
             in_turn = by_call and public.whole_fits
             short = positions % INNER > 0 and positions < SHORT and p * d <= FEW_ENTRIES
             ghost_norms = not in_turn and public.worth_ghost_norms(positions, p, d)
-            like = self.g.new_empty(0, dtype=self.dtype)
-            by_onednn = not short and onednn_forms_gradients(like, p, d)
-            alone = by_call and (in_turn or (ghost_norms and (native.serves(like) or by_onednn)))
+            alone = by_call and (in_turn or ghost_norms)
         return replace(self, most=public.most, alone=alone, short=short, ghost_norms=ghost_norms)
 
     def in_turn(self) -> Self | None:
