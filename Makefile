@@ -41,10 +41,10 @@ docs: $(READY)
 	$(BIN)/python docs/plots.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
-$(READY): pyproject.toml setup.py src/dpoptim/gradients/record_gradients.c constraints.txt
+$(READY): pyproject.toml setup.py $(wildcard src/dpoptim/*/*.c) constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) runs build src/dpoptim/gradients/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build src/dpoptim/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,8 +12,8 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 LIBRARY = Extension(
-    "dpoptim.gradients._record_gradients",
-    sources=["src/dpoptim/gradients/record_gradients.c"],
+    "dpoptim._compiled",
+    sources=["src/dpoptim/gradients/record_gradients.c", "src/dpoptim/noise/ziggurat.c"],
     extra_compile_args=["-O3", "-fno-math-errno", "-Wno-psabi"],
     optional=True,
 )

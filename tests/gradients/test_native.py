@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from dpoptim import compiled
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import native
 from dpoptim.gradients.layers import kernels
@@ -59,7 +60,7 @@ def formed(
 
 def with_level(level: int, patch: pytest.MonkeyPatch) -> None:
     found = native.library()
-    patch.setattr(native, "library", lambda: native.Library(found.functions, level))
+    patch.setattr(native, "library", lambda: compiled.Library(found.functions, level))
 
 
 @built
@@ -293,7 +294,8 @@ def test_the_environment_switches_them_off_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert native.kind().startswith("compiled" if BUILT else "PyTorch")
-    monkeypatch.setenv(native.SWITCH, "0")
+    monkeypatch.setenv(compiled.SWITCH, "0")
+    monkeypatch.setattr(compiled, "library", compiled.library.__wrapped__)
     monkeypatch.setattr(native, "library", native.library.__wrapped__)
     assert native.kind() == "PyTorch's operations"
 
@@ -302,10 +304,11 @@ def test_the_environment_switches_them_off_and_that_is_said(
 def test_a_library_that_cannot_be_loaded_is_not_used_and_that_is_said(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "_record_gradients.so"
+    path = tmp_path / "_compiled.so"
     if content is not None:
         path.write_bytes(content)
-    monkeypatch.setattr(native, "LIBRARY", path)
+    monkeypatch.setattr(compiled, "LIBRARY", path)
+    monkeypatch.setattr(compiled, "library", compiled.library.__wrapped__)
     monkeypatch.setattr(native, "library", native.library.__wrapped__)
     assert native.kind() == "PyTorch's operations"
     assert not native.serves(torch.empty(0))

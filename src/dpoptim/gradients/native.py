@@ -1,10 +1,9 @@
 """Compiled functions for gradients of single records, where the package was built with them.
 
 `record_gradients.c` forms a record's weight gradient, measures it while it is in cache, and adds
-several weighted ones to a sum in one pass. It is compiled when the package is installed and a
-compiler is there. Without it, or on a processor that it was not made for, or with
-``DPOPTIM_NATIVE=0`` in the environment, PyTorch's operations do the same, more slowly: within the
-same bounds, but with other last bits, as between two processors. `kind` says which of the two.
+several weighted ones to a sum in one pass. Where it is not there (see `compiled`), PyTorch's
+operations do the same within the same bounds, but with other last bits, as between two processors.
+`kind` says which of the two.
 
 **Guarantee.** What is formed and measured of a record is a function of its own rows, to the last
 bit, whoever else is in the batch and on however many threads: each number is one chain of
@@ -15,17 +14,15 @@ Records are added in their order: a product of rows as in the theorem of `produc
 """
 
 import ctypes
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-LIBRARY = Path(__file__).with_name("_record_gradients.so")
-SWITCH = "DPOPTIM_NATIVE"
+from dpoptim import compiled
+from dpoptim.compiled import Library
+
 LEVELS = ("none", "vectors of 8", "vectors of 16")  # by `dpoptim_level`; of 4-byte numbers
 MOST_OF_PRODUCTS = 2  # level of vectors in `outer`; benchmarks lower it to that of others' products
 VECTOR = 16  # outputs that are computed side by side
@@ -48,23 +45,13 @@ class Geometry(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class Library:
-    """The compiled functions, and the widest vectors of this processor that they may use."""
-
-    functions: ctypes.CDLL
-    level: int
-
-
 @cache
 def library() -> Library | None:
-    """The compiled functions; None where there are none for this processor, or none are wanted."""
-    if os.environ.get(SWITCH, "1") == "0" or not LIBRARY.exists():
+    """The compiled functions, declared; None where there are none."""
+    found = compiled.library()
+    if found is None:
         return None
-    try:
-        functions = ctypes.CDLL(str(LIBRARY))
-    except OSError:  # of another system: `kind` says that it is not used
-        return None
+    functions = found.functions
     whole, some = ctypes.c_int64, ctypes.c_void_p
     functions.dpoptim_room.argtypes, functions.dpoptim_room.restype = [some], whole
     functions.dpoptim_outer_room.argtypes = [whole, whole]
@@ -80,8 +67,7 @@ def library() -> Library | None:
         *(some, whole, some, whole, some, ctypes.c_int),
     ]
     functions.dpoptim_add.argtypes = [some, whole, some, whole, some, whole, ctypes.c_int]
-    level = functions.dpoptim_level()
-    return Library(functions, level) if level else None
+    return found
 
 
 def kind() -> str:

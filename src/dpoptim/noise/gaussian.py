@@ -8,7 +8,7 @@ its law is to the normal. Rounding to a smaller dtype comes after.
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.on_device import normals
 from dpoptim.noise.stream import BLOCK_WORDS, KeyStream
-from dpoptim.noise.ziggurat import Scratch, settle, throw
+from dpoptim.noise.ziggurat import Scratch, functions, settle, throw
 
 # A chunk is what one thread draws from one branch of the stream. The 0.4 % of draws outside their
 # layer are settled once a chunk, because settling a handful costs as much as settling thousands.
@@ -28,6 +28,8 @@ _PIECE = 16 * _CHUNK  # what visits the host at a time when the tensor lives els
 LEAST_ON_DEVICE = 1 << 18  # entries for which hundreds of calls elsewhere are worth while
 _AT_ONCE = 1 << 22  # of its entries, drawn in 164 MiB of room
 _LEAST_AHEAD = 1 << 12  # entries for which a thread is worth waking
+# Its vectors multiply and add with one rounding there (tests/noise/test_compiled.py).
+_TORCH_FUSES = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 _local = threading.local()
 
 
@@ -250,8 +252,20 @@ def _put(target: Tensor, z: Tensor, std: float | None) -> None:
     """target <- z, or target + std z computed in float64 and rounded once."""
     if std is None:
         target.copy_(z)
+    elif (add := _compiled_addition(target)) is not None:
+        add(target.data_ptr(), len(target), z.data_ptr(), std)
     else:
         torch.add(target, z, alpha=std, out=target)
+
+
+def _compiled_addition(target: Tensor) -> Callable[[int, int, int, float], None] | None:
+    """A compiled function that adds as torch does, where torch multiplies and adds in one."""
+    library = functions()
+    if library is None or not target.is_cpu or not _TORCH_FUSES:
+        return None
+    if target.dtype == torch.float32:
+        return library.dpoptim_add_float
+    return library.dpoptim_add_double if target.dtype == torch.float64 else None
 
 
 def _buffers() -> tuple[Scratch, Tensor]:

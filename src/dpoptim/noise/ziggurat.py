@@ -35,11 +35,14 @@ How right it is
     not.
 """
 
+import ctypes
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpoptim import compiled
 from dpoptim.noise.stream import KeyStream
 
 Floats = NDArray[np.float64]
@@ -76,6 +79,23 @@ def tables() -> tuple[Floats, Floats]:
     return _STEP, _INNER
 
 
+@cache
+def functions() -> ctypes.CDLL | None:
+    """The compiled functions of `ziggurat.c`, declared; None where there are none.
+
+    They do what is done here without them, to the last bit, so that a seed's draws are the same.
+    """
+    found = compiled.library()
+    if found is None:
+        return None
+    whole, some, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+    found.functions.dpoptim_places.argtypes = [some, whole, some, some, some, some, some, some]
+    found.functions.dpoptim_places.restype = whole
+    for add in (found.functions.dpoptim_add_float, found.functions.dpoptim_add_double):
+        add.argtypes, add.restype = [some, whole, some, real], None
+    return found.functions
+
+
 @dataclass(frozen=True)
 class Scratch:
     """Buffers for blocks of up to `size` draws: fresh pages cost more than the drawing."""
@@ -84,11 +104,13 @@ class Scratch:
     layer: Indices
     edge: Floats
     outside: NDArray[np.bool_]
+    where: Indices
 
     @classmethod
     def of(cls, size: int) -> "Scratch":
         words, layer = np.empty(size, np.uint64), np.empty(size, np.int64)
-        return cls(words, layer, np.empty(size), np.empty(size, np.bool_))
+        edge, outside = np.empty(size), np.empty(size, np.bool_)
+        return cls(words, layer, edge, outside, np.empty(size, np.int64))
 
 
 def throw(stream: KeyStream, out: Floats, scratch: Scratch) -> tuple[Indices, Floats, Indices]:
@@ -108,6 +130,15 @@ def places_of(
 ) -> tuple[Indices, Floats, Indices]:
     """`throw` with these words, whose memory is overwritten."""
     n = len(out)
+    if (library := functions()) is not None:
+        assert n <= len(scratch.where)
+        assert out.flags.c_contiguous
+        assert words.flags.c_contiguous
+        m = library.dpoptim_places(
+            *(words.ctypes.data, n, _STEP.ctypes.data, _INNER.ctypes.data, out.ctypes.data),
+            *(each.ctypes.data for each in (scratch.where, scratch.edge, scratch.layer)),
+        )
+        return scratch.where[:m].copy(), scratch.edge[:m].copy(), scratch.layer[:m].copy()
     layer, edge, outside = scratch.layer[:n], scratch.edge[:n], scratch.outside[:n]
     signed = words.view(np.int64)
     # The layer's bits stay at the low end of the place: they shift its points by less than their

@@ -1,0 +1,69 @@
+"""Noise by the compiled functions: the same draws and the same sums, to the last bit, as without
+them.
+"""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpoptim.noise import KeyStream, add_normal, fill_standard_normal, gaussian, ziggurat
+
+pytestmark = pytest.mark.skipif(
+    ziggurat.functions() is None, reason="this package was built without compiled functions"
+)
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+SIZES = st.one_of(st.integers(0, 64), st.sampled_from([16_383, 16_384, 16_385, 50_000]))
+
+
+def without(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (gaussian, ziggurat):
+        monkeypatch.setattr(module, "functions", lambda: None)
+
+
+@given(seed=st.integers(0, 1000), size=SIZES, cut=SIZES, dtype=st.sampled_from(DTYPES))
+def test_sums_are_the_same_to_the_last_bit(
+    seed: int, size: int, cut: int, dtype: torch.dtype
+) -> None:
+    values = torch.linspace(-9, 9, size, dtype=torch.float64).to(dtype)
+    found = []
+    for compiled in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not compiled:
+                without(patch)
+            parts = [values[:cut].clone(), values[cut:].clone()]
+            add_normal(KeyStream.from_seed(seed, "test"), parts, 1.7)
+            alone = torch.empty(size, dtype=dtype)
+            fill_standard_normal(KeyStream.from_seed(seed, "test"), alone)
+            found.append(torch.cat([*parts, alone]))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 4_096])
+def test_every_throw_outside_its_inner_part_is_found(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is missed would be released as a draw: here every second one is outside."""
+    random = np.random.default_rng(n)
+    words = random.integers(0, 2**64, n, dtype=np.uint64)
+    words[::2] = words[::2] & np.uint64(1023) | np.uint64(2**63 - 1024)  # at their layers' ends
+    out, scratch = np.empty(n), ziggurat.Scratch.of(n)
+    found = ziggurat.places_of(words.copy(), out, scratch)
+    assert len(found[0]) >= (n + 1) // 2
+    expected_out = np.empty(n)
+    without(monkeypatch)
+    expected = ziggurat.places_of(words.copy(), expected_out, scratch)
+    np.testing.assert_array_equal(out, expected_out)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_addition_rounds_once_as_torch_does() -> None:
+    """Cases that round otherwise if a product is rounded before it is added."""
+    z = torch.randn(1_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.float64):
+        values = torch.randn(1_000, generator=torch.Generator().manual_seed(1)).to(dtype)
+        expected = torch.add(values, z, alpha=1.1)
+        gaussian._put(values, z, 1.1)
+        assert torch.equal(values, expected.to(dtype))
