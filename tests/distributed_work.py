@@ -731,10 +731,16 @@ def turns_of_a_save(rank: int, path: str) -> list[bool]:
 
         return looked
 
+    def in_turn() -> None:
+        for turn in range(dist.get_world_size()):  # or each would find the other looking
+            if turn == rank:
+                look_first(dist.barrier)()
+            else:
+                dist.barrier()
+
     def save(private: Any) -> None:
         if private.steps_done == 2:
-            look_first(dist.barrier)()
-            dist.barrier()
+            in_turn()
             with (
                 patch.object(
                     rank_files, "write_checkpoint", look_first(rank_files.write_checkpoint)
@@ -747,7 +753,7 @@ def turns_of_a_save(rank: int, path: str) -> list[bool]:
             ):
                 private.save(path)
             dist.barrier()
-            look_first(dist.barrier)()
+            in_turn()
 
     train(plan_for(METHODS["flat"](), steps=3), look=save)
     return seen

@@ -44,7 +44,7 @@ class TrialPasses:
         self._forget()
 
     def _forget(self) -> None:
-        """What this rank's pass raised, those of all ranks did."""
+        """Forget what this rank raised: the passes of all ranks did."""
         if self._raised is not None:
             self._ranks.tell_failure(failed=False)
             self._raised = None
