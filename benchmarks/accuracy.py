@@ -346,7 +346,7 @@ def mechanisms(request: Request) -> Experiment:
 
 def scales(request: Request) -> Experiment:
     """Gradients scaled tensor by tensor before they are clipped, or not, by SGD and AdamBC."""
-    adam, sgd = (0.005, 0.012, 0.03), (0.03, 0.08, 0.2)
+    adam, sgd = (0.005, 0.012, 0.03, 0.08), (0.03, 0.08, 0.2)
     models: dict[str, tuple[float, ...]] = {"mlp": (1.0, 4.0), "cnn": (1.0,)}
     for model, epsilons in models.items():
         task = replace(tasks.digits(model), tries=2)
