@@ -41,7 +41,7 @@ docs: $(READY)
 	$(BIN)/python docs/plots.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
-$(READY): pyproject.toml setup.py $(wildcard src/dpoptim/*/*.c) constraints.txt
+$(READY): pyproject.toml setup.py $(shell find src -name '*.[ch]') constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)

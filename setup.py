@@ -5,15 +5,19 @@ with ``DPOPTIM_NATIVE=0`` in the environment, makes the same package without it.
 """
 
 import os
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
+COMPILED = runpy.run_path("src/dpoptim/compiled.py")
 LIBRARY = Extension(
     "dpoptim._compiled",
-    sources=["src/dpoptim/gradients/record_gradients.c", "src/dpoptim/noise/ziggurat.c"],
+    sources=sorted(map(str, Path("src").rglob("*.c"))),
+    depends=sorted(map(str, Path("src").rglob("*.h"))),
+    define_macros=[("DPOPTIM_SOURCES", f'"{COMPILED["digest_of_sources"]()}"')],
     extra_compile_args=["-O3", "-fno-math-errno", "-Wno-psabi"],
     optional=True,
 )

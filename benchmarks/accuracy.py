@@ -1,4 +1,4 @@
-"""Accuracy on records held back: optimizers, views, noise, scales, scattering features.
+"""Accuracy on records held back: optimizers, rates, views, noise, scales, scattering features.
 
     python benchmarks/accuracy.py NAME --out benchmarks/results
 
@@ -27,16 +27,16 @@ import accuracy_tasks as tasks
 from accuracy_tasks import Task
 from dpoptim.data import FASHION_MNIST_DIRECTORY, Data, load_arrays, load_digits, load_fashion_mnist
 from dpoptim.data.arrays import PIXELS
-from dpoptim.data.preparation import Scatter, SquareRoot
+from dpoptim.data.preparation import Scatter, SquareRoot, Whiten
 from dpoptim.methods import DPFTRL, DPSGD, ScaledClipNorm
 from dpoptim.optim import AdamBC
 from dpoptim.plan import Plan
-from dpoptim.recipes import recipe
+from dpoptim.recipes import recipe, steady_rate
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
 
 CHOICE, TEST = "choice", "test"
-SCATTERED = (SquareRoot(), Scatter())  # as `dpoptim train` has them
+SCATTERED = (SquareRoot(), Scatter(), Whiten())  # as `dpoptim train` has them
 BACKGROUND = -0.4  # of images whose pixels went through `SquareRoot`
 TAILS = {"last": 0.0, "fifth": 0.2, "half": 0.5}  # share of the last iterates that is averaged
 
@@ -362,6 +362,17 @@ def scales(request: Request) -> Experiment:
         )
 
 
+def rates(request: Request) -> Experiment:
+    """Learning rates of a CNN, beside how far the noise of all steps then moves a weight."""
+    task = replace(tasks.digits("cnn"), tries=2)
+    base = Trial(task.name, "DP-SGD", 4.0, 256, 30, 1.0, "SGD", 0.0, 0.9)
+    tried = (0.05, 0.1, 0.2, 0.4, 1.0)
+    yield task, [grid(replace(base, batch_size=size), tried) for size in (256, 512)]
+    task = tasks.fashion("cnn", request.fashion, training=5_000)
+    base = replace(base, task=task.name, epsilon=2.93, batch_size=512)
+    yield task, [grid(base, (0.34, 1.0))]
+
+
 def scattering(request: Request) -> Experiment:
     """A linear classifier on scattering features, by the recipe; of digits, of Fashion-MNIST, and
     of MNIST and CIFAR-10 where they are given.
@@ -396,12 +407,14 @@ def scattering(request: Request) -> Experiment:
             by.learning_rate,
             by.momentum,
         )
-        yield task, [[trial]]
+        rate = steady_rate(by, trial.plan(len(data.x), task.delta))
+        yield task, [[replace(trial, learning_rate=rate)]]
 
 
 EXPERIMENTS: dict[str, Callable[[Request], Experiment]] = {
     "mechanisms": mechanisms,
     "optimizers": optimizers,
+    "rates": rates,
     "scales": scales,
     "scattering": scattering,
     "views": views,

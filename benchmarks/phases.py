@@ -40,8 +40,8 @@ NAMES = (
 FUNCTIONS = {  # what a phase is the time of, and of which file
     "backward": ("method 'run_backward'", ""),
     "close": ("_close", "engine.py"),
-    "norms": ("squared_norms", ""),
-    "sums": ("add_weighted_sums", ""),
+    "norms": ("measure", "clipped_sum.py"),
+    "sums": ("add_weighted", "clipped_sum.py"),
     "alone": ("add_record_by_record", "record_by_record.py"),
     "update": ("write_means", "engine.py"),
     "step": ("step", "sgd.py"),

@@ -20,13 +20,14 @@ COMMANDS = {
     **{
         f"accuracy_{name}.csv": f"python benchmarks/accuracy.py {name} --out {{out}} "
         "--tweets {tweets}/emotion --e2e {e2e}"
-        for name in ("mechanisms", "optimizers", "scales", "scattering", "views")
+        for name in ("mechanisms", "optimizers", "rates", "scales", "scattering", "views")
     },
     "amplified_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
     "audit_peers.csv": "python benchmarks/audit_peers.py --out {out}/audit_peers.csv",
     "convolutions.csv": "python benchmarks/convolutions.py --out {out}",
     "choose_defaults.csv": "python benchmarks/choose_defaults.py --out {out}",
     "correlated_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
+    "das_baselines.csv": f"{REPRODUCE} das-baselines --tweets {{tweets}}/emotion --out {{out}}",
     "das_emoji.csv": f"{REPRODUCE} das-table5 --tweets {{tweets}}/emoji --out {{out}}",
     "das_emotion.csv": f"{REPRODUCE} das-table5 --tweets {{tweets}}/emotion --out {{out}}",
     "das_fashion_mnist.csv": f"{REPRODUCE} das-table6 --out {{out}}",
@@ -58,6 +59,7 @@ COMMANDS = {
     "kl_real.csv": f"{REPRODUCE} kl-real --tweets {{tweets}}/emotion --out {{out}}",
     "kl_slopes.csv": f"{REPRODUCE} kl-rates --out {{out}}",
     "loader_speed.csv": "python benchmarks/loader_speed.py --out {out}",
+    "min_separation.csv": "python benchmarks/min_separation.py --out {out}",
     "mixed_precision.csv": (
         "python benchmarks/mixed_precision.py --device cpu "
         "--workload GPT ViT 'ResNet, GroupNorm' --variant plain ours 'ours, noise' --out {out}"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -275,17 +276,17 @@ def resnet(width: int = 32) -> nn.Module:
     )
 
 
-class LstmClassifier(nn.Module):
-    def __init__(self) -> None:
+class RecurrentClassifier(nn.Module):
+    def __init__(self, kind: type[nn.LSTM | nn.GRU]) -> None:
         super().__init__()
-        self.words, self.lstm, self.head = (
+        self.words, self.steps, self.head = (
             nn.Embedding(5000, 64),
-            nn.LSTM(64, 128, batch_first=True),
+            kind(64, 128, batch_first=True),
             nn.Linear(128, 2),
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(self.words(x))[0][:, -1])
+        return self.head(self.steps(self.words(x))[0][:, -1])
 
 
 class Bag(nn.Module):
@@ -355,7 +356,16 @@ WORKLOADS = {
         Workload("GELU written out", FeedForwards, image(64, 64, 128), labels(64, 10), classes),
         Workload("ResNet, GroupNorm", resnet, image(64, 3, 32, 32), labels(64, 10), classes),
         Workload("ResNet, wide", lambda: resnet(64), image(64, 3, 32, 32), labels(64, 10), classes),
-        Workload("LSTM", LstmClassifier, labels(64, 5000, 50), labels(64, 2), classes),
+        *(
+            Workload(
+                kind.__name__,
+                partial(RecurrentClassifier, kind),
+                labels(64, 5000, 50),
+                labels(64, 2),
+                classes,
+            )
+            for kind in (nn.LSTM, nn.GRU)
+        ),
         Workload(
             "embedding bag",
             Bag,

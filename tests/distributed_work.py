@@ -113,6 +113,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "dice": lambda: dpoptim.DiceSGD(clip_norm=0.5, reset_each_epoch=False),
     "ftrl": lambda: dpoptim.DPFTRL(clip_norm=0.7),
     "ftrl, drawn again": lambda: dpoptim.DPFTRL(clip_norm=0.7, buffers=0),
+    "ftrl, b-min-sep": lambda: dpoptim.DPFTRL(0.7, sampling="b-min-sep", bands=2),
     "value": lambda: dpoptim.ValueClippedSGD(clip_norm=2.0),
 }
 WAYS: dict[str, dict[str, Any]] = {
@@ -120,6 +121,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "wrapped": {"wrapped": True},
     "microbatches": {"physical_batch_size": 4, "wrapped": True},
     "several": {"several": True},
+    "in a ball": {"projection": 0.3},
 }
 
 

@@ -158,6 +158,8 @@ def train(
             private.backward(losses)
             optimizer.step()
             look(private, model)
+    if options.get("random_iterate"):
+        private.swap_random_iterate()
     return whole(model)
 
 

@@ -30,6 +30,7 @@ context.set_forkserver_preload(
         "shard_work",
         "persons_work",
         "fully_sharded_work",
+        "tables_work",
     ]
 )
 

@@ -401,7 +401,7 @@ def test_experiments_are_reproduced_by_name(tmp_path: Path) -> None:
     assert "saved in" in text
     assert (tmp_path / "new" / "folder" / "dice_bias.csv").exists()
     said = run("reproduce", "dice-bia", "--out", str(tmp_path), code=2)
-    assert "experiment must be one of das-table5" in said
+    assert "experiment must be one of das-baselines" in said
 
 
 @pytest.mark.parametrize("method", BUILT_IN)
@@ -456,5 +456,8 @@ def test_clip_norms_that_a_method_cannot_have_are_refused(tmp_path: Path) -> Non
     common = ["train", "--out", str(tmp_path / "run"), "--clip-quantile", "0.4"]
     assert "must be a number for sparse-sgd" in run(*common, "--method", "sparse-sgd", code=2)
     assert "leave out --clip-quantile" in run(*common, "--method", "noisy-gd", code=2)
+    for option in (("--iterate", "last"), ("--projection", "1")):
+        said = run("train", *option, "--method", "noisy-gd", code=2)
+        assert "leave out --iterate" in said
     assert "Fix: --clip-norm NUMBER" in run(*common, "--set", "clip_norm=2", code=2)
     assert not (tmp_path / "run").exists()

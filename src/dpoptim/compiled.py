@@ -2,12 +2,15 @@
 
 It is compiled when the package is installed and a C compiler is there, and uses nothing of Python
 or PyTorch. Without it, or on a processor that it was not made for, or with ``DPOPTIM_NATIVE=0`` in
-the environment, PyTorch's and numpy's operations do the same, more slowly. `gradients.native` and
-`noise.ziggurat` declare and call its functions.
+the environment, PyTorch's and numpy's operations do the same, more slowly. `gradients.native`,
+`noise.ziggurat` and `noise.keystream` declare and call its functions, as they are in the C files
+that lie beside them: a library of other files, left from before an update, is not called.
 """
 
 import ctypes
+import hashlib
 import os
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,7 +38,25 @@ def library() -> Library | None:
         return None
     try:
         functions = ctypes.CDLL(str(LIBRARY))
+        functions.dpoptim_sources.restype = ctypes.c_char_p
+        sources = functions.dpoptim_sources().decode()
     except OSError:  # of another system: reports of runs say that it is not used
+        return None
+    except AttributeError:  # of files that did not say
+        sources = ""
+    if sources != digest_of_sources():
+        warnings.warn(
+            "the compiled functions were built before this package's C files were changed, and are "
+            "not used: steps take longer. Fix: install dpoptim again (pip install -e .).",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
     level = functions.dpoptim_level()
     return Library(functions, level) if level else None
+
+
+def digest_of_sources() -> str:
+    """SHA-256 of the package's C files, which every build and installation has."""
+    files = sorted(Path(__file__).parent.rglob("*.[ch]"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -104,8 +104,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.neighboring not in self.sampler.relations:
             raise ValueError(
-                f"neighboring={self.neighboring!r} does not hold for batches that are not sampled: "
-                "a record more or less would shift all that follow it. Use one of "
+                f"neighboring={self.neighboring!r}: for these batches ({self.sampler.promise()}) "
+                f"no guarantee under it is known. Use one of "
                 f"{', '.join(map(repr, self.sampler.relations))}."
             )
 

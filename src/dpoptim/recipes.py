@@ -1,8 +1,11 @@
 """Defaults from public numbers: by the heuristic of `dpoptim plan`, or found on public images."""
 
+import math
 from dataclasses import dataclass, replace
 
+from dpoptim.gate.queries import CorrelatedSum
 from dpoptim.methods.method import TrainingMethod
+from dpoptim.plan import Plan
 from dpoptim.planning.choice import cheapest_of_the_best
 from dpoptim.planning.ranking import learning_rate
 from dpoptim.planning.sweep import MOST_STEPS as MOST
@@ -21,6 +24,8 @@ class Recipe:
         epochs: passes over the data.
         clip_norm: bound on each record's gradient.
         learning_rate, momentum: of SGD.
+        walk: the farthest that a run's noise may move a weight, one standard deviation; see
+            `steady_rate`.
         averaged: share of the last steps whose iterates are averaged into the result
             (post-processing, free).
         physical_batch_size: rows at a time; None: the whole batch.
@@ -33,6 +38,7 @@ class Recipe:
     momentum: float
     averaged: float
     physical_batch_size: int | None
+    walk: float = math.inf
 
 
 def recipe(model: str, n: int, features: str | None = None) -> Recipe:
@@ -47,13 +53,47 @@ def recipe(model: str, n: int, features: str | None = None) -> Recipe:
     batch_size = min(n, max(512, n // 15))
     if model == "softmax" and features == "scattering":
         return Recipe(
-            min(n, max(512, n // 7)), 40, 1.0, 1.5, 0.9, averaged=0.2, physical_batch_size=None
+            min(n, max(512, n // 7)), 40, 1.0, 1.5, 0.9, 0.2, physical_batch_size=None, walk=0.1
         )
     if model == "softmax":
         return Recipe(batch_size, 40, 1.0, 2.0, 0.9, averaged=0.5, physical_batch_size=None)
     if model == "mlp":
         return Recipe(batch_size, 40, 1.0, 1.0, 0.9, averaged=0.5, physical_batch_size=None)
-    return Recipe(batch_size, 30, 1.0, 1.0, 0.9, averaged=0.3, physical_batch_size=512)
+    return Recipe(batch_size, 30, 1.0, 1.0, 0.9, 0.3, physical_batch_size=512, walk=0.3)
+
+
+def steady_rate(base: Recipe, plan: Plan) -> float:
+    """The learning rate of ``base``, or less where the plan's noise would move weights too far.
+
+    On few records the noise of a mean is large; a rate that suits many lets it drown what is
+    learnt. Public numbers only: batch, steps, noise, momentum. Two digits, where it is less.
+
+    Args:
+        base: whose rate is for a clip norm of 1.
+        plan: of a method that trains step by step.
+    """
+    moved = noise_walk(plan) / (1 - base.momentum)
+    if math.isnan(moved) or base.learning_rate * moved <= base.walk:
+        return base.learning_rate  # also where nothing is known
+    return float(f"{base.walk / moved:.2g}")
+
+
+def noise_walk(plan: Plan) -> float:
+    """How far noise has moved each weight after the last step, at rate 1 without momentum.
+
+    ``nan`` for another package's correlated noise that does not say what it leaves.
+    """
+    query = plan.query
+    if isinstance(query, CorrelatedSum):
+        if not hasattr(query.strategy, "prefix_std"):
+            return math.nan
+        # stated for 1-GDP of one participation, with the noise that this takes
+        left = float(query.strategy.prefix_std(plan.steps)[-1])
+        left /= query.strategy.sensitivity(plan.steps)
+        return query.standard_deviation * left / plan.batch_size
+    return math.hypot(
+        *(query.deviation(step) / plan.expected_batch(step) for step in range(plan.steps))
+    )
 
 
 def planned(

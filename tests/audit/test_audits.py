@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.audit import audit_noise, audit_participation, audit_replay, audit_sensitivity
-from dpoptim.audit.noise import gate_noise, noise_pvalues, tail_pvalues
+from dpoptim.audit.noise import edge_pvalues, gate_noise, noise_pvalues, tail_pvalues
 from dpoptim.audit.participation import participation, participation_pvalues
 from dpoptim.audit.replay import differences, observe
 from dpoptim.audit.sensitivity import KINDS
@@ -27,7 +27,6 @@ LEVEL = 1e-6 / 30  # of one check; each detector makes fewer than 30
 # ---- sensitivity --------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].name)
 def test_no_supported_layer_exceeds_the_bound(number: int) -> None:
     case, style = CASES[number], ("flat", "automatic")[number % 2]
@@ -158,6 +157,7 @@ def test_no_false_alarm_in_a_hundred_repetitions() -> None:
     for seed in range(100):
         pvalues = noise_pvalues(gate_noise(3, noise_seed=seed, shapes=((30, 20), (50,), (1, 600))))
         pvalues |= tail_pvalues(KeyStream.from_seed(seed, "test of the audit"), 20_000)
+        pvalues |= edge_pvalues(KeyStream.from_seed(seed, "test of the edges"), 1 << 21)
         assert min(pvalues.values()) > LEVEL
         took_part = participation(records=60, batch_size=15, steps=8, noise_seed=seed)
         assert min(participation_pvalues(took_part, 0.25).values()) > LEVEL

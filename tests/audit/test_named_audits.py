@@ -28,6 +28,7 @@ SHARE = {  # of the claimed epsilon that 8,000 trials certify at least
     "dp-ftrl, sampled by turns": 0.6,
     "dp-ftrl, every turn": 0.7,  # 4,034 trials could show 0.76 at best
     "dp-ftrl, balls in bins": 0.6,  # 0.86 of 100,000
+    "dp-ftrl, b-min-sep": 0.7,  # 0.88 of 100,000
     "dice-sgd": 0.999,
     "adaptive-gd, norms": 0.55,  # 1,000 runs
     "quantile": 0.99,

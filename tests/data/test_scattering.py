@@ -7,12 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.fft
 import torch
 
 from dpoptim import files
 from dpoptim.data import Preparation
 from dpoptim.data.feature_files import roomy
-from dpoptim.data.preparation import ChannelsFirst, Divide, Scatter, SquareRoot, UnitNorm
+from dpoptim.data.preparation import (
+    ChannelsFirst,
+    Divide,
+    Scatter,
+    SquareRoot,
+    UnitNorm,
+    Whiten,
+)
 from dpoptim.data.scattering import Scattering, averaging, wavelet_spectra
 
 
@@ -82,6 +90,29 @@ def test_features_of_an_image_are_its_own_to_the_last_bit() -> None:
     np.testing.assert_allclose(np.square(whole).mean((1, 2, 3)), 0.72, atol=0.05)
     grouped = whole.reshape(70, 25, -1)
     np.testing.assert_allclose(grouped.mean(2), 0, atol=1e-4)
+
+
+def test_whitened_planes_of_a_record_are_its_own_to_the_last_bit() -> None:
+    x = images(70, channels=3).numpy()
+    whole = Whiten()(x)
+    other = x.copy()
+    other[np.arange(70) != 40] = 0.5
+    assert np.array_equal(Whiten()(other)[40], whole[40])
+    assert np.array_equal(Whiten()(x[40:41])[0], whole[40])
+    with pytest.raises(ValueError, match="takes planes"):
+        Whiten()(x[:, 0])
+
+
+def test_whitening_against_scipy() -> None:
+    """What planes share is shrunk, each frequency is multiplied by its number, nothing is lost."""
+    x = images(5, channels=6).numpy()
+    np.testing.assert_allclose(Whiten(shared=1.0, detail=0.0)(x), x, atol=1e-5)
+    mean = x.mean(1, keepdims=True)
+    np.testing.assert_allclose(Whiten(0.25, 0.0)(x), x - 0.75 * mean, atol=1e-5)
+    i, j = np.ogrid[: x.shape[2], : x.shape[3]]
+    spectrum = scipy.fft.dctn(x, axes=(2, 3), norm="ortho") * (1 + (i**2 + j**2) / 2) ** 0.5
+    expected = scipy.fft.idctn(spectrum, axes=(2, 3), norm="ortho")
+    np.testing.assert_allclose(Whiten(1.0, 0.5)(x), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +190,8 @@ def test_large_arrays_have_no_name_on_disk(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_preparation_is_written_and_read_back() -> None:
-    steps = (ChannelsFirst(), Divide(255.0), SquareRoot(), UnitNorm(), Scatter(2, 4, 5))
+    image = (ChannelsFirst(), Divide(255.0), SquareRoot(), UnitNorm())
+    steps = (*image, Scatter(2, 4, 5), Whiten(0.5))
     preparation = Preparation((8, 8), steps)
     assert Preparation.from_json(preparation.to_json()) == preparation
     with pytest.raises(ValueError, match=r"shape \(9, 9\); the model was trained on \(8, 8\)"):

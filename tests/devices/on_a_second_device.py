@@ -159,7 +159,6 @@ def test_check_on_two_devices(device: torch.device) -> None:
         dpoptim.check(model, weighted, (x, y, lengths))
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.name not in FUSED], ids=lambda case: case.name
 )

@@ -13,7 +13,7 @@ from ranks import run_ranks
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("method", ["flat", "dice", "quantile along", "scaled"])
+@pytest.mark.parametrize("method", ["flat", "dice", "quantile along", "scaled", "ftrl, b-min-sep"])
 def test_without_noise_the_run_goes_on_alike_in_1_2_and_3_processes(
     method: str, tmp_path: Path
 ) -> None:

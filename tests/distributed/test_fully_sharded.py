@@ -26,6 +26,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("quantile along", "per block", {}),
     ("scaled", "per block", {}),
     ("ftrl, drawn again", "per block", {}),
+    ("flat", "per block", {"projection": 0.3, "random_iterate": True}),
 ]
 
 

@@ -274,3 +274,24 @@ def test_methods_that_cannot_train_networks_are_refused() -> None:
         pytest.raises(ValueError, match="no proven guarantee"),
     ):
         unproven.epsilon_after([], n=100, epsilon=1.0, delta=1e-3)
+
+
+def test_a_network_ends_with_the_iterate_asked_for_in_the_ball_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (200, 2))
+    settings: Any = {**SEEDED, "epochs": 4, "batch_size": 50, "classes": [False, True]}
+
+    def weights(**options: Any) -> torch.Tensor:
+        fitted = DPSGDClassifier(**settings | options).fit(x, x[:, 0] > 0)
+        return torch.cat([p.detach().flatten() for p in fitted.network_.parameters()])
+
+    start = weights(iterate="last", learning_rate=1e-12)
+    ends = {which: weights(iterate=which) for which in ("average", "last", "random")}
+    assert not torch.equal(ends["last"], ends["average"])
+    assert not torch.equal(ends["last"], ends["random"])
+    assert float((ends["last"] - start).norm()) > 0.02
+    for which in ends:
+        held = weights(iterate=which, projection=0.01)
+        assert float((held - start).norm()) <= 0.01 * (1 + 1e-5)
+    with pytest.raises(ValueError, match="iterate must be one of"):
+        weights(iterate="best")

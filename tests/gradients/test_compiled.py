@@ -2,6 +2,8 @@
 engine.
 """
 
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,6 +33,94 @@ def test_a_model_compiled_after_attaching_gives_the_eager_sums() -> None:
     for eager, compiled in zip(*found, strict=True):
         assert float(eager.abs().max()) > 0
         torch.testing.assert_close(compiled, eager, rtol=1e-6, atol=1e-9)
+
+
+class GELU(nn.Module):
+    """Two layers with an activation written out: what a compiler may fuse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(7, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.into(x)
+        return self.out(0.5 * h * (1 + torch.tanh(0.8 * (h + 0.04 * h * h * h))))
+
+
+def engine_of(model: nn.Module) -> Engine:
+    engine = Engine(model, Clipping(0.1), capacity=ROWS)
+    engine.attach()
+    return engine
+
+
+def clipped_sum(engine: Engine, run: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    engine.begin_microbatch(len(x))
+    run(x).square().sum().backward()
+    return torch.cat(engine.take())
+
+
+@pytest.fixture
+def compiled_anew() -> Iterator[list[str]]:
+    """Graphs that the compiler was asked for, by what begins them; of a compiler that forgets."""
+    torch.compiler.reset()
+    graphs: list[str] = []
+    yield graphs
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
+def test_steps_and_engines_share_what_was_compiled_once(compiled_anew: list[str]) -> None:
+    """One graph between two layers; another when the number of rows changes first, which then
+    serves all numbers. Three engines live at once, after one that has ended.
+    """
+    torch.manual_seed(0)
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        names = [str(node.target) for node in graph.graph.nodes if node.op != "placeholder"]
+        compiled_anew.append(names[0])
+        return graph
+
+    ended = engine_of(model := GELU())
+    clipped_sum(ended, torch.compile(model, backend=backend), torch.randn(ROWS, 7))
+    ended.detach()
+    models = [GELU() for _ in range(3)]
+    engines = [engine_of(each) for each in models]
+    runs = [torch.compile(each, backend=backend) for each in models]
+    for rows, graphs in ((ROWS, 1), (ROWS, 1), (ROWS - 1, 2), (ROWS - 3, 2), (ROWS - 2, 2)):
+        for engine, model, run in zip(engines, models, runs, strict=True):
+            x = torch.randn(rows, 7)
+            compiled, eager = (clipped_sum(engine, each, x) for each in (run, model))
+            torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-9)
+        assert len(compiled_anew) == graphs
+    for engine in engines:
+        engine.detach()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
+def test_one_record_moves_a_compiled_models_sum_by_the_clip_norm_at_most() -> None:
+    torch.manual_seed(1)
+    engine = engine_of(model := GELU())
+    run = torch.compile(model, backend="aot_eager")
+    x = torch.randn(ROWS, 7) * torch.logspace(-3, 6, ROWS)[:, None]
+    whole = clipped_sum(engine, run, x)
+    moved = [
+        float((whole - clipped_sum(engine, run, torch.cat([x[:i], x[i + 1 :]]))).norm())
+        for i in range(ROWS)
+    ]
+    engine.detach()
+    assert max(moved) <= 0.1
+    assert max(moved) > 0.09, "the largest are clipped"
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
+def test_a_model_under_hooks_is_not_one_graph(compiled_anew: list[str]) -> None:
+    """Asked for in one graph, it is refused by the compiler, and nothing was added up."""
+    engine = engine_of(model := GELU())
+    engine.begin_microbatch(ROWS)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(model, backend="eager", fullgraph=True)(torch.randn(ROWS, 7))
+    assert not torch.cat(engine.take()).any()
+    engine.detach()
 
 
 def test_a_compiled_model_is_refused_with_the_fix() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.batch_invariant import ALIGNMENT
+from dpoptim.gradients.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.layers import convolution as convolution_module
 from dpoptim.gradients.layers import kernels as kernels_module
 from dpoptim.gradients.layers.convolution import (
@@ -23,7 +24,7 @@ from dpoptim.gradients.layers.convolution import (
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.per_sample_grads import zero_outside
-from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
+from dpoptim.gradients.sequence_outer import SequenceOuter
 from support import (
     CASES,
     Case,
@@ -52,7 +53,6 @@ def median_norm(gradients: list[torch.Tensor]) -> float:
     )
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("style", ["flat", "automatic"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

@@ -62,7 +62,6 @@ def distance(a: list[Tensor], b: list[Tensor]) -> float:
 
 @pytest.mark.parametrize("tier", ["vmap", "alone"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 def test_every_layer_in_every_way(case: Case, tier: str) -> None:
     torch.manual_seed(0)
     model, batch = case.build().double(), case.inputs(ROWS, torch.float64)

@@ -237,7 +237,6 @@ def test_other_precisions_and_switches_are_left_to_torch(library: str) -> None:
 
 
 @ONEDNN
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_sums_by_onednn_are_those_of_whole_model_vmap(case: Case, library: str) -> None:
     torch.manual_seed(0)

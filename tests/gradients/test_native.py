@@ -300,6 +300,18 @@ def test_the_environment_switches_them_off_and_that_is_said(
     assert native.kind() == "PyTorch's operations"
 
 
+@pytest.mark.skipif(not BUILT, reason="this package was built without compiled functions")
+def test_a_library_of_other_files_is_not_used_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after an update of a package that is installed in place."""
+    monkeypatch.setattr(compiled, "digest_of_sources", lambda: "another")
+    monkeypatch.setattr(compiled, "library", compiled.library.__wrapped__)
+    monkeypatch.setattr(native, "library", native.library.__wrapped__)
+    with pytest.warns(RuntimeWarning, match="install dpoptim again"):
+        assert native.kind() == "PyTorch's operations"
+
+
 @pytest.mark.parametrize("content", [None, b"", b"no library"], ids=["absent", "empty", "other"])
 def test_a_library_that_cannot_be_loaded_is_not_used_and_that_is_said(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

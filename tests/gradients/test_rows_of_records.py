@@ -101,7 +101,6 @@ def measured(way: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SequenceOuter, "chosen", chosen)
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_oracle(case: Case, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +118,6 @@ def test_equals_the_oracle(case: Case, way: str, monkeypatch: pytest.MonkeyPatch
         ) <= 3e-5 * joint_norm(expected)
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rows_that_are_not_there_count_as_zero(

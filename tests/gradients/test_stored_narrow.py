@@ -30,7 +30,6 @@ def gradients_alone(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_sums_are_those_of_records_alone(case: Case, dtype: torch.dtype) -> None:
     """Up to what the narrow passes round, which is the same for plain training."""

@@ -18,6 +18,7 @@ from dpoptim.integrations.lightning import PrivateCallback  # noqa: E402
 from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
 from dpoptim.integrations.transformers_options import (  # noqa: E402
     fit_to_plan,
+    takes_checkpoints,
     uploads_checkpoints,
 )
 
@@ -30,6 +31,13 @@ def plan(steps: int = 4, n: int = 20, **options: Any) -> dpoptim.Plan:
     return dpoptim.DPSGD(clip_norm=1.0).plan(
         n=n, batch_size=n // 4, steps=steps, epsilon=4.0, delta=1e-3, **options
     )
+
+
+def test_a_tracker_that_cannot_be_read_is_taken_to_take_checkpoints() -> None:
+    base = transformers.TrainerCallback
+    assert not takes_checkpoints(base)
+    unknown = type("Unknown", (base,), {"on_save": len})  # without a source
+    assert "cannot be read" in takes_checkpoints(unknown)
 
 
 class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
@@ -222,4 +230,10 @@ def test_checkpoints_that_are_uploaded_must_be_sealed(monkeypatch: pytest.Monkey
     monkeypatch.setenv("HF_MLFLOW_LOG_ARTIFACTS", "TRUE")
     assert "HF_MLFLOW_LOG_ARTIFACTS" in found(report_to=["mlflow"])
     assert "CLEARML_LOG_MODEL" in found(report_to=["clearml"])  # unless it is switched off
+    monkeypatch.setenv("CLEARML_LOG_MODEL", "FALSE")
+    assert not found(report_to=["clearml"])
+    monkeypatch.setenv("HF_DAGSHUB_LOG_ARTIFACTS", "1")
+    assert "HF_DAGSHUB_LOG_ARTIFACTS" in found(report_to=["dagshub"])
+    assert "no switch" in found(report_to=["flyte"])
+    assert not found(report_to=["tensorboard", "azure_ml", "neptune", "trackio", "kubeflow"])
     assert "hub_strategy='checkpoint'" in found(push_to_hub=True, hub_strategy="checkpoint")

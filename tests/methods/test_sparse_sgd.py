@@ -19,16 +19,13 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.audit.attack_families import attack
-from dpoptim.distributed.ranks import Ranks
 from dpoptim.gate import Gate, SelectedRows, planned
 from dpoptim.gate.rows import select_rows
-from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.sparse import sparse_rows
 from dpoptim.gradients.table_sums import ONE, weights_of
 from dpoptim.noise import KeyStream
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.optim import AdamBC
-from dpoptim.training.tables import totals_of_tables
 
 N, BATCH, ROWS = 40, 10, 30
 FAILURE = 1e-9  # of a statistical check under a right implementation; seeds are fixed
@@ -355,7 +352,8 @@ def test_gradients_are_sparse_for_those_that_move_selected_rows_alone(name: str)
     model = model_of()
     optimizer = {**SPARSE, **DENSE}[name](model.parameters())
     found: list[Tensor] = []
-    with dpoptim.attach(plan_of(), model, optimizer, TensorDataset(*clicks())) as private:
+    data = TensorDataset(*clicks())
+    with dpoptim.attach(plan_of(), model, optimizer, data, noise_seed=0) as private:
 
         def look(*given: Any) -> None:
             found.extend(p.grad for p in model.parameters() if p.grad is not None)
@@ -370,12 +368,27 @@ def test_gradients_are_sparse_for_those_that_move_selected_rows_alone(name: str)
     assert all(0 < each.to_dense().any(1).sum() < ROWS for each in found[:2])
 
 
+def test_optimizers_of_their_own_step_where_no_row_was_selected() -> None:
+    method = dpoptim.SparseSGD(0.7, share=0.01, false_positives=1e-9)
+    model = model_of()
+    tables = [model.words.weight, model.users.weight]
+    both = [torch.optim.SGD(tables, lr=0.1), torch.optim.SGD(model.head.parameters(), lr=0.1)]
+    data = TensorDataset(*clicks())
+    with dpoptim.attach(plan_of(method), model, both, data, noise_seed=0) as private:
+        for x, _ in private.batches():
+            private.backward(model(x))
+            for optimizer in both:
+                optimizer.step()
+    assert private.steps_done == plan_of(method).steps
+
+
 def test_tables_and_the_rest_may_have_optimizers_of_their_own() -> None:
     model = model_of()
     tables = [model.words.weight, model.users.weight]
     both = [torch.optim.SparseAdam(tables, lr=0.1), torch.optim.Adam(model.head.parameters())]
     before = model.state_dict()["users.weight"].clone()
-    with dpoptim.attach(plan_of(), model, both, TensorDataset(*clicks())) as private:
+    data = TensorDataset(*clicks())
+    with dpoptim.attach(plan_of(), model, both, data, noise_seed=0) as private:
         for x, _ in private.batches():
             private.backward(model(x))
             for optimizer in both:
@@ -542,13 +555,6 @@ def test_optimizers_that_count_on_more_are_refused() -> None:
     corrected = AdamBC(model.parameters())
     with pytest.raises(dpoptim.PrivacyError, match="AdamBC corrects for noise in every entry"):
         dpoptim.attach(plan_of(), model, corrected, data)
-
-
-def test_several_processes_are_refused() -> None:
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(dpoptim.PrivacyError, match="sparse-sgd trains in one process"):
-        totals_of_tables(model, [optimizer], Isolation(), type("Two", (Ranks,), {"size": 2})())
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -19,7 +19,7 @@ from dpoptim.accounting import accountant, choose_profile
 from dpoptim.distributed import ranks
 from dpoptim.gate import Gate, GaussianSum, adaptive, planned
 from dpoptim.mechanisms import IndependentNoise
-from dpoptim.noise import ziggurat
+from dpoptim.noise import gaussian, ziggurat
 from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
@@ -111,6 +111,22 @@ def cut_tail() -> AbstractContextManager[Any]:
         return np.minimum(honest(stream, n), 5.768)
 
     return patch.object(ziggurat, "tail", cut)
+
+
+def unsettled_throws() -> AbstractContextManager[Any]:
+    return patch.object(gaussian, "settle", lambda stream, place, layer: place.copy())
+
+
+def places_above_the_curve_kept() -> AbstractContextManager[Any]:
+    def settle(
+        stream: KeyStream, place: NDArray[np.float64], layer: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        settled, beyond = place.copy(), layer == 0
+        drawn = ziggurat.tail(stream, int(beyond.sum()))
+        settled[beyond] = np.copysign(drawn, place[beyond])
+        return settled
+
+    return patch.object(gaussian, "settle", settle)
 
 
 def global_seed() -> AbstractContextManager[Any]:

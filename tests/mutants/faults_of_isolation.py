@@ -9,6 +9,7 @@ from unittest.mock import patch
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hook_manager import HookManager
+from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
 from dpoptim.training import batch_loader, check, fixed_noise, loss_check
@@ -46,6 +47,12 @@ def scale_of_noise_unseen() -> AbstractContextManager[Any]:
 def compared_in_bfloat16_alone() -> AbstractContextManager[Any]:
     """What a program computes under autocast is compared by its few digits, and no others."""
     return patch.object(check, "autocast_seen", lambda *, off: nullcontext([]))
+
+
+def states_of_neighbours() -> AbstractContextManager[Any]:
+    """Each record's gradients of a recurrence are made of the states of the one before."""
+    honest = Steps.previous
+    return patch.object(Steps, "previous", lambda self: honest(self).roll(1, 0))
 
 
 @contextmanager

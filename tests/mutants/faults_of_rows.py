@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpoptim.distributed import table_totals
 from dpoptim.gate import GaussianSum, SelectedRows, planned, rows
 from dpoptim.gradients import table_sums
 
@@ -19,7 +20,7 @@ Fault = AbstractContextManager[Any]
 def map_not_clipped() -> Fault:
     """Every row that a record looks up counts as a record."""
     return patch.object(
-        table_sums, "weights_of", lambda rows: torch.full_like(rows, table_sums.ONE)
+        table_totals, "weights_of", lambda rows: torch.full_like(rows, table_sums.ONE)
     )
 
 
@@ -34,7 +35,7 @@ def lookups_counted_as_often_as_made() -> Fault:
         def unique(x: Tensor, **options: Any) -> Any:
             return torch.unique(x, **options) if options else x
 
-    return patch.object(table_sums, "torch", Torch())
+    return patch.object(table_totals, "torch", Torch())
 
 
 def rows_selected_without_noise() -> Fault:

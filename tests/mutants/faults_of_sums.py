@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import engine as engine_module
-from dpoptim.gradients import native, record_by_record
+from dpoptim.gradients import native, record_by_record, sequence_outer
 from dpoptim.gradients import per_sample_grads as per_sample_grads_module
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
@@ -141,6 +141,25 @@ def compiled_norms_of_the_first_outputs() -> Iterator[None]:
 
     fakes = {"serves": lambda like: like.dtype == torch.float32, "adds": lambda *given: False}
     with patch.multiple(native, form=form, **fakes):
+        yield
+
+
+@contextmanager
+def longer_than_claimed() -> Iterator[None]:
+    """Ghost norms read low, and what is longer is added as it is."""
+    honest = sequence_outer.ghost_squared_norms
+
+    def low(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        ghost, longest = honest(g, a)
+        return ghost / 16, longest
+
+    claimed = patch.object(
+        SequenceOuter,
+        "chosen",
+        lambda self, public: replace(self, most=public.most, ghost_norms=True, alone=True),
+    )
+    as_it_is = patch.object(sequence_outer, "shortening", lambda ghost, squared: squared * 0 + 1)
+    with claimed, as_it_is, patch.object(sequence_outer, "ghost_squared_norms", low):
         yield
 
 

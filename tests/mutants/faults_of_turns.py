@@ -2,7 +2,7 @@
 ``with`` lasts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,11 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.accounting.allocation import BallsInBinsDpEvent
+from dpoptim.accounting.choose_profile import monte_carlo_profile
+from dpoptim.accounting.replicas import Replicas
+from dpoptim.accounting.separation import MinSeparationDpEvent
 from dpoptim.mechanisms import correlated
 from dpoptim.noise.correlated import BandedToeplitz, best, buffered
+from dpoptim.noise.correlated.banded import BandedState
 from dpoptim.noise.correlated.redrawn import RedrawnState
+from dpoptim.noise.correlated.strategy import NoiseState
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import CyclicPoissonSampling, Position, balls_in_bins
+from dpoptim.sampling import (
+    CyclicPoissonSampling,
+    MinSeparationSampling,
+    Position,
+    balls_in_bins,
+)
 
 Fault = AbstractContextManager[Any]
 
@@ -55,6 +65,21 @@ def rates_taken_for_clipping() -> Fault:
         return moved * honest(strategy, steps, k, b, regular=regular)
 
     return patch.object(BandedToeplitz, "_sensitivity", sensitivity)
+
+
+def noise_by_planned_rates() -> Fault:
+    """Noise as small as the rates of a plan of numbers, since little of it moves the iterates."""
+    honest = BandedToeplitz.start
+
+    def start(
+        strategy: BandedToeplitz, steps: int, sizes: Sequence[int], stream: KeyStream
+    ) -> NoiseState:
+        if isinstance(strategy.workload.decay, str):
+            return honest(strategy, steps, sizes, stream)
+        column, rows = strategy.coefficients(steps)
+        return BandedState(steps, sizes, stream, column, rows / strategy.workload.rates(steps) ** 2)
+
+    return patch.object(BandedToeplitz, "start", start)
 
 
 def draws_of_all_steps_alike() -> Fault:
@@ -100,6 +125,51 @@ def more_bins_charged_than_dealt() -> Fault:
         return replace(honest, gram=honest.gram + (0.0,) * (9 * len(honest.gram)))
 
     return patch.object(correlated, "mixture", mixture)
+
+
+def records_back_too_soon() -> Fault:
+    """Nobody waits: a coin of the same rate in every step."""
+    honest = MinSeparationSampling.batches
+
+    def batches(
+        sampler: MinSeparationSampling,
+        coins: KeyStream,
+        records: int,
+        position: Position | None = None,
+    ) -> Iterator[NDArray[np.int64]]:
+        position = position or Position()
+        for mine in honest(sampler, coins, records, position):
+            assert position.order is not None
+            position.order[:] = 0
+            yield mine
+
+    return patch.object(MinSeparationSampling, "batches", batches)
+
+
+def rate_of_coins_divided_by_the_gap_twice() -> Fault:
+    """As if a record's one participation in so many steps were a coin for all of these."""
+    honest = MinSeparationSampling.event_of_strategy
+
+    def event_of_strategy(sampler: MinSeparationSampling, *given: Any) -> MinSeparationDpEvent:
+        return replace(honest(sampler, *given), rate=sampler.rate / sampler.gap**2)
+
+    return patch.object(MinSeparationSampling, "event_of_strategy", event_of_strategy)
+
+
+@contextmanager
+def cross_terms_left_out() -> Iterator[None]:
+    """Copies are drawn, and their moment summed up, as if their outputs were orthogonal."""
+    honest = Replicas.__init__
+
+    def without(replicas: Replicas, copies: int, rate: float, products: Any) -> None:
+        honest(replicas, copies, rate, 0 * products)
+
+    monte_carlo_profile.cache_clear()  # what was computed before would hide the fault
+    try:
+        with patch.object(Replicas, "__init__", without):
+            yield
+    finally:
+        monte_carlo_profile.cache_clear()
 
 
 honest_event = CyclicPoissonSampling.event

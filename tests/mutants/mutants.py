@@ -77,6 +77,7 @@ _f, _s, _m, _t, _c = (
 )
 _i, _r, _rows = faults_of_isolation, faults_of_refunds, faults_of_rows
 TURNS = "sampling.CyclicPoissonSampling"
+APART = "sampling.MinSeparationSampling"
 DICE, CORRELATED = "error feedback", "correlated noise"
 FULL, SAMPLED, REPLACE = "two worlds, full batch", "two worlds, sampled", "two worlds, replace-one"
 ADD_NORMAL, FACTORS, DRAW = (
@@ -120,6 +121,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("noise drawn in float32", ADD_NORMAL, _f.noisy_by(_f.float32_noise), "noise"),
     Mutant("tail of the noise cut at 5.77 sigma", "noise.ziggurat.tail", _f.cut_tail, "noise"),
+    Mutant(
+        "throws outside their layers not settled",
+        "noise.gaussian.settle",
+        _f.unsettled_throws,
+        "noise",
+    ),
+    Mutant(
+        "places above the curve kept",
+        "noise.gaussian.settle",
+        _f.places_above_the_curve_kept,
+        "noise",
+    ),
     Mutant(
         "noise seeded by a global generator",
         "distributed.ranks.key_stream",
@@ -244,6 +257,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "sensitivity",
     ),
     Mutant(
+        "what is longer than its ghost norm is not shortened",
+        "gradients.sequence_outer.shortening",
+        _s.longer_than_claimed,
+        "sensitivity",
+    ),
+    Mutant(
         "tied weight without cross terms",
         "gradients.engine.merge",
         _s.cross_terms_left_out,
@@ -289,6 +308,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "training.quiet.autocast_seen",
         _i.compared_in_bfloat16_alone,
         "isolation",
+    ),
+    Mutant(
+        "states of a recurrent layer are a neighbour's",
+        "layers.recurrent.Steps.previous",
+        _i.states_of_neighbours,
+        "sensitivity",
     ),
     Mutant("stale rows of an earlier pass", "HookManager.see_output", _i.stale_rows, "isolation"),
     Mutant(
@@ -472,6 +497,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "banded noise",
     ),
     Mutant(
+        "noise as small as the rates of a plan",
+        "BandedToeplitz.start",
+        _c.noise_by_planned_rates,
+        "banded noise",
+    ),
+    Mutant(
         "records in neighbouring turns",
         f"{TURNS}.batches",
         _c.records_in_neighbouring_turns,
@@ -488,6 +519,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "mechanisms.CorrelatedNoise.event",
         _c.more_bins_charged_than_dealt,
         "balls in bins",
+    ),
+    Mutant(
+        "records back too soon",
+        f"{APART}.batches",
+        _c.records_back_too_soon,
+        "b-min-sep",
+    ),
+    Mutant(
+        "rate of coins divided by the gap twice",
+        f"{APART}.event_of_strategy",
+        _c.rate_of_coins_divided_by_the_gap_twice,
+        "b-min-sep",
+    ),
+    Mutant(
+        "copies of a pattern taken for orthogonal",
+        "accounting.Replicas",
+        _c.cross_terms_left_out,
+        "b-min-sep accounting",
     ),
     Mutant("one turn charged", f"{TURNS}.event", _c.one_turn_charged, "banded noise"),
     Mutant(
@@ -650,7 +699,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a row counts as often as a record looks it up",
-        "gradients.table_sums.TableTotals",
+        "distributed.table_totals.TableTotals",
         _rows.lookups_counted_as_often_as_made,
         "selected rows",
     ),

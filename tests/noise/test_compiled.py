@@ -2,13 +2,21 @@
 them.
 """
 
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from dpoptim.noise import KeyStream, add_normal, fill_standard_normal, gaussian, ziggurat
+from dpoptim import compiled
+from dpoptim.noise import KeyStream, add_normal, fill_standard_normal, gaussian, keystream, ziggurat
+from dpoptim.noise import stream as stream_module
 
 pytestmark = pytest.mark.skipif(
     ziggurat.functions() is None, reason="this package was built without compiled functions"
@@ -20,6 +28,13 @@ SIZES = st.one_of(st.integers(0, 64), st.sampled_from([16_383, 16_384, 16_385, 5
 def without(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (gaussian, ziggurat):
         monkeypatch.setattr(module, "functions", lambda: None)
+    without_keystream(monkeypatch)
+
+
+def without_keystream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor that has no instructions for it."""
+    for module in (stream_module, ziggurat):
+        monkeypatch.setattr(module, "compiled_keystream", lambda: None)
 
 
 @given(seed=st.integers(0, 1000), size=SIZES, cut=SIZES, dtype=st.sampled_from(DTYPES))
@@ -28,16 +43,67 @@ def test_sums_are_the_same_to_the_last_bit(
 ) -> None:
     values = torch.linspace(-9, 9, size, dtype=torch.float64).to(dtype)
     found = []
-    for compiled in (True, False):
+    for leave_out in (lambda patch: None, without_keystream, without):
         with pytest.MonkeyPatch.context() as patch:
-            if not compiled:
-                without(patch)
+            leave_out(patch)
             parts = [values[:cut].clone(), values[cut:].clone()]
             add_normal(KeyStream.from_seed(seed, "test"), parts, 1.7)
             alone = torch.empty(size, dtype=dtype)
             fill_standard_normal(KeyStream.from_seed(seed, "test"), alone)
             found.append(torch.cat([*parts, alone]))
-    assert torch.equal(*found)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.skipif(
+    keystream.compiled_keystream() is None, reason="this processor has no instructions for AES"
+)
+@given(
+    seed=st.integers(0, 1000),
+    lengths=st.lists(st.one_of(st.integers(0, 70), st.integers(250, 2_000)), max_size=6),
+    branches=st.integers(0, 3),
+)
+def test_the_keystream_is_that_of_openssl(seed: int, lengths: list[int], branches: int) -> None:
+    """From any place on, in pieces of any length, of any branch."""
+    found = []
+    for leave_out in (lambda patch: None, without_keystream):
+        with pytest.MonkeyPatch.context() as patch:
+            leave_out(patch)
+            stream = KeyStream.from_seed(seed, "test")
+            for _ in range(branches):
+                stream = stream.branch()
+            drawn = [bytearray(length) for length in lengths]
+            for each in drawn:
+                stream.fill(each)
+            found.append((drawn, stream.reached))
+    assert found[0] == found[1]
+
+
+def test_another_keystream_than_openssls_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seeded bug: words that lag by one, or end too soon."""
+
+    def library_with(change: Callable[[NDArray[np.uint8]], None]) -> SimpleNamespace:
+        def put_out(key: bytes, number: int, place: int, address: int, length: int) -> None:
+            encryptor = Cipher(
+                algorithms.AES(key), modes.CTR(number.to_bytes(8, "big") + bytes(8))
+            ).encryptor()
+            words = np.frombuffer(encryptor.update(bytes(place + length))[place:], np.uint8).copy()
+            change(words)
+            ctypes.memmove(address, words.ctypes.data, length)
+
+        functions = SimpleNamespace(dpoptim_aes=lambda: 1, dpoptim_keystream=put_out)
+        return SimpleNamespace(functions=functions)
+
+    def late(words: NDArray[np.uint8]) -> None:
+        words[1:] = words[:-1].copy()
+
+    def short(words: NDArray[np.uint8]) -> None:
+        words[-1] = 0
+
+    make = keystream.compiled_keystream.__wrapped__
+    for change, used in ((lambda words: None, True), (late, False), (short, False)):
+        monkeypatch.setattr(compiled, "library", lambda change=change: library_with(change))
+        assert (make() is not None) == used
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 4_096])
@@ -75,9 +141,6 @@ def test_throws_outside_their_layers_are_settled(monkeypatch: pytest.MonkeyPatch
     fill_standard_normal(KeyStream.from_seed(1, "test"), draws)
     beyond = int((draws.abs() > 4.3).sum())
     assert 4 <= beyond <= 40  # 18 are expected
-    honest = ziggurat.places_of
-    monkeypatch.setattr(
-        ziggurat, "places_of", lambda *given: tuple(each[:0] for each in honest(*given))
-    )
+    monkeypatch.setattr(gaussian, "settle", lambda stream, place, layer: place.copy())
     fill_standard_normal(KeyStream.from_seed(1, "test"), draws)
     assert not (draws.abs() > 4.3).any()

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, SplitClipping
-from dpoptim.gradients.batch_invariant import large, record_products, sum_positions
+from dpoptim.gradients.batch_invariant import record_products, sum_positions
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.products import add_weighted_outer, add_weighted_rows
-from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
+from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sums import Sums
 from support import LIBRARIES
 
@@ -215,18 +216,20 @@ def test_a_record_alone_is_rounded_as_in_company(
 
 
 @pytest.mark.parametrize(
-    "sizes", [(32, 32, 32), (33, 64, 128), (128, 1024, 48), (64, 192, 768), (1000, 32, 80)]
+    "sizes",
+    [(7, 5, 3), (33, 64, 128), (128, 1024, 48), (64, 192, 768), (1000, 32, 80), (1500, 64, 192)],
 )
 @pytest.mark.parametrize("threads", [1, 2, 4], indirect=True)
 @pytest.mark.parametrize("records", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_large_products_do_not_depend_on_their_operands_layout(
+def test_products_do_not_depend_on_their_operands_layout(
     sizes: tuple[int, int, int], records: int, dtype: torch.dtype, threads: None
 ) -> None:
-    """To the last bit: `batch_invariant` leaves such operands as they lie."""
+    """To the last bit. Where operands are left as they lie, on Intel's processors those of 1,500
+    positions fail; elsewhere the small ones.
+    """
     torch.manual_seed(0)
     T, p, d = sizes
-    assert large(*sizes)
     g, a = torch.randn(records, T, p, dtype=dtype), torch.randn(records, T, d, dtype=dtype)
     turned_g, turned_a = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (g, a))
     expected = record_products(g, a)

@@ -68,7 +68,6 @@ def sums(
     removed=st.integers(0, RECORDS - 1),
     singly=st.booleans(),
 )
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("case", FLOAT_CASES, ids=lambda case: case.name)
 def test_removing_a_record_of_adversarial_rows(
     case: Case, how: str, seed: int, exponent: int, reduction: str, removed: int, singly: bool
@@ -96,7 +95,6 @@ def test_removing_a_record_of_adversarial_rows(
 
 
 @pytest.mark.parametrize("case", FLOAT_CASES, ids=lambda case: case.name)
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 def test_what_fills_a_record_up_is_not_seen(case: Case) -> None:
     """To the last bit: rows that are not there may be anything, also not finite."""
     torch.manual_seed(0)

@@ -3,10 +3,12 @@ it.
 """
 
 import csv
+from pathlib import Path
 
 import pytest
 import torch
 
+from dpoptim.reproduce import das_baselines
 from dpoptim.reproduce.das_tables import PRIVATE, Recipe, das_table, smooth_pixels
 from dpoptim.reproduce.real_cases import Case
 from dpoptim.solvers.linear_model import LinearModel
@@ -28,24 +30,30 @@ def test_the_filter_is_a_preconditioner_that_damps_what_is_rough() -> None:
     assert (rough @ filtered).norm() < 0.2 * rough.norm()
 
 
+def blobs() -> Case:
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randint(3, (2500,), generator=generator)
+    x = torch.randn(2500, 4, generator=generator) / 2 + 2 * torch.eye(4)[y]
+    model = LinearModel("softmax", features=4, outputs=3)
+    return Case("blobs", model, 0.0, x[:2000], y[:2000], x[2000:], y[2000:])
+
+
+def test_without_privacy_the_best_of_the_rates_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(das_baselines.PUBLISHED, "blobs", 1.0)
+    (row,) = das_baselines.das_baselines(tmp_path, [blobs()], seeds=2, rates=(-0.1, 0.1))
+    assert row.learning_rate == 0.1
+    assert row.accuracy > 95
+    assert len((tmp_path / "das_baselines.csv").read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     "smoothing", [None, smooth_pixels(2, cutoff=1.0)], ids=["plain", "smoothed"]
 )
 def test_every_row_of_a_table_learns(tmp_path, smoothing) -> None:
-    generator = torch.Generator().manual_seed(1)
-    y = torch.randint(3, (2500,), generator=generator)
-    x = torch.randn(2500, 4, generator=generator) / 2 + 2 * torch.eye(4)[y]
-    case = Case(
-        "blobs",
-        LinearModel("softmax", features=4, outputs=3),
-        0.0,
-        x[:2000],
-        y[:2000],
-        x[2000:],
-        y[2000:],
-    )
     rows = das_table(
-        tmp_path, case, Recipe(steps=(1.0, 2.0), smoothing=smoothing), seeds=2, epsilons=(4.0,)
+        tmp_path, blobs(), Recipe(steps=(1.0, 2.0), smoothing=smoothing), seeds=2, epsilons=(4.0,)
     )
     assert rows[-1].clipped_at == PRIVATE
     assert min(row.accuracy for row in rows) > 80  # a third by chance

@@ -27,6 +27,15 @@ def test_every_experiment_and_method_belongs_to_a_paper_or_to_none() -> None:
     assert {item.method for item in ITEMS if item.method} == set(BUILT_IN) - ours
 
 
+@pytest.mark.parametrize(
+    "item", [item for item in ITEMS if item.experiment in ("kl-rates", "kl-real")]
+)
+def test_an_experiment_runs_what_it_is_named_for(item: Item) -> None:
+    name = item.method or str(item.theory).rpartition(".")[2]
+    module = import_module(f"dpoptim.reproduce.{item.experiment.replace('-', '_')}")
+    assert hasattr(module, name.replace("-", "_"))
+
+
 def test_what_is_not_there_is_an_error() -> None:
     with pytest.raises(ValueError, match="experiment="):
         Item("", "Table 1", "", experiment="no-such").row()

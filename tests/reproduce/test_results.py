@@ -19,6 +19,7 @@ from dpoptim.data import FASHION_MNIST_DIRECTORY
 from dpoptim.methods import DPSGD, DiceSGD
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.reproduce import (
+    das_baselines,
     das_networks,
     das_tables,
     dice_ablations,
@@ -107,6 +108,20 @@ def test_correlated_errors(
     assert {key: float(value) for key, value in ours.items()} == pytest.approx(row, rel=1e-3)
 
 
+def test_errors_on_batches_apart(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bands alone that are best by turns, at the budget of most noise."""
+    made = bench("min_separation")
+    monkeypatch.setattr(made, "FACTORS", (1,))
+    row = made.compared(10, 1.0)
+    ours = rows_of("min_separation.csv")[0]
+    for name in ("epochs", "epsilon", "bands", "cyclic Poisson"):
+        assert float(ours[name]) == pytest.approx(row[name], rel=1e-3)
+    for name in ("b-min-sep", "error over cyclic Poisson"):
+        assert float(ours[name]) == pytest.approx(row[name], rel=1.5e-2)
+
+
 def test_the_audit_of_a_peer(bench: Callable[[str], ModuleType]) -> None:
     made = bench("audit_peers")
     torch.manual_seed(0)
@@ -124,7 +139,12 @@ def test_the_audit_of_a_peer(bench: Callable[[str], ModuleType]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["mechanisms", "optimizers", "scales", "scattering", "views"])
+ACCURACIES = [
+    path.stem.removeprefix("accuracy_") for path in sorted(RESULTS.glob("accuracy_*.csv"))
+]
+
+
+@pytest.mark.parametrize("name", ACCURACIES)
 def test_runs_of_accuracies_are_whole(bench: Callable[[str], ModuleType], name: str) -> None:
     """Each line is a run that trained, under settings that a command can ask for again."""
     table = bench("accuracy").Table(RESULTS / f"accuracy_{name}.csv")
@@ -136,7 +156,7 @@ def test_runs_of_accuracies_are_whole(bench: Callable[[str], ModuleType], name: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mechanisms", "optimizers", "scales", "scattering", "views"])
+@pytest.mark.parametrize("name", ACCURACIES)
 def test_a_run_of_accuracies(bench: Callable[[str], ModuleType], name: str, tmp_path: Path) -> None:
     """The first on digits."""
     made, tasks = bench("accuracy"), bench("accuracy_tasks")
@@ -285,6 +305,11 @@ def test_das_tables_quote_the_paper_and_hold_every_cell() -> None:
             index = das_tables.EPSILONS.index(float(row["epsilon"]))
             assert float(row["paper"]) == pytest.approx(printed[index], nan_ok=True)
             assert row["data"] == key
+    rows = rows_of("das_baselines.csv")
+    assert columns(das_baselines.Row) == set(rows[0])
+    assert {row["data"]: float(row["paper"]) for row in rows}.items() <= (
+        das_baselines.PUBLISHED.items()
+    )
     rows = rows_of("das_networks.csv")
     assert columns(das_networks.Row) == set(rows[0])
     assert [(float(row["clip_norm"]), float(row["epsilon"])) for row in rows] == [
@@ -433,6 +458,15 @@ def test_clip_norms_of_das_table_6_and_a_cell_of_it() -> None:
     recipe = das_tables.Recipe((norm * rate,), das_tables.smooth_pixels(28, cutoff=16.0))
     made, _ = das_tables.measured(case, recipe, "0 %", norm, epsilon, epsilon, 1)
     assert made.accuracy == pytest.approx(float(row["accuracy"]), abs=0.8)
+
+
+@fashion
+@pytest.mark.slow
+def test_a_seed_without_privacy() -> None:
+    case = replace(fashion_case(Path(FASHION_MNIST_DIRECTORY)), l2=0.0)
+    (row,) = (row for row in rows_of("das_baselines.csv") if row["data"] == case.name)
+    accuracy = case.accuracy(das_baselines.trained(case, 1, float(row["learning_rate"])))
+    assert accuracy == pytest.approx(float(row["accuracy"]), abs=0.3)
 
 
 @fashion

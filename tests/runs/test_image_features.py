@@ -1,6 +1,7 @@
 """Scattering features from the command line: trained on, kept, and made again of new images."""
 
 import gzip
+import math
 import pickle
 import re
 import struct
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from command_work import run
-from dpoptim.recipes import recipe
+from dpoptim.methods import DPFTRL, DPSGD
+from dpoptim.plan import Plan
+from dpoptim.recipes import Recipe, noise_walk, recipe, steady_rate
 
 Bytes = NDArray[np.uint8]
 
@@ -35,7 +38,9 @@ def test_scattering_from_images_to_predictions(tmp_path: Path) -> None:
         *("--cache", str(tmp_path / "cache"), "--noise-seed", "1", "--out", str(tmp_path / "run")),
     )
     assert float(re.search(r"accuracy, private ([\d.]+)%", text).group(1)) > 80  # type: ignore[union-attr]
-    assert "scattering, J=2, L=8" in (tmp_path / "run" / "certificate.json").read_text()
+    certificate = (tmp_path / "run" / "certificate.json").read_text()
+    assert "scattering, J=2, L=8" in certificate
+    assert "whitened" in certificate
     assert len(list((tmp_path / "cache").iterdir())) == 1
     images, labels = load_digits(return_X_y=True)
     np.savez(tmp_path / "new.npz", x=images[:200].reshape(-1, 8, 8))
@@ -71,6 +76,41 @@ def test_tables_have_no_scattering(tmp_path: Path) -> None:
 def test_the_recipe_knows_the_features() -> None:
     assert recipe("softmax", 60_000, "scattering") != recipe("softmax", 60_000)
     assert recipe("cnn", 60_000, "scattering") == recipe("cnn", 60_000)
+
+
+def planned_by(method: DPSGD | DPFTRL, by: Recipe, n: int) -> Plan:
+    return method.plan(
+        n=n,
+        batch_size=by.batch_size,
+        epochs=by.epochs,
+        epsilon=2.7,
+        delta=1e-5,
+        neighboring="zero-out",
+    )
+
+
+@pytest.mark.parametrize("model", ["softmax", "cnn"])
+def test_noise_moves_weights_as_far_on_few_images_as_on_many(model: str) -> None:
+    many, few = (recipe(model, n, "scattering") for n in (200_000, 1_000))
+    assert steady_rate(many, planned_by(DPSGD(1.0), many, 200_000)) == many.learning_rate
+    plan = planned_by(DPSGD(1.0), few, 1_000)
+    rate = steady_rate(few, plan)
+    assert rate < few.learning_rate / 2
+    assert rate / (1 - few.momentum) * noise_walk(plan) == pytest.approx(few.walk, rel=0.05)
+    # a clip norm of 5 makes sums and noise 5 times as large
+    assert steady_rate(few, planned_by(DPSGD(5.0), few, 1_000)) == pytest.approx(rate / 5, rel=0.1)
+
+
+def test_how_far_noise_moves_weights() -> None:
+    by = recipe("softmax", 5_000, "scattering")
+    plan = planned_by(DPSGD(2.0), by, 5_000)
+    expected = 2 * plan.noise_multiplier * math.sqrt(plan.steps) / plan.batch_size
+    assert noise_walk(plan) == pytest.approx(expected, rel=1e-6)
+    plain = planned_by(DPFTRL(2.0, noise="independent"), by, 5_000)
+    passes = math.sqrt(by.epochs)  # a record takes part once in each
+    expected = 2 * plain.noise_multiplier * passes * math.sqrt(plain.steps) / plain.batch_size
+    assert noise_walk(plain) == pytest.approx(expected, rel=1e-6)
+    assert noise_walk(planned_by(DPFTRL(2.0, momentum=0.9), by, 5_000)) < noise_walk(plain)
 
 
 def striped(n: int, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Bytes, Bytes]:

@@ -188,3 +188,19 @@ def test_time_that_is_over_ends_the_run_and_returns_its_steps(
         assert checked.exit_code == 0, checked.output
         assert not list((tmp_path / name).glob("*.checkpoint"))
     assert run(*charged, "--out", str(tmp_path / "b"), "--resume").exit_code != 0
+
+
+def test_an_iterate_by_chance_and_a_ball_come_back(stop_after: Any, tmp_path: Path) -> None:
+    """To the last bit, in a run with a seed."""
+    options = ["--iterate", "random", "--projection", "0.2"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run(*options, "--out", str(whole)).exit_code == 0
+    stop_after(3)
+    assert run(*options, "--out", str(parts)).exit_code == 130
+    stop_after(-1)
+    assert run(*options, "--out", str(parts), "--resume").exit_code == 0
+    first, second = (
+        torch.load(path / "model.pt", weights_only=True)["state_dict"] for path in (whole, parts)
+    )
+    assert all(torch.equal(second[name], value) for name, value in first.items())
+    assert "one that a step left, by chance" in (whole / "certificate.json").read_text()

@@ -34,7 +34,6 @@ def truth(
     return total
 
 
-@pytest.mark.filterwarnings("ignore:Using padding=.same.")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_combinations_are_those_of_autograd_for_every_layer(case: Case) -> None:
     torch.manual_seed(1)

@@ -80,6 +80,7 @@ def make_checkpoint(folder: Path) -> Path:
         "optimizers": [{"lr": 0.1}],
         "queue": {},
         "streams": [],
+        "iterates": {},
         "side": None,
         "choice": None,
         "noise": {},

@@ -120,7 +120,6 @@ def test_batches_without_a_common_first_axis_are_refused() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 def test_the_probe_passes_every_supported_layer(case: object) -> None:
     torch.manual_seed(0)
     x, target = case.inputs(4, torch.float32)  # type: ignore[attr-defined]

@@ -23,15 +23,15 @@ import dp_accounting as dp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpoptim.accounting.allocation import (
-    ROUGH_SAMPLES,
-    AllocationProfile,
-    BallsInBinsDpEvent,
-    bins_told,
-)
 from dpoptim.accounting.canonical import Leaves, canonical
 from dpoptim.accounting.choose_profile import Accountant, profile_of
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
+from dpoptim.accounting.monte_carlo import (
+    ROUGH_SAMPLES,
+    MonteCarloDpEvent,
+    MonteCarloProfile,
+    told,
+)
 from dpoptim.accounting.profiles import FINE, LossDistribution, renyi_divergences
 from dpoptim.accounting.tilted import TiltedDistribution
 
@@ -112,7 +112,7 @@ def compute_delta(
     _checked_accountant(accountant)
     coarse = profile_of(leaves, relation, (1e-6,), accountant, accuracy=30 * FINE)
     delta = coarse.delta(epsilon)
-    if isinstance(coarse, AllocationProfile):
+    if isinstance(coarse, MonteCarloProfile):
         delta = min(delta, profile_of(leaves, relation, (delta,), accountant).delta(epsilon))
     if isinstance(coarse, LossDistribution | TiltedDistribution):
         floor = 4 * coarse.reserve if isinstance(coarse, LossDistribution) else SMALLEST_DELTA
@@ -246,7 +246,7 @@ def renyi_divergence(
     relation = parse_neighboring(neighboring)
     if not 1 < order < math.inf:
         raise ValueError(f"order: expected a finite number > 1, got {order!r}")
-    leaves = canonical(bins_told(canonical(event)))
+    leaves = canonical(told(canonical(event)))
     divergence = float(renyi_divergences(leaves, relation, (order,))[0])
     if not math.isfinite(divergence):
         raise ValueError(
@@ -264,7 +264,7 @@ def rough_epsilon(
     event.
     """
     leaves = canonical(event)
-    if leaves and isinstance(leaves[0][0], BallsInBinsDpEvent):
+    if leaves and isinstance(leaves[0][0], MonteCarloDpEvent):
         leaves = canonical(replace(leaves[0][0], samples=ROUGH_SAMPLES))
         return profile_of(leaves, relation, (delta,), "auto").epsilon(delta)
     return profile_of(leaves, relation, (delta,), "auto", guess=guess).epsilon(delta)

@@ -7,14 +7,7 @@ nobody is told, against the noise alone. Only the inner products of the m_j matt
 ``L = mean_j exp(a_j)``, have no closed form; they are means of bounded variables, so their
 estimates have an upper confidence bound (Maurer and Pontil 2009, Theorem 4).
 
-**Confidence.** The bound is at ``1 - FAILURE_SHARE delta`` and that share is part of the delta that
-is stated: with the chance that the estimate is too low, the release is treated as lost (Wang et
-al. 2023). Numbers are drawn from a public seed that is made of the event, so that the same plan
-has the same guarantee everywhere, and nobody can choose among seeds. Epsilons are tried from the
-largest down, and the first that fails ends the search: only the largest that is not enough can be
-passed by mistake, so the confidence is that of one estimate, not of as many as were tried. A
-calibration, or a comparison of plans, evaluates many events and keeps one that passed: each has a
-part of the failure, for `EVENTS` of them.
+`accounting.monte_carlo` says what the confidence rests on.
 
 **Sampling where it matters.** Plainly drawn, one sample in 1 / delta would count. In the first
 direction most of delta is where some a_i exceeds a level A. That is sampled exactly (Adler,
@@ -28,35 +21,36 @@ variable is at most ``exp(s (v / 2 - epsilon) + s^2 u / 2) s^s / (1 + s)^(1 + s)
 the squared lengths and u the squared length of the mean.
 """
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import dp_accounting as dp
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 from scipy.special import log_ndtr, logsumexp, ndtr, ndtri_exp
 
 from dpoptim.accounting.gaussian import gdp_epsilon
+from dpoptim.accounting.monte_carlo import (
+    AT_A_TIME,
+    SAMPLES,
+    Floats,
+    MonteCarloDpEvent,
+    MonteCarloProfile,
+    Weighted,
+    confident,
+    in_order,
+    public_generator,
+)
 
-Floats = NDArray[np.float64]
-SAMPLES = 1 << 16
-ROUGH_SAMPLES = 1 << 13  # for searching
-FAILURE_SHARE = 0.05  # of delta: the chance that any of the estimates is too low
-EVENTS = 128  # evaluated before one is chosen; calibrations need about twenty
-STEP = 0.997  # from one epsilon to the next that is tried
 LINEAR_TERM = 1 / 1500  # keeps the last term of the confidence bound near a hundredth of delta
 LEVEL_STEP = 0.05
 MOST_CHANCES = 4  # as much as may be sampled to have less below the level
 PILOTS = 3
-AT_A_TIME = 1 << 20  # numbers
 SQRT_TAU = math.sqrt(2 * math.pi)
 
 
 @dataclass(frozen=True)
-class BallsInBinsDpEvent(dp.DpEvent):
+class BallsInBinsDpEvent(MonteCarloDpEvent):
     """A record's part of all outputs is one of b vectors, by a coin that nobody sees.
 
     Attributes:
@@ -75,47 +69,16 @@ class BallsInBinsDpEvent(dp.DpEvent):
         """mu of the Gaussian that dominates it: somebody tells the bin."""
         return math.sqrt(self.gram[0]) / self.noise_multiplier
 
-    @property
-    def told(self) -> dp.GaussianDpEvent:
-        """That Gaussian. (By quasi-convexity: each bin's outputs are dominated by it.)"""
-        return dp.GaussianDpEvent((1 - 2.0**-40) / self.mu)
 
-
-def bins_told(leaves: tuple[tuple[dp.DpEvent, int], ...]) -> dp.DpEvent:
-    """The composition with `BallsInBinsDpEvent.told` in place of each such event."""
-    return dp.ComposedDpEvent(
-        [
-            dp.SelfComposedDpEvent(
-                leaf.told if isinstance(leaf, BallsInBinsDpEvent) else leaf, count
-            )
-            for leaf, count in leaves
-        ]
-    )
-
-
-@dataclass(frozen=True)
-class Weighted:
-    """Samples in ascending order of L.
-
-    Attributes:
-        ratios: log L. weights: logarithms. Both shape (samples,).
-    """
-
-    ratios: Floats
-    weights: Floats
-
-
-class AllocationProfile:
+class AllocationProfile(MonteCarloProfile):
     """The profile of one `BallsInBinsDpEvent`, for add-or-remove-one and zero-out.
 
     Args:
         event: what is evaluated. delta: where the samples are to be most useful.
     """
 
-    name = "Monte Carlo"
-
     def __init__(self, event: BallsInBinsDpEvent, delta: float) -> None:
-        self._event = event
+        super().__init__(event)
         self._bins = Bins(event)
         guess = gdp_epsilon(event.mu, delta)
         for samples in (*[max(256, event.samples >> 4)] * PILOTS, event.samples):
@@ -126,25 +89,6 @@ class AllocationProfile:
             self._present = self._bins.present(samples, self._level)
             self._absent = self._bins.absent(samples, self._pull)
             guess = self.epsilon(delta)
-
-    def epsilon(self, delta: float) -> float:
-        """The smallest epsilon of a fixed grid of which no larger one fails."""
-        enough = gdp_epsilon(self._event.mu, delta)
-        epsilon = enough
-        while epsilon > 1e-3 and self._passes(epsilon, delta):
-            enough, epsilon = epsilon, epsilon * STEP
-        return enough
-
-    def delta(self, epsilon: float) -> float:
-        """A delta of a fixed grid, from which on all larger ones pass."""
-        delta, step = 1.0, 0.95
-        while delta > 1e-14 and self._passes(epsilon, delta * step):
-            delta *= step
-        return delta
-
-    def _passes(self, epsilon: float, delta: float) -> bool:
-        failure = FAILURE_SHARE * delta / (2 * EVENTS)  # of either direction
-        return max(self._bounds(epsilon, failure)) <= (1 - FAILURE_SHARE) * delta
 
     def _bounds(self, epsilon: float, failure: float) -> tuple[float, float]:
         """Upper bounds on both directions' deltas."""
@@ -166,15 +110,6 @@ class AllocationProfile:
 def entropy(a: float, b: float) -> float:
     """log(a^a / b^b), 0^0 being 1."""
     return (a * math.log(a) if a > 0 else 0.0) - b * math.log(b)
-
-
-def confident(values: Floats, samples: int, most: float, failure: float) -> float:
-    """An upper confidence bound on the mean of variables in [0, most], all but ``values`` zero."""
-    mean = float(values.sum()) / samples
-    square = float(np.square(values).sum()) / samples
-    variance = max(0.0, square - mean**2) * samples / (samples - 1)
-    log = math.log(2 / failure)
-    return mean + math.sqrt(2 * variance * log / samples) + 7 * most * log / (3 * (samples - 1))
 
 
 class Bins:
@@ -232,7 +167,7 @@ class Bins:
 
     def present(self, samples: int, level: float) -> Weighted:
         """Samples of outputs with the record, where some a_i exceeds the level."""
-        rng = self._generator("present", samples, level)
+        rng = public_generator(self._event, "present", samples, level)
         chances = self.exceeding(level)
         sums, cumulated = chances.sum(1), np.cumsum(chances, axis=1)
         ratios, weights = [], []
@@ -257,7 +192,7 @@ class Bins:
 
     def absent(self, samples: int, pull: float) -> Weighted:
         """Samples of outputs without it, pulled to where the ratio is small."""
-        rng = self._generator("absent", samples, pull)
+        rng = public_generator(self._event, "absent", samples, pull)
         mean = self.covariance.mean(1)
         ratios, weights = [], []
         for count in self._pieces(samples):
@@ -270,13 +205,3 @@ class Bins:
     def _pieces(self, samples: int) -> list[int]:
         most = max(1, AT_A_TIME // self.count)
         return [min(most, samples - start) for start in range(0, samples, most)]
-
-    def _generator(self, *what: object) -> np.random.Generator:
-        seed = hashlib.sha256(repr((self._event, *what)).encode()).digest()
-        return np.random.default_rng(np.frombuffer(seed, np.uint64))
-
-
-def in_order(ratios: list[Floats], weights: list[Floats]) -> Weighted:
-    ratio, weight = np.concatenate(ratios), np.concatenate(weights)
-    order = np.argsort(ratio)
-    return Weighted(ratio[order], weight[order])

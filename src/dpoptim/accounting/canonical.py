@@ -16,7 +16,7 @@ from numbers import Integral, Real
 import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from dpoptim.accounting.allocation import BallsInBinsDpEvent, bins_told
+from dpoptim.accounting.monte_carlo import MonteCarloDpEvent, told
 
 Leaves = tuple[tuple[dp.DpEvent, int], ...]
 """Pairs (event, count >= 1); no two events are equal, and at most one is a plain Gaussian."""
@@ -29,7 +29,7 @@ def canonical(event: dp.DpEvent) -> Leaves:
     when they are answered on one and the same Poisson batch. The result does not depend on the
     order of composition.
 
-    A `BallsInBinsDpEvent` stays what it is where it is alone; beside others it is the Gaussian that
+    A `MonteCarloDpEvent` stays what it is where it is alone; beside others it is the Gaussian that
     dominates it.
 
     Raises TypeError if `event` is not an event, and ValueError for a rate, count or noise
@@ -46,8 +46,8 @@ def canonical(event: dp.DpEvent) -> Leaves:
         counts[dp.GaussianDpEvent(math.fsum(precision) ** -0.5)] = 1
     leaves = tuple(sorted(counts.items(), key=repr))
     alone = len(leaves) == 1 and leaves[0][1] == 1
-    if not alone and any(isinstance(leaf, BallsInBinsDpEvent) for leaf, _ in leaves):
-        return canonical(bins_told(leaves))
+    if not alone and any(isinstance(leaf, MonteCarloDpEvent) for leaf, _ in leaves):
+        return canonical(told(leaves))
     return leaves
 
 
@@ -120,8 +120,8 @@ def _check_simple(event: object) -> None:
         ):
             _checked_rate(rate)
             _check_noise(noise)
-        case BallsInBinsDpEvent(noise_multiplier=noise):
-            _check_noise(noise)
+        case MonteCarloDpEvent():
+            _check_noise(event.noise_multiplier)
         case dp.ZCDpEvent(rho=rho, xi=xi):
             if not (0 <= rho < math.inf and 0 <= xi < math.inf):
                 raise ValueError(
@@ -139,8 +139,8 @@ def _check_simple(event: object) -> None:
 
 def _sampled(rate: float, inner: dp.DpEvent, times: int) -> Iterator[tuple[dp.DpEvent, int]]:
     leaves = canonical(inner)
-    if any(isinstance(leaf, BallsInBinsDpEvent) for leaf, _ in leaves):
-        leaves = canonical(bins_told(leaves))
+    if any(isinstance(leaf, MonteCarloDpEvent) for leaf, _ in leaves):
+        leaves = canonical(told(leaves))
     if rate == 1.0:
         yield from ((leaf, count * times) for leaf, count in leaves)
     elif leaves:

@@ -6,9 +6,10 @@ from typing import Literal
 
 import dp_accounting as dp
 
-from dpoptim.accounting.allocation import AllocationProfile, BallsInBinsDpEvent, bins_told
+from dpoptim.accounting.allocation import AllocationProfile, BallsInBinsDpEvent
 from dpoptim.accounting.canonical import Leaves, canonical
 from dpoptim.accounting.guarantee import neighbours_differ_by
+from dpoptim.accounting.monte_carlo import MonteCarloDpEvent, MonteCarloProfile, told
 from dpoptim.accounting.profiles import (
     FINE,
     GaussianProfile,
@@ -17,6 +18,7 @@ from dpoptim.accounting.profiles import (
     RenyiProfile,
 )
 from dpoptim.accounting.selection import SelectionProfile, trials_of
+from dpoptim.accounting.separation import MinSeparationDpEvent, SeparationProfile
 from dpoptim.accounting.tilted import TiltedDistribution
 
 Accountant = Literal["auto", "PLD", "RDP", "order statistics"]
@@ -40,10 +42,10 @@ def profile_of(
         guess: of epsilon, where a few per cent are enough; a fixed guess fixes the grid, so that
             the bound varies smoothly with the event.
     """
-    if leaves and isinstance(leaves[0][0], BallsInBinsDpEvent):
+    if leaves and isinstance(leaves[0][0], MonteCarloDpEvent):
         if accountant == "auto" and relation is not dp.NeighboringRelation.REPLACE_ONE:
-            return allocation_profile(leaves[0][0], min(deltas))
-        leaves = canonical(bins_told(leaves))
+            return monte_carlo_profile(leaves[0][0], min(deltas))
+        leaves = canonical(told(leaves))
     if accountant == "RDP":
         return RenyiProfile(leaves, relation)
     if accountant == "order statistics":
@@ -73,8 +75,13 @@ def profile_of(
 
 
 @lru_cache(maxsize=32)
-def allocation_profile(event: BallsInBinsDpEvent, delta: float) -> AllocationProfile:
-    return AllocationProfile(event, delta)
+def monte_carlo_profile(event: MonteCarloDpEvent, delta: float) -> MonteCarloProfile:
+    match event:
+        case BallsInBinsDpEvent():
+            return AllocationProfile(event, delta)
+        case MinSeparationDpEvent():
+            return SeparationProfile(event, delta)
+    raise ValueError(f"event: {type(event).__name__} has no profile.")
 
 
 def selection_profile(leaves: Leaves, relation: dp.NeighboringRelation) -> SelectionProfile:

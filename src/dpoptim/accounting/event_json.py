@@ -15,6 +15,7 @@ import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpoptim.accounting.allocation import BallsInBinsDpEvent
+from dpoptim.accounting.separation import MinSeparationDpEvent
 
 
 class _Codec(NamedTuple):
@@ -47,6 +48,12 @@ def _numbers(value: Any) -> list[float]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"expected a list of numbers, got {value!r}")
     return [_number(each) for each in value]
+
+
+def _counts(value: Any) -> list[int]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"expected a list of whole numbers, got {value!r}")
+    return [_count(each) for each in value]
 
 
 def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
@@ -135,6 +142,7 @@ def _apply(convert: Callable[[Any], Any], value: Any, name: str, field: str) -> 
 _NUMBER = _Codec(_number, _number)
 _NUMBERS = _Codec(_numbers, lambda value: tuple(_numbers(value)))
 _COUNT = _Codec(_count, _count)
+_COUNTS = _Codec(_counts, lambda value: tuple(_counts(value)))
 _EVENT = _Codec(event_to_json, event_from_json)
 _EVENTS = _Codec(lambda events: [event_to_json(event) for event in events], _events)
 
@@ -160,6 +168,18 @@ _FORMAT: dict[str, tuple[type[dp.DpEvent], dict[str, _Codec]]] = {
     "BallsInBins": (
         BallsInBinsDpEvent,
         {"noise_multiplier": _NUMBER, "gram": _NUMBERS, "samples": _COUNT},
+    ),
+    "MinSeparation": (
+        MinSeparationDpEvent,
+        {
+            "noise_multiplier": _NUMBER,
+            "column": _NUMBERS,
+            "levels": _NUMBERS,
+            "lengths": _COUNTS,
+            "rate": _NUMBER,
+            "separation": _COUNT,
+            "samples": _COUNT,
+        },
     ),
     "SelfComposed": (dp.SelfComposedDpEvent, {"event": _EVENT, "count": _COUNT}),
     "Composed": (dp.ComposedDpEvent, {"events": _EVENTS}),

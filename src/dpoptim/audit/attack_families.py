@@ -19,6 +19,7 @@ from dpoptim.audit.selected_rows import selected_rows
 from dpoptim.audit.solvers import adaptive, solver, srgd, sums
 from dpoptim.audit.step_methods import (
     BY_BINS,
+    BY_PATTERNS,
     BY_TURNS,
     fixed_order_plan,
     mu_of,
@@ -122,6 +123,14 @@ def balls_in_bins(plan: Plan, trials: int, seed: int) -> Finding:
     return two_worlds_finding(replace(plainly(plan), n=n, batch_size=n // bins), seed, BY_BINS)
 
 
+def sampled_apart(plan: Plan, trials: int, seed: int) -> Finding:
+    """Banded noise on b-min-sep batches; see `audit.apart`."""
+    share = plan.batch_size / plan.n
+    n = max(trials, plan.sampler.separation + 1)
+    scaled = replace(plainly(plan), n=n, batch_size=max(1, int(share * n)))
+    return two_worlds_finding(scaled, seed, BY_PATTERNS)
+
+
 def error_feedback(plan: Plan, trials: int, seed: int) -> Finding:
     """One record is like another: the first, followed through the true run."""
     return dice_sgd_plan(plan, [0], seed)
@@ -146,6 +155,7 @@ FAMILIES: dict[str, Attack] = {
     "selected rows": selected_rows,
     "sampled by turns": sampled_by_turns,
     "balls in bins": balls_in_bins,
+    "sampled apart": sampled_apart,
     "error feedback": error_feedback,
     "error feedback as published": error_feedback_as_published,
     "whole run": whole_run,

@@ -25,8 +25,36 @@ SIMULATED = 1 << 18
 
 
 @dataclass(frozen=True)
-class MixturesOfBins(SampledGaussians):
-    """A family of mechanisms: banded noise on bins, with any one noise multiplier.
+class SimulatedMixtures(SampledGaussians):
+    """A family of mechanisms whose likelihood ratios are simulated."""
+
+    def simulated(self, noise_multiplier: float) -> tuple[Floats, Floats]:
+        """Log-likelihood ratios of simulated runs without and with the record."""
+        raise NotImplementedError
+
+    def tradeoff(self, noise_multiplier: float) -> Tradeoff:
+        """By simulated likelihood ratios in both worlds, five deviations to the safe side."""
+        rates = ndtr(np.linspace(-3.7, 3.7, 200))
+        absent, present = self.simulated(noise_multiplier)
+        runs = len(absent)
+        # so that the true rate at the threshold is at least the stated one
+        shown = np.minimum(1.0, rates + 5 * np.sqrt(rates * (1 - rates) / runs))
+        thresholds = np.quantile(absent, 1 - shown)
+        missed = np.searchsorted(np.sort(present), thresholds, side="right") / runs
+        spread = np.sqrt(np.maximum(missed * (1 - missed), 1 / runs) / runs)
+        return Tradeoff(rates, np.maximum(0.0, missed - 5 * spread))
+
+    def least_misses(self, noise_multiplier: float, false_positive: float) -> float:
+        curve = self.tradeoff(noise_multiplier)
+        # to the right of a rate the curve is lower, so the next known rate is on the safe side
+        place = int(np.searchsorted(curve.false_positive_rates, false_positive))
+        known = curve.false_negative_rates
+        return float(known[place]) if place < len(known) else 0.0
+
+
+@dataclass(frozen=True)
+class MixturesOfBins(SimulatedMixtures):
+    """Banded noise on bins, with any one noise multiplier.
 
     Args:
         gram: of the bins' outputs over the squared sensitivity; shape (bins,).
@@ -38,23 +66,8 @@ class MixturesOfBins(SampledGaussians):
         """The member with this noise."""
         return BallsInBinsDpEvent(noise_multiplier, self.gram)
 
-    def tradeoff(self, noise_multiplier: float) -> Tradeoff:
-        """By simulated likelihood ratios in both worlds, five deviations to the safe side."""
-        rates = ndtr(np.linspace(-3.7, 3.7, 200))
-        absent, present = simulated(self.gram, noise_multiplier)
-        # so that the true rate at the threshold is at least the stated one
-        shown = np.minimum(1.0, rates + 5 * np.sqrt(rates * (1 - rates) / SIMULATED))
-        thresholds = np.quantile(absent, 1 - shown)
-        missed = np.searchsorted(np.sort(present), thresholds, side="right") / SIMULATED
-        spread = np.sqrt(np.maximum(missed * (1 - missed), 1 / SIMULATED) / SIMULATED)
-        return Tradeoff(rates, np.maximum(0.0, missed - 5 * spread))
-
-    def least_misses(self, noise_multiplier: float, false_positive: float) -> float:
-        curve = self.tradeoff(noise_multiplier)
-        # to the right of a rate the curve is lower, so the next known rate is on the safe side
-        place = int(np.searchsorted(curve.false_positive_rates, false_positive))
-        known = curve.false_negative_rates
-        return float(known[place]) if place < len(known) else 0.0
+    def simulated(self, noise_multiplier: float) -> tuple[Floats, Floats]:
+        return simulated(self.gram, noise_multiplier)
 
 
 def simulated(gram: tuple[float, ...], noise_multiplier: float) -> tuple[Floats, Floats]:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from dpoptim.audit.apart import prices
 from dpoptim.audit.charging import audit_charging
 from dpoptim.audit.checkpoint_parts import checkpoint_parts
 from dpoptim.audit.encoding import encoding
@@ -79,11 +80,17 @@ def sensitivity() -> str:
         twice = Twice(nn.Linear(6, 4)).double()
         images = nn.Conv1d(3, 16, 1, bias=False)
         thin, thinner = nn.Linear(4, 1, bias=False), nn.Linear(3, 1, bias=False)
+        states = nn.GRU(4, 3, bias=False, batch_first=True)
     finally:
         torch.random.set_rng_state(torch_state)
     half = 1e4 * normal(6, 1, 4)
     # two positions whose gradients almost cancel
     cancelling = torch.cat([half, 2 * normal(6, 1, 4) - half], 1)
+    # records that pull with their own states, and against those of the one before
+    of_inputs, of_states = states.parameters()
+    nn.init.constant_(of_inputs.requires_grad_(False), 0.5)
+    nn.init.constant_(of_states, 0.1)
+    signs = torch.tensor([1.0, -1] * 3).view(-1, 1, 1).expand(-1, 4, 4)
     # Just below C, so that 1/4007 and 1/4006 round all of them apart together; the record itself
     # is clipped to C.
     aligned = (torch.tensor([0.6, -0.64, 0.48]) * 0.9999 / 3).repeat(4007, 1)
@@ -99,6 +106,7 @@ def sensitivity() -> str:
             images, (normal(6, 3, 5),), steep_loss, 0.5, kinds=("plain", "huge", "nan")
         ),
         audit_sensitivity(thin, (cancelling,), steep_loss, 1.0, kinds=("plain",)),
+        audit_sensitivity(states, (signs,), state_loss, 0.5, kinds=("plain",), tolerance=1e-6),
         audit_sensitivity(
             thinner, (aligned,), mean_loss, 1.0, reduction="mean", kinds=("huge",), records=1
         ),
@@ -119,6 +127,10 @@ class Twice(nn.Module):
 
 def steep_loss(model: nn.Module, batch: Batch) -> Tensor:
     return 3 * model(batch[0]).flatten(1).sum()
+
+
+def state_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return 3e3 * (model(batch[0])[0] * batch[0][..., :1]).sum()
 
 
 def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -266,9 +278,12 @@ DETECTORS: dict[str, Detector] = {
         "dp-ftrl, two vectors, two passes",
         "dp-ftrl, no vectors, two passes",
         "dp-ftrl, cosine decay, two passes",
+        "dp-ftrl, planned rates, two passes",
         "dp-ftrl, every turn",
     ),
     "balls in bins": partial(named_audits, "dp-ftrl, balls in bins"),
+    "b-min-sep": partial(named_audits, "dp-ftrl, b-min-sep"),
+    "b-min-sep accounting": prices,
     "solvers": partial(named_audits, "noisy-gd", "kl-spider", "adaptive-gd", "accelerated-srgd"),
     "norms": partial(named_audits, "adaptive-gd, norms"),
     "selection": partial(named_audits, "quantile"),

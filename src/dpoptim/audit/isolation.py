@@ -244,10 +244,11 @@ def sorted_for_one_layer() -> str:
 def formed_a_few_at_once() -> str:
     """The first of many small records, every other one steep: each then has its neighbour's place.
 
-    As many, and as large, as by public sizes are formed and measured a few at a time.
+    As many, and as large, as by public sizes are formed and measured a few at a time: with fewer
+    positions norms are claimed.
     """
     n = 80
-    x = torch.ones(n, 33, 256) * torch.tensor([1e-6, 1.0]).repeat(n // 2)[:, None, None]
+    x = torch.ones(n, 60, 256) * torch.tensor([1e-6, 1.0]).repeat(n // 2)[:, None, None]
     sums = [
         sum_of_a_step(zeros(256, 64), some, lambda m, b: m(b).sum((1, 2)), n=n)
         for some in (x, x[1:])

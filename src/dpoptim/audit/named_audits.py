@@ -25,7 +25,13 @@ from dpoptim.audit.solvers import (
     srgd,
     sums,
 )
-from dpoptim.audit.step_methods import dp_ftrl, dp_ftrl_by_turns, dp_ftrl_in_bins, dp_sgd
+from dpoptim.audit.step_methods import (
+    dp_ftrl,
+    dp_ftrl_apart,
+    dp_ftrl_by_turns,
+    dp_ftrl_in_bins,
+    dp_sgd,
+)
 
 
 def statistic(name: str, trials: int, seed: int) -> Finding:
@@ -50,9 +56,11 @@ AUDITS: dict[str, Audit] = {
     "dp-ftrl, two vectors, two passes": partial(dp_ftrl, passes=2, buffers=2),
     "dp-ftrl, no vectors, two passes": partial(dp_ftrl, passes=2, buffers=0),
     "dp-ftrl, cosine decay, two passes": partial(dp_ftrl, passes=2, decay="cosine", momentum=0.9),
+    "dp-ftrl, planned rates, two passes": partial(dp_ftrl, passes=2, decay=(0.2, 1.0, 0.1)),
     "dp-ftrl, sampled by turns": dp_ftrl_by_turns,
     "dp-ftrl, every turn": partial(dp_ftrl_by_turns, rate=1.0),
     "dp-ftrl, balls in bins": dp_ftrl_in_bins,
+    "dp-ftrl, b-min-sep": dp_ftrl_apart,
     "dice-sgd": dice_sgd,
     "dice-sgd as published": dice_sgd_as_published,
     **{name: partial(solver, name) for name in SOLVERS},

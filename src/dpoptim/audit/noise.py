@@ -5,9 +5,11 @@ p-value; the result is refuted when one of them is below ``failure / checks`` (B
 right implementation is refuted with probability at most ``failure``, up to the accuracy of the
 normal approximation in the correlations.
 
-Two weaknesses leave no trace in a million draws and have checks of their own. float32 generators
-never exceed 5.8 sigma: `tail_pvalues` asks the sampler for draws beyond 4 sigma only. And draws
-made in float32 sit on a coarse grid: `resolution` counts values that float32 holds exactly.
+Some weaknesses leave no trace in a million draws and have checks of their own. float32 generators
+never exceed 5.8 sigma: `tail_pvalues` asks the sampler for draws beyond 4 sigma only. Draws made in
+float32 sit on a coarse grid: `resolution` counts values that float32 holds exactly. And a sampler
+that takes places at its layers' ends for draws, unsettled, is wrong in one of 500: `edge_pvalues`
+looks at many draws, where the two laws differ most.
 """
 
 import math
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.methods import DPFTRL, DPSGD
-from dpoptim.noise import ziggurat
+from dpoptim.noise import fill_standard_normal, ziggurat
 from dpoptim.noise.correlated import RedrawnToeplitz
 from dpoptim.noise.stream import KeyStream, key_stream
 from dpoptim.plan import Plan
@@ -113,6 +115,7 @@ def audit_noise(
     noise = gate_noise(steps, noise_seed=noise_seed)
     pvalues = noise_pvalues(noise)
     pvalues |= tail_pvalues(key_stream(noise_seed, "audit of the tail"))
+    pvalues |= edge_pvalues(key_stream(noise_seed, "audit of the layers' edges"))
     pvalues["global seeds do not reach the noise"] = freshness_pvalue()
     return NoiseResult(pvalues, failure, draws=sum(tensor.size for tensor in noise))
 
@@ -231,6 +234,40 @@ def tail_pvalues(stream: KeyStream, draws: int = 400_000) -> dict[str, float]:
         "tail: draws beyond 5.77 sigma": two_sided(
             bdtr(count, draws, rate), bdtrc(count - 1, draws, rate) if count else 1.0
         ),
+    }
+
+
+def edge_pvalues(stream: KeyStream, draws: int = 1 << 24) -> dict[str, float]:
+    """The sampler's draws at the ends of its layers: is what lies above the curve thrown out?
+
+    The places of a layer are uniform, so without it a draw between two layers' ends is uniform
+    there, and none is beyond the last end, 4.27. The second p-value adds up how deep draws lie
+    between two ends, as the normal law counts, in (-1/2, 1/2) and times the density's fall from one
+    end to the other: the likelihood ratio's first order. Uniform depths are sub-Gaussian with their
+    variance, 1/12, so 2 exp(-t^2 / 2) bounds it for any number of draws.
+    """
+    step, inner = ziggurat.tables()
+    last = float(step[0]) * 2.0**63
+    upper = inner[inner > 3.0]
+    lower = inner[1 : len(upper) + 1]
+    block, far = torch.empty(1 << 20, dtype=torch.float64, device="cpu"), list[Floats]()
+    for start in range(0, draws, len(block)):
+        some = block[: draws - start]
+        fill_standard_normal(stream, some)
+        far.append(some[some.abs() > lower[-1]].abs().numpy())
+    z = np.concatenate(far)
+    beyond, rate = float((z > last).sum()), 2 * float(ndtr(-last))
+    z = z[z < upper[0]]
+    strip = len(upper) - np.searchsorted(upper[::-1], z, side="right") - 1
+    above, below = ndtr(-upper), ndtr(-lower)
+    depth = ((ndtr(-z) - above[strip]) / (below - above)[strip]) - 0.5
+    fall = -np.expm1((lower**2 - upper**2) / 2)[strip]
+    t = float(fall @ depth) / math.sqrt(max(float(fall @ fall), 1.0) / 12)
+    return {
+        "edges: draws beyond the last layer's end": two_sided(
+            bdtr(beyond, draws, rate), bdtrc(beyond - 1, draws, rate) if beyond else 1.0
+        ),
+        "edges: depth between layers' ends": min(1.0, 2 * math.exp(-(t**2) / 2)),
     }
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from dpoptim.accounting.canonical import canonical
 from dpoptim.accounting.choose_profile import gaussian_mu
 from dpoptim.accounting.guarantee import parse_neighboring
+from dpoptim.audit.apart import family_apart, scores_apart
 from dpoptim.audit.bins import family_of_bins, scores_of_bins
 from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gaussian_finding
 from dpoptim.audit.side_by_side import Floats, lowest, releases_kept, separate
@@ -45,6 +46,7 @@ def dp_sgd(
 
 BY_STEPS = Attack(canary_scores, sampled_gaussians)
 BY_BINS = Attack(scores_of_bins, family_of_bins)
+BY_PATTERNS = Attack(scores_apart, family_apart)
 BY_TURNS = Attack(scores_of_turns, family_of_turns)
 
 
@@ -103,6 +105,19 @@ def dp_ftrl_in_bins(trials: int, seed: int, *, bins: int = 3) -> Finding:
         neighboring="zero-out",
     )
     return two_worlds_finding(plan, seed, BY_BINS)
+
+
+def dp_ftrl_apart(trials: int, seed: int, *, bands: int = 3) -> Finding:
+    """Banded noise on b-min-sep batches."""
+    plan = DPFTRL(1.0, sampling="b-min-sep", bands=bands).plan(
+        n=trials,
+        batch_size=trials // 5,
+        steps=3 * bands,
+        noise_multiplier=0.5,
+        delta=DELTA,
+        neighboring="zero-out",
+    )
+    return two_worlds_finding(plan, seed, BY_PATTERNS)
 
 
 def fixed_order_plan(plan: Plan, trials: int, seed: int) -> Finding:

@@ -59,6 +59,21 @@ def trade(
     return arrive
 
 
+def swap(given: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
+    """Send every rank its own tensor, and return theirs to this one, in the order of the ranks.
+
+    Args:
+        given: for each rank, this one too; they differ in their first lengths alone.
+    """
+    sizes = torch.tensor([*map(len, given)], device=given[0].device)
+    theirs = torch.empty_like(sizes)
+    dist.all_to_all_single(theirs, sizes, group=group)
+    taken = theirs.tolist()
+    received = given[0].new_empty(sum(taken), *given[0].shape[1:])
+    dist.all_to_all_single(received, torch.cat([*given]), taken, sizes.tolist(), group=group)
+    return [*received.split(taken)]
+
+
 def add_parts(parts: Sequence[Tensor], rank: int, group: dist.ProcessGroup) -> None:
     """Add all ranks' vectors up: the sum of this rank's part is written over it.
 

@@ -20,7 +20,7 @@ from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
 from dpoptim.clipping import Directions
 from dpoptim.distributed.c10d_internals import time_out_of
 from dpoptim.distributed.control_groups import control_group, control_groups, lost_groups
-from dpoptim.distributed.exchange import Change, add_parts, join_parts, trade
+from dpoptim.distributed.exchange import Change, add_parts, join_parts, swap, trade
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.distributed.roll_call import missing, tell_failure
@@ -297,6 +297,10 @@ class ProcessGroup(Ranks):
             arrive = trade(given, sizes, entries, self.rank, self.group)
         return self._connected(ADDING)(arrive)
 
+    def swap(self, given: Sequence[Tensor]) -> list[Tensor]:
+        with self._connected(ADDING):
+            return swap(given, self.group)
+
     def join_parts(
         self, part: Tensor, into: Sequence[Tensor], sent: Change = lambda stretch: stretch
     ) -> None:
@@ -327,8 +331,6 @@ class ProcessGroup(Ranks):
         with self._exchange("waiting for a tensor of rank 0"):
             dist.broadcast(tensor.view(-1).view(torch.uint8), group=self._control, group_src=0)
         return tensor
-
-    # ---- failure --------------------------------------------------------------------------------
 
     @contextmanager
     def _connected(self, doing: str) -> Iterator[None]:

@@ -101,6 +101,13 @@ class Ranks:
         """Begin to send every other rank its own vector; see `exchange.trade`."""
         return lambda: given.new_empty(0, entries)
 
+    def swap(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """Give each rank its own tensor, and return what each gives this one, in order.
+
+        They differ in their first lengths alone.
+        """
+        return [*given]
+
     def join_parts(
         self, part: Tensor, into: Sequence[Tensor], sent: Change = lambda stretch: stretch
     ) -> None:

@@ -25,6 +25,7 @@ from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.table import clip_rows, public_norm, stated_delta, table
+from dpoptim.iterate import Iterate
 from dpoptim.methods import TrainingMethod
 from dpoptim.plan import Plan
 from dpoptim.planning.ranking import learning_rate, noise_to_signal
@@ -57,6 +58,8 @@ class NetworkFit(PrivateSettings):
     learning_rate: float | None = None
     momentum: float = 0.9
     clip_norm: float = 1.0
+    iterate: Iterate = "average"
+    projection: float | None = None
     method: str = "dp-sgd"
     method_options: Mapping[str, Any] | None = None
     n: int | None = None
@@ -109,7 +112,8 @@ class NetworkFit(PrivateSettings):
         momentum = real_number("momentum", self.momentum)
         optimizer = torch.optim.SGD(network.parameters(), lr=start, momentum=momentum)
         rate = PlannedRate(optimizer, start, plan)
-        average = TailAverage(network, plan.steps // 2)
+        one_of("iterate", self.iterate, get_args(Iterate))
+        average = TailAverage(network, self._averaged_from(plan.steps))
         data = TensorDataset(rows, targets)
         label = type(self).__name__
         with attach(
@@ -122,6 +126,8 @@ class NetworkFit(PrivateSettings):
             noise_seed=self.noise_seed,
             persons=given.persons,
             rows_per_record=plan.unit.most_rows,
+            projection=self.projection,
+            random_iterate=self.iterate == "random",
         ) as private:
             for batch, wanted in private.batches(physical_batch_size=ROWS_AT_A_TIME):
                 private.backward(loss(network(batch), wanted))
@@ -129,7 +135,8 @@ class NetworkFit(PrivateSettings):
                 optimizer.step()
                 if private.finished_step:
                     average.update(private.steps_done)
-            average.swap()
+            swaps = {"random": private.swap_random_iterate}
+            swaps.get(self.iterate, average.swap)()
             guarantee = private.spent()
         self.network_: nn.Sequential = network.eval()
         guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
@@ -166,6 +173,9 @@ class NetworkFit(PrivateSettings):
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
         )
+
+    def _averaged_from(self, steps: int) -> int:
+        return steps // 2 if self.iterate == "average" else steps
 
     def _learning_rate(self, plan: Plan, parameters: int) -> float:
         """As told, or by the heuristic of `dpoptim plan` from public numbers."""

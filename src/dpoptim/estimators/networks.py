@@ -43,6 +43,11 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
         learning_rate, momentum: of SGD. No learning rate: by the heuristic of `dpoptim plan`, from
             public numbers.
         clip_norm: bound on each record's gradient.
+        iterate: what the network ends with: ``"average"``, the mean of the last half of the
+            iterates; ``"last"``; or ``"random"``, one that coins choose among those that steps
+            left.
+        projection: radius of a ball around the start, to whose nearest point each step is moved;
+            None: no ball.
         method: how it is trained, by its name in ``dpoptim methods``: ``"dp-sgd"``,
             ``"dp-ftrl"``, ``"dice-sgd"``, ``"value-sgd"``, or one that was registered.
         method_options: further settings of the method, such as ``{"momentum": 0.9}`` of

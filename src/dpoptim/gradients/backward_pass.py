@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import NARROW, kinds_of_device, widened, without_autocast
+from dpoptim.gradients.batch_invariant import row_by_row
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.torch_internals import OUTSIDE_BACKWARD, after_backward, graph_task
@@ -236,7 +237,7 @@ class RuleFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_nested_backward(ctx.name, ctx.forward_task)
-        saved, rule, module = ctx.saved_tensors, ctx.rule, ctx.module
+        saved, rule, module, g = ctx.saved_tensors, ctx.rule, ctx.module, row_by_row(g)
 
         def per_sample_grads() -> Mapping[str, PerSampleGrad]:
             given = (*saved, g) if rule.widens else widened((*saved, g))

@@ -8,8 +8,8 @@ shape (`training.slots`) nothing in here is needed; without one, each of these h
 was seen by leaving it out (how far one record then moves the sum, in clip norms):
 
 * Matrices start on 64-byte boundaries, for every record, and lie row by row: what an
-  elementwise operation returns may lie otherwise for one record than for two. Of matrices with
-  many rows and columns kernels make copies of their own, so their layout does not matter (1.3).
+  elementwise operation returns may lie otherwise for one record than for two (1.3). That holds of
+  large ones, too: on Intel's processors MKL adds up sums of a thousand terms by their layout.
 * Few records are filled up with zeros: threads divide few matrices among them, but take many
   one by one (1.35 from two threads on). And several threads take a single sum in two passes, from
   32,768 entries on (2).
@@ -25,18 +25,10 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic import NARROW, widened
+from dpoptim.gradients.multiplication import plain
 
 ALIGNMENT = 64  # bytes; kernels do the same on operands that start on such boundaries
-LARGE, WHOLE = 32, 16  # see `large`
-
-
-def large(positions: int, *columns: int) -> bool:
-    """Whether float32 products do not depend on their operands' layout.
-
-    Not below `LARGE` rows or columns (they did up to 8, and up to 72 with several threads where
-    columns do not fill whole vectors).
-    """
-    return min(positions, *columns) >= LARGE and all(each % WHOLE == 0 for each in columns)
+FEW = 32  # rows or columns up to which layouts are left to kernels
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -57,20 +49,13 @@ def fewest_records(x: Tensor) -> int:
     return max(2, torch.get_num_threads() // 2) if x.device.type == "cpu" else 2
 
 
-def aligned_records(x: Tensor, *, together: int | None = None, freely: bool = False) -> Tensor:
+def aligned_records(x: Tensor, *, together: int | None = None) -> Tensor:
     """``x`` (B, T, d) row by row, maybe copied: each record on a 64-byte boundary, zeros added.
 
     Args:
         together: how many records come at once, unless they are the last ones; None: as many as
             there are.
-        freely: whether it and all that it is multiplied with is `large`, so that dense transposed
-            records (what a loss of logits in shape (B, classes, T) sends back) may stay so in
-            float32.
     """
-    turned = x.transpose(1, 2)
-    apart = x.stride(0) >= x.shape[1] * x.shape[2]  # strides tell it of a single record, too
-    if freely and x.dtype == torch.float32 and not rows_dense(x) and rows_dense(turned) and apart:
-        return aligned_records(turned, together=together).transpose(1, 2)
     size = x.element_size()
     records = max(len(x), min(together or fewest_records(x), fewest_records(x)))
     if (
@@ -84,6 +69,20 @@ def aligned_records(x: Tensor, *, together: int | None = None, freely: bool = Fa
     room[: len(x)] = x
     room[len(x) :] = 0
     return room
+
+
+def row_by_row(x: Tensor) -> Tensor:
+    """``x``, or a dense copy where records (T, d) lie transposed, as under a loss of (B, d, T).
+
+    Copied one by one, which takes a fifth of the time of copying all at once.
+    """
+    lies_transposed = x.dim() == 3 and not rows_dense(x) and rows_dense(x.transpose(1, 2))
+    if not (lies_transposed and plain(x) and x.is_cpu and min(x.shape[1:]) > FEW):
+        return x
+    copy = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for record, out in zip(x, copy, strict=True):
+        out.copy_(record)
+    return copy
 
 
 def rows_dense(x: Tensor) -> bool:
@@ -102,8 +101,7 @@ def record_products(
     """
     dtype = torch.float32 if g.dtype in NARROW else g.dtype
     records = len(g)
-    freely = large(g.shape[1], g.shape[2], a.shape[2])
-    g, a = (aligned_records(x, together=together, freely=freely) for x in (g, a))
+    g, a = (aligned_records(x, together=together) for x in (g, a))
     like = g.new_empty(0, dtype=dtype)
     room = (
         matrices(len(g), g.shape[2], a.shape[2], like=like)
@@ -118,15 +116,14 @@ def record_products(
     return products if out is None or room is out else out.copy_(products)
 
 
-def record_matrix(x: Tensor, *, freely: bool) -> Tensor:
+def record_matrix(x: Tensor) -> Tensor:
     """One record's ``x`` (T, d) row by row on a 64-byte boundary; see `aligned_records`."""
     if 1 in x.shape:
         x = x.reshape(-1).view(x.shape)  # strides of such axes may be anything
-    dense = x.is_contiguous() or (freely and x.dtype == torch.float32 and x.T.is_contiguous())
-    return aligned(x if dense else x.contiguous())
+    return aligned(x.contiguous())
 
 
-def record_matrices(x: Tensor, *, freely: bool) -> Callable[[int], Tensor]:
+def record_matrices(x: Tensor) -> Callable[[int], Tensor]:
     """Look-up of `record_matrix` by record, of ``x`` (B, T, d), widened."""
     records = x.unbind()
     starts = x.data_ptr(), x.stride(0) * x.element_size()
@@ -135,7 +132,7 @@ def record_matrices(x: Tensor, *, freely: bool) -> Callable[[int], Tensor]:
         return records.__getitem__
 
     def one(record: int) -> Tensor:
-        return record_matrix(*widened([records[record]]), freely=freely)
+        return record_matrix(*widened([records[record]]))
 
     return one
 

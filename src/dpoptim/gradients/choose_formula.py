@@ -9,6 +9,11 @@ KEPT_GRADIENTS = 1 << 20
 WORTH_A_CALL = 1 << 19
 # up to which ghost norms are cheaper still, as for the rows of a record in a linear layer
 FEW_POSITIONS = 8
+# positions up to which compiled functions add gradients where they form them, if norms are known
+CLAIMED_POSITIONS = 512
+# multiplications for ghost norms that take as long as to write, read and add one number of a
+# record's gradient
+CLAIMED_FOR_A_NUMBER = 64
 # entries of a convolution's kernel that make as much work, by whatever products
 LARGE_KERNEL = 1 << 15
 
@@ -23,6 +28,8 @@ class PublicSizes:
         parameters: trainable entries of the model; a record's gradients must fit into memory.
         positions: of each record in the layer, None where unknown.
         in_parts: whether no process has the memory for whole gradients of all parameters.
+        common_factor: whether all gradients carry a factor that depends on the pass's other
+            records: see `products`.
     """
 
     capacity: int
@@ -30,6 +37,7 @@ class PublicSizes:
     parameters: int
     positions: int | None = None
     in_parts: bool = False
+    common_factor: bool = False
 
     def small(self, entries: int) -> bool:
         """Whether gradients of so many entries are just formed and kept."""
@@ -55,6 +63,17 @@ class PublicSizes:
         where memory is dear, also where it takes somewhat more.
         """
         return positions * (p + d) < (2.0 if self.in_parts else 0.8) * p * d
+
+    def worth_claiming(self, positions: int, p: int, d: int) -> bool:
+        """Whether compiled functions are to be told norms, so that they need not write gradients.
+
+        Gradients that are measured first wait in memory until all of the record are formed. With
+        few positions, that takes longer than to form them. Not where a common factor rounds all
+        records' ghost norms anew, which err by more than the margin for it (see `products`).
+        """
+        for_a_number = positions * positions * (p + d) / (p * d)
+        short = positions <= CLAIMED_POSITIONS and for_a_number <= CLAIMED_FOR_A_NUMBER
+        return short and not self.common_factor
 
 
 def kept(most: int, entries: int) -> bool:

@@ -251,7 +251,9 @@ class Engine:
         most, of_all, in_parts = self.physical_records, self._trained.entries, self.totals.travels
         for use, places in uses:
             positions = self.positions.get(use.layer, 0) * self.rows.per_record or None
-            public = PublicSizes(self.capacity, most, of_all, positions, in_parts)
+            public = PublicSizes(
+                self.capacity, most, of_all, positions, in_parts, self._common_factor
+            )
             of_rows = use.per_sample_grads()
             for key, place in places.items():
                 self.totals.look(place, of_rows[key], self.present, self.rows.per_record)

@@ -25,6 +25,7 @@ from dpoptim.compiled import Library
 
 LEVELS = ("none", "vectors of 8", "vectors of 16")  # by `dpoptim_level`; of 4-byte numbers
 MOST_OF_PRODUCTS = 2  # level of vectors in `outer`; benchmarks lower it to that of others' products
+SQUARES = 12  # that it adds in float32
 VECTOR = 16  # outputs that are computed side by side
 
 
@@ -61,12 +62,21 @@ def library() -> Library | None:
         *(whole, whole, whole, whole, some, whole, whole, some, whole, whole),
         *(some, whole, some, whole, whole, some, ctypes.c_int),
     ]
+    functions.dpoptim_add_outer.restype = None
+    functions.dpoptim_add_outer.argtypes = [
+        *(whole, whole, whole, whole, some, whole, whole, some, whole, whole),
+        *(some, some, some, some, ctypes.c_int),
+    ]
     functions.dpoptim_form.restype = functions.dpoptim_add.restype = None
     functions.dpoptim_form.argtypes = [
         *(some, whole, some, whole, some, whole),
         *(some, whole, some, whole, some, ctypes.c_int),
     ]
     functions.dpoptim_add.argtypes = [some, whole, some, whole, some, whole, ctypes.c_int]
+    for layer in ("lstm", "gru"):
+        for way in ("forward", "backward"):
+            run = getattr(functions, f"dpoptim_{layer}_{way}")
+            run.argtypes, run.restype = [some], None
     return found
 
 
@@ -120,15 +130,48 @@ def outer(g: Tensor, a: Tensor, out: Tensor, norms: Tensor, block: int) -> None:
     found = library()
     assert found is not None
     (records, positions, rows), columns = g.shape, a.shape[2]
-    room = torch.empty(
-        found.functions.dpoptim_outer_room(positions, rows), dtype=torch.float32, device="cpu"
-    )
+    room = _outer_room(found, positions, rows)
     found.functions.dpoptim_outer(
         *(records, positions, rows, columns),
         *(g.data_ptr(), g.stride(0), g.stride(1), a.data_ptr(), a.stride(0), a.stride(1)),
         *(out.data_ptr(), out.stride(0), norms.data_ptr(), norms.stride(0), block),
         *(room.data_ptr(), min(found.level, MOST_OF_PRODUCTS)),
     )
+
+
+def _outer_room(found: Library, positions: int, rows: int) -> Tensor:
+    entries = found.functions.dpoptim_outer_room(positions, rows)
+    return torch.empty(entries, dtype=torch.float32, device="cpu")
+
+
+def add_outer(g: Tensor, a: Tensor, total: Tensor, weights: Sequence[float]) -> Tensor:
+    """Add what `outer` forms to a total, each record's times its weight, and measure it.
+
+    What is added is measured, and weighted, where it is formed: it is never written. Each entry
+    has the bits that `outer` gives it.
+
+    Args:
+        g, a: as for `outer`, of `choose_formula.CLAIMED_POSITIONS` positions at most.
+        total: float32, (p d,), dense.
+        weights: of records; zero: what is there may be anything, and is not looked at.
+
+    Returns:
+        Sums of the squares of what was formed, float64, (b,), of which `SQUARES` at most are added
+        in float32 each; zero where the weight is.
+    """
+    found = library()
+    assert found is not None
+    (records, positions, rows), columns = g.shape, a.shape[2]
+    room = _outer_room(found, positions, rows)
+    factors = (ctypes.c_float * len(weights))(*weights)
+    squares = torch.empty(records, dtype=torch.float64, device="cpu")
+    found.functions.dpoptim_add_outer(
+        *(records, positions, rows, columns),
+        *(g.data_ptr(), g.stride(0), g.stride(1), a.data_ptr(), a.stride(0), a.stride(1)),
+        *(total.data_ptr(), ctypes.addressof(factors), squares.data_ptr()),
+        *(room.data_ptr(), min(found.level, MOST_OF_PRODUCTS)),
+    )
+    return squares
 
 
 def adds(total: Tensor, gradients: Tensor) -> bool:

@@ -96,7 +96,7 @@ def sum_in_turn(
 
     Returns:
         The term of each sum, (k, entries), None for no records; and the squared norms, (b,),
-        float64, as `norms.in_blocks` reads them.
+        float64, as `norms.in_blocks` reads them, or zero for records that do not count.
     """
     records = group.stop - group.start
     if not records:
@@ -106,7 +106,10 @@ def sum_in_turn(
     known = weights[:, group].T.tolist()
     with worker_threads(len(shares)) as run:
         run([partial(share.add_known, total, known, group) for share in shares])
-    squared = torch.stack([share.norms.double().square_().sum(1) for share in shares]).sum(0)
+    # in the order of the chunks, to whomever they were dealt
+    starts = [chunk.start for share in shares for _, _, chunk in share.chunks]
+    order = sorted(range(len(starts)), key=starts.__getitem__)
+    squared = torch.cat([share.squared for share in shares])[order].sum(0)
     return layer.in_order(total), squared
 
 
@@ -118,12 +121,14 @@ class Share:
         chunks: with the place of the parameter, and its unit.
         formed: each chunk's gradients of some records, (b, entries) where they were formed at once.
         norms: of their blocks, float32, one chunk's after the other's; see `read_part`.
+        squared: norms of what `add_known` added, float64, (chunks, b).
     """
 
     chunks: list[tuple[int, str, Chunk]]
     block: int
     formed: list[Sequence[Tensor] | Tensor] = field(default_factory=list)
     norms: Tensor = field(default_factory=partial(torch.empty, 0, 0))
+    squared: Tensor = field(default_factory=partial(torch.empty, 0, 0))
     _totals: list[list[Tensor]] = field(default_factory=list)
     _rooms: dict[int, Tensor] = field(default_factory=dict)
 
@@ -188,54 +193,49 @@ class Share:
 
     def add_known(self, total: Tensor, weights: list[list[float]], group: slice) -> None:
         """Form, measure and add one record's gradients after the other's: they stay in cache."""
-        blocks = self.blocks
-        self.norms = torch.empty(group.stop - group.start, sum(blocks), dtype=torch.float32)
-        into = [
-            total[:, chunk.start : chunk.start + chunk.entries].unbind()
-            for _, _, chunk in self.chunks
-        ]
-        for i, of_record in enumerate(weights):
-            record = slice(group.start + i, group.start + i + 1)
-            norms = self.norms[i : i + 1].split(blocks, 1)
-            for place, ((_, _, chunk), out, views) in enumerate(
-                zip(self.chunks, norms, into, strict=True)
-            ):
+        shape = len(self.chunks), len(weights)
+        self.squared = torch.empty(shape, dtype=torch.float64, device="cpu")
+        for place, (_, _, chunk) in enumerate(self.chunks):
+            into = total[:, chunk.start : chunk.start + chunk.entries].unbind()
+            if chunk.form_added is not None and len(into) == 1 and native.serves(total):
+                of_sum = [of_record[0] for of_record in weights]
+                self.squared[place] = chunk.form_added(group, into[0], of_sum)
+                continue
+            norms = torch.empty(len(weights), blocks_in(chunk.entries, self.block))
+            for i, of_record in enumerate(weights):
+                record = slice(group.start + i, group.start + i + 1)
                 if chunk.form_measured is not None:
                     formed = self._room(place, 1, chunk.entries)
-                    chunk.form_measured(record, formed, out, self.block)
+                    chunk.form_measured(record, formed, norms[i : i + 1], self.block)
                 else:
                     formed = chunk.form(record.start)[None]
-                    read_part(formed, out, block=self.block)
-                add_few(views, formed, [of_record])
+                    read_part(formed, norms[i : i + 1], block=self.block)
+                add_few(into, formed, [of_record])
+            self.squared[place] = norms.double().square_().sum(1)
 
     def _add(self, weights: Weights) -> None:
         for totals, (_, unit, _), gradients in zip(
             self._totals, self.chunks, self.formed, strict=False
         ):
-            of_unit = weights[unit]
-            if isinstance(gradients, Tensor):
-                add_few(totals, gradients, of_unit)
-                continue
-            for gradient, of_record in zip(gradients, of_unit, strict=True):
-                for total, weight in zip(totals, of_record, strict=True):
-                    if weight != 0:  # what does not count may be anything
-                        total.add_(gradient, alpha=weight)
+            add_few(totals, gradients, weights[unit])
         self.formed = []
 
 
-def add_few(totals: Sequence[Tensor], gradients: Tensor, weights: list[list[float]]) -> None:
-    """Add the weighted gradients of some records, (b, entries), to each of the totals."""
-    if all(native.adds(total, gradients) for total in totals):
-        for total, of_total in zip(totals, zip(*weights, strict=True), strict=True):
+def add_few(
+    totals: Sequence[Tensor], gradients: Sequence[Tensor] | Tensor, weights: list[list[float]]
+) -> None:
+    """Add the weighted gradients of some records, (b, entries), to each of the totals.
+
+    One after the other: a product of several at once would round by how many they are, which other
+    layers have a say in.
+    """
+    for total, of_total in zip(totals, zip(*weights, strict=True), strict=True):
+        if isinstance(gradients, Tensor) and native.adds(total, gradients):
             native.add(total, gradients, of_total)
-        return
-    for record, of_record in enumerate(weights):
-        if not any(of_record):
-            gradients[record].zero_()  # what does not count may be anything
-    rows = gradients.to(totals[0].dtype).T
-    factors = torch.tensor(weights, dtype=rows.dtype, device=rows.device)
-    for total, factor in zip(totals, factors.T.contiguous(), strict=True):
-        total.addmv_(rows, factor)
+            continue
+        for gradient, weight in zip(gradients, of_total, strict=True):
+            if weight != 0:  # what does not count may be anything
+                total.add_(gradient, alpha=weight)
 
 
 def dealt(chunks: list[tuple[int, str, Chunk]], hands: int, block: int) -> list[Share]:

@@ -5,20 +5,7 @@
    chain of multiplications and additions over the positions in their order, whichever entries are
    computed beside it, and an entry of a sum is one chain over the records in theirs. */
 
-#include <stdint.h>
-#include <string.h>
-
-#if defined(__x86_64__)
-#define WIDE __attribute__((target("avx512f,fma")))
-#define MIDDLE __attribute__((target("avx2,fma")))
-#else
-#define WIDE
-#define MIDDLE
-#endif
-
-typedef float v4 __attribute__((vector_size(16), aligned(4)));
-typedef float v8 __attribute__((vector_size(32), aligned(4)));
-typedef float v16 __attribute__((vector_size(64), aligned(4)));
+#include "vectors.h"
 
 #if defined(__clang__) || __GNUC__ >= 12
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -27,8 +14,7 @@ typedef int32_t i4 __attribute__((vector_size(16)));
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (i4){__VA_ARGS__})
 #endif
 
-enum { NONE, MIDDLE_LEVEL, WIDE_LEVEL };
-enum { FILL = 16, MOST_ROWS = 8, POSITIONS = 512, TOGETHER = 8 };
+enum { MOST_ROWS = 8, TOGETHER = 8 };
 
 /* As native.py writes it. Rows are runs of the kernel along its last axis: of (channel, place on
    the first axis, place on the second); those from `first` to `last` are formed. */
@@ -42,6 +28,9 @@ typedef struct {
     int64_t first_channel, channels; /* that the rows read */
     int in_place;                    /* whether the image needs no zeros around it */
 } Plan;
+
+/* What all files of the library were: see compiled.py. */
+const char *dpoptim_sources(void) { return DPOPTIM_SOURCES; }
 
 /* The widest vectors of this processor that the functions below are made for. */
 int dpoptim_level(void) {
@@ -160,8 +149,11 @@ typedef void (*Tile)(const Plan *, const float *const *rows, const float *g, flo
         }                                                                                          \
         for (int r = 0; r < R; r++)                                                                \
             for (int k = 0; k < K; k++) {                                                          \
-                for (int v = 0; v < V; v++) some[v] = sum[r][k][v];                                \
-                memcpy(out[r] + k * outputs, some, sizeof(float) * lanes);                         \
+                float *here = out[r] + k * outputs;                                                \
+                for (int v = 0; v < V; v++)                                                        \
+                    if (lanes == V * LANES) *(VECTOR *)(here + v * LANES) = sum[r][k][v];          \
+                    else some[v] = sum[r][k][v];                                                   \
+                if (lanes < V * LANES) memcpy(here, some, sizeof(float) * lanes);                  \
             }                                                                                      \
     }
 
@@ -221,29 +213,6 @@ static void form_lines(const Geometry *of, const Plan *plan, const float *image,
     }
 }
 
-/* Norms of blocks of numbers, each block's squares added in float32. */
-#define NORMS(NAME, TARGET, VECTOR)                                                                \
-    TARGET static void NAME(const float *x, int64_t entries, int64_t block, float *out) {          \
-        enum { LANES = sizeof(VECTOR) / sizeof(float) };                                           \
-        for (int64_t start = 0; start < entries; start += block) {                                 \
-            int64_t end = start + block < entries ? start + block : entries, i = start;            \
-            VECTOR squares[4];                                                                     \
-            memset(squares, 0, sizeof squares);                                                    \
-            for (; i + 4 * LANES <= end; i += 4 * LANES)                                           \
-                for (int v = 0; v < 4; v++) {                                                      \
-                    VECTOR some = *(const VECTOR *)(x + i + v * LANES);                            \
-                    squares[v] += some * some;                                                     \
-                }                                                                                  \
-            VECTOR all = (squares[0] + squares[1]) + (squares[2] + squares[3]);                    \
-            float total = 0.0f;                                                                    \
-            for (int lane = 0; lane < LANES; lane++) total += all[lane];                           \
-            for (; i < end; i++) total += x[i] * x[i];                                             \
-            *out++ = __builtin_sqrtf(total);                                                       \
-        }                                                                                          \
-    }
-NORMS(wide_norms, WIDE, v16)
-NORMS(middle_norms, MIDDLE, v8)
-
 /* The gradients of some records, (entries of the kernel by rows, outputs), and their blocks' norms.
 
    Strides are those of records, in floats; x and g are dense in a record. */
@@ -266,73 +235,6 @@ void dpoptim_form(const Geometry *of, int64_t records, const float *x, int64_t x
             form_lines(of, &plan, plan.in_place ? x : image, room, out, from, to, level);
         }
         (level == WIDE_LEVEL ? wide_norms : middle_norms)(out, entries, of->block, norms);
-        norms += norms_stride;
-    }
-}
-
-/* Positions first, so many columns at a time: (positions, width), zeros after the last column. */
-static void pack(const float *x, int64_t stride, int64_t positions, int64_t columns, int64_t width,
-                 float *out) {
-    for (int64_t t = 0; t < positions; t++, x += stride, out += width) {
-        memcpy(out, x, sizeof(float) * columns);
-        if (columns < width) memset(out + columns, 0, sizeof(float) * (width - columns));
-    }
-}
-
-enum { PACKED = 12 }; /* rows side by side: four runs of 3, or three of 4 */
-
-/* Floats of room that `dpoptim_outer` needs beside its results. */
-int64_t dpoptim_outer_room(int64_t positions, int64_t rows) {
-    int64_t some = positions < POSITIONS ? positions : POSITIONS;
-    return some * (2 * FILL + (rows + PACKED - 1) / PACKED * PACKED);
-}
-
-/* Adds some positions to sum_t g[t, i] a[t, j], (rows, columns). */
-static void outer_positions(const float *g, int64_t g_step, int64_t rows, const float *a,
-                            int64_t a_step, int64_t columns, int64_t positions, float *out,
-                            float *room, int more, int level) {
-    int run = level == WIDE_LEVEL ? 4 : 3;
-    float *packed = room + positions * 2 * FILL;
-    for (int64_t i = 0; i < rows; i += PACKED)
-        pack(g + i, g_step, positions, rows - i < PACKED ? rows - i : PACKED, PACKED,
-             packed + i * positions);
-    Plan plan = {.places = {1, 1, positions}, .steps = {0, 0, PACKED}};
-    for (int64_t column = 0; column < columns; column += plan.filled) {
-        int64_t left = columns - column;
-        plan.filled = level == WIDE_LEVEL && left <= FILL ? FILL : 2 * FILL;
-        if (level != WIDE_LEVEL) plan.filled = FILL;
-        int64_t lanes = left < plan.filled ? left : plan.filled;
-        pack(a + column, a_step, positions, lanes, plan.filled, room);
-        for (int64_t row = 0; row < rows;) {
-            int of_run = rows - row >= run ? run : 1;
-            int64_t last = of_run == run ? rows / run * run - run : rows - 1;
-            Choice way = chosen(level, of_run, plan.filled);
-            const float *from[MOST_ROWS];
-            float *outs[MOST_ROWS];
-            for (int r = 0; r < way.rows; r++) {
-                int64_t here = row + r * of_run < last ? row + r * of_run : last;
-                from[r] = packed + here / PACKED * PACKED * positions + here % PACKED;
-                outs[r] = out + here * columns + column;
-            }
-            way.tile(&plan, from, room, outs, columns, lanes, 0, 1, more);
-            row = row + way.rows * of_run < last + of_run ? row + way.rows * of_run : last + of_run;
-        }
-    }
-}
-
-/* As `dpoptim_form`, of sums over positions of outer products: g (positions, rows), a (positions,
-   columns), with steps from one position to the next. */
-void dpoptim_outer(int64_t records, int64_t positions, int64_t rows, int64_t columns,
-                   const float *g, int64_t g_stride, int64_t g_step, const float *a,
-                   int64_t a_stride, int64_t a_step, float *out, int64_t out_stride, float *norms,
-                   int64_t norms_stride, int64_t block, float *room, int level) {
-    for (int64_t i = 0; i < records; i++, g += g_stride, a += a_stride, out += out_stride) {
-        for (int64_t from = 0; from == 0 || from < positions; from += POSITIONS) { /* none: zeros */
-            int64_t some = positions - from < POSITIONS ? positions - from : POSITIONS;
-            outer_positions(g + from * g_step, g_step, rows, a + from * a_step, a_step, columns,
-                            some, out, room, from > 0, level);
-        }
-        (level == WIDE_LEVEL ? wide_norms : middle_norms)(out, rows * columns, block, norms);
         norms += norms_stride;
     }
 }

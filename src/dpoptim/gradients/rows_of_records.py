@@ -163,7 +163,13 @@ class SumOfRows:
     def one_by_one(self) -> list[Chunk]:
         kept = None if self.keep is None else self.keep.tolist()
         return [
-            replace(each, form=self._summed(each.form, kept), form_few=None, form_measured=None)
+            replace(
+                each,
+                form=self._summed(each.form, kept),
+                form_few=None,
+                form_measured=None,
+                form_added=None,
+            )
             for each in self.rows.one_by_one()
         ]
 

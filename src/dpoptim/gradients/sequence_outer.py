@@ -1,7 +1,7 @@
 """Gradients that are sums over positions or time steps: lazy, or by ghost norms first."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Self
@@ -12,17 +12,13 @@ from torch import Tensor
 from dpoptim.gradients import native
 from dpoptim.gradients.arithmetic import NARROW, multiplies_narrow, widened
 from dpoptim.gradients.batch_invariant import (
-    LARGE,
-    WHOLE,
-    aligned_records,
-    gram,
-    large,
     matrices,
     record_matrices,
     record_products,
     sum_positions,
 )
-from dpoptim.gradients.choose_formula import PublicSizes, kept
+from dpoptim.gradients.choose_formula import CLAIMED_POSITIONS, PublicSizes, kept
+from dpoptim.gradients.ghost_norms import ghost_squared_norms, shortening
 from dpoptim.gradients.multiplication import (
     INNER,
     filled_up,
@@ -40,14 +36,13 @@ from dpoptim.gradients.per_sample_grads import (
     record_by,
     zero_outside,
 )
-from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, add_weighted_rows
+from dpoptim.gradients.products import Groups, add_weighted_rows
 from dpoptim.gradients.record_by_record import sum_in_turn
 from dpoptim.gradients.sums import Sums
 
 GHOST_SLACK = 2.0**-20  # relative; more than forming and measuring round away
-# positions; a public constant, so that no record's ghost norm depends on how long the others are
-GHOST_BLOCK = LARGE
 SHORT, FEW_ENTRIES = 64, 1 << 16  # positions and entries: see `SequenceOuter.short`
+WHOLE = 16  # numbers of a widest vector
 CHUNK = 1 << 18  # entries that a thread forms, measures and adds up at a time: they stay in cache
 
 
@@ -102,13 +97,21 @@ class SequenceOuter(PerSampleGrad):
         ghost_norms = alone = short = False
         if positions is not None and not public.small(self.entries):
             p, d = self.g.shape[2], self.a.shape[2]
-            usual = self.g.device.type == "cpu" and self.dtype == torch.float32
-            by_call = usual and public.worth_a_call(positions, p * d)
-            in_turn = by_call and public.whole_fits
+            by_call = self._usual and public.worth_a_call(positions, p * d)
+            claimed = by_call and self._worth_claiming(public, positions)
+            in_turn = by_call and public.whole_fits and not claimed
             short = positions % INNER > 0 and positions < SHORT and p * d <= FEW_ENTRIES
-            ghost_norms = not in_turn and public.worth_ghost_norms(positions, p, d)
+            ghost_norms = claimed or (not in_turn and public.worth_ghost_norms(positions, p, d))
             alone = by_call and (in_turn or ghost_norms)
         return replace(self, most=public.most, alone=alone, short=short, ghost_norms=ghost_norms)
+
+    @property
+    def _usual(self) -> bool:
+        return self.g.device.type == "cpu" and self.dtype == torch.float32
+
+    def _worth_claiming(self, public: PublicSizes, positions: int) -> bool:
+        compiled = native.serves(self.g.new_empty(0, dtype=self.dtype))
+        return compiled and public.worth_claiming(positions, self.g.shape[2], self.a.shape[2])
 
     def in_turn(self) -> Self | None:
         return self if self.alone and not self.ghost_norms else None
@@ -158,9 +161,17 @@ class SequenceOuter(PerSampleGrad):
             left, right = (x if x.stride(2) == 1 else x.contiguous() for x in of_part)
             native.outer(left, right, room, norms, block)
 
+        def add(part: slice, total: Tensor, weights: Sequence[float]) -> Tensor:
+            of_part = widened([g[part], a[part]])
+            left, right = (x if x.stride(2) == 1 else x.contiguous() for x in of_part)
+            return native.add_outer(left, right, total, weights)
+
         entries = rows * d
         return Chunk(
-            *(start * d, entries, record_by(form, entries)), form_measured=form, positions=T
+            *(start * d, entries, record_by(form, entries)),
+            form_measured=form,
+            form_added=add if T <= CLAIMED_POSITIONS else None,
+            positions=T,
         )
 
     def _onednn_forms(self, rows: int) -> bool:
@@ -171,10 +182,9 @@ class SequenceOuter(PerSampleGrad):
         """Returns what forms these rows of one record's gradient: see `Chunk`."""
         (_, T, d), rows = self.a.shape, stop - start
         onednn = self._onednn_forms(rows)
-        freely = rows == self.g.shape[2] and large(T, rows, d)
         g = self.g[:, :, start:stop]
         if not onednn:
-            left, right = (record_matrices(x, freely=freely) for x in (g, self.a))
+            left, right = (record_matrices(x) for x in (g, self.a))
             return lambda record: torch.mm(left(record).T, right(record)).view(-1)
         slopes, inputs = g.unbind(), self.a.unbind()
         if T % INNER or g.dtype in NARROW or self.a.dtype in NARROW:
@@ -182,7 +192,7 @@ class SequenceOuter(PerSampleGrad):
             return lambda record: transposed_product(
                 fill_left(slopes[record]), fill_right(inputs[record])
             ).view(-1)
-        of_inputs = record_matrices(self.a, freely=False)
+        of_inputs = record_matrices(self.a)
         return lambda record: transposed_product(slopes[record], of_inputs(record)).view(-1)
 
     def in_order(self, total: Tensor) -> Tensor:
@@ -266,6 +276,9 @@ class SequenceOuter(PerSampleGrad):
         all are formed again. That changes nothing for the others, whose gradients, weights and
         places in the sum are the same both times.
         """
+        if self.alone:
+            self._add_ghost_group_in_turn(sums, group, weights, ghost)
+            return
         held = torch.zeros_like(ghost, dtype=torch.bool)
         measured = torch.empty_like(ghost)
 
@@ -276,22 +289,34 @@ class SequenceOuter(PerSampleGrad):
 
         def shortened(part: slice) -> tuple[Tensor, Tensor]:
             values = form(part)
-            squared = row_squared_norms(values, block=self._block)
-            factors = (ghost[part] / squared).sqrt().clamp(max=1.0).nan_to_num(nan=0.0)  # 0 / 0
+            factors = shortening(ghost[part], row_squared_norms(values, block=self._block))
             return values, weights[:, part] * torch.where(held[part], 1.0, factors)
 
         # elsewhere, asking what was held would wait for the device
         if self.dtype == torch.float32 and self.g.is_cpu:
-            if self.alone:
-                of_group, measured[group] = sum_in_turn(self, sums, group, weights, self._block)
-            else:
-                of_group = sum_of_group(group, parts_of(group, self.entries), measuring)
+            of_group = sum_of_group(group, parts_of(group, self.entries), measuring)
             # no if NaN
             held[group] = raised(measured[group], self.entries, self._block) <= ghost[group]
             if of_group is not None and bool((held[group] | (weights[:, group] == 0).all(0)).all()):
                 sums.add(of_group)
                 return
         add_group(sums, group, parts_of(group, self.entries), shortened)
+
+    def _add_ghost_group_in_turn(
+        self, sums: Sums, group: slice, weights: Tensor, ghost: Tensor
+    ) -> None:
+        """`_add_ghost_group` where gradients are formed record by record: the same way again."""
+        of_group, squared = sum_in_turn(self, sums, group, weights, self._block)
+        if of_group is None:
+            return
+        counts = (weights[:, group] != 0).any(0)
+        squared = raised(squared, self.entries, self._block)
+        if not bool((squared <= ghost[group])[counts].all()):  # nor if NaN
+            shorter = weights.clone()
+            shorter[:, group] *= torch.where(counts, shortening(ghost[group], squared), 0.0)
+            of_group, _ = sum_in_turn(self, sums, group, shorter, self._block)
+        if of_group is not None:
+            sums.add(of_group)
 
     def without(self, keep: Tensor) -> Self:
         kept = None if self._kept is None else zero_outside(self._kept, keep)
@@ -303,35 +328,6 @@ class SequenceOuter(PerSampleGrad):
             _kept=kept,
             _ghost=ghost,
         )
-
-
-def ghost_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Ghost norms: ``|sum_t outer(g[i, t], a[i, t])|^2`` by the Gram form.
-
-    Raised by about its rounding: float64, (B,). And the squared norm of the longest ``g[i, t]`` of
-    each record, float64, (B,).
-
-    The form is symmetric, so each block of positions meets only those up to its own end; what lies
-    before counts twice.
-    """
-    records = len(g)
-    whole = g.shape[1] % GHOST_BLOCK == 0  # ghost norms, too, must not depend on the place
-    g, a = (aligned_records(x, freely=whole and large(x.shape[1], x.shape[2])) for x in (g, a))
-    squared = lengths = longest = torch.zeros(len(g), dtype=torch.float64, device=g.device)
-    for start in range(0, g.shape[1], GHOST_BLOCK):
-        block, upto = slice(start, start + GHOST_BLOCK), slice(0, start + GHOST_BLOCK)
-        left, right = (gram(x[:, block], x[:, upto]) for x in (g, a))
-        squares = left[:, :, start:].diagonal(dim1=1, dim2=2)
-        longest = torch.maximum(longest, squares.amax(1).double())
-        own = squares * right[:, :, start:].diagonal(dim1=1, dim2=2)
-        lengths = lengths + own.sqrt().sum(1, dtype=torch.float64)
-        products = left.mul_(right)
-        both = products.sum((1, 2)).double()
-        squared = squared + (
-            both if start == 0 else 2 * both - products[:, :, start:].sum((1, 2)).double()
-        )
-    ghost = squared.clamp_(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square()
-    return ghost[:records], longest[:records]
 
 
 def positions(g: Tensor, a: Tensor) -> Outer | SequenceOuter:

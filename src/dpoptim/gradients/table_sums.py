@@ -8,18 +8,15 @@ is a function of which rows the record looked up, and not of its gradient: no re
 with the batch that it is in. Rows that never train (padding) are left out.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dpoptim.clipping import Directions
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.per_sample_grads import PerSampleGrad
-from dpoptim.gradients.sparse import TableGrad, sparse_rows
+from dpoptim.gradients.sparse import sparse_rows
 from dpoptim.gradients.sums import Sums
-from dpoptim.gradients.totals import Totals, mean_of
 
 ONE = 1 << 30  # a count of one record that looks up one row
 PENDING = 1 << 22  # entries of terms that wait to be added up
@@ -87,11 +84,14 @@ class TableSums(Sums):
         return keep
 
     def take(self) -> list[Tensor | None]:
+        return [self.take_rows()]
+
+    def take_rows(self) -> Tensor:
         """The sum as a sparse tensor of the rows that are there, ascending; and a fresh start."""
         self._add_up()
         taken = sparse_rows(self._rows[0], self._values[0], self.table_shape)
         self._rows, self._values, self._pending = [], [], 0
-        return [taken]
+        return taken
 
     def take_counts(self) -> Tensor:
         """The counts as a sparse float64 tensor of the rows that are there, ascending."""
@@ -117,94 +117,6 @@ def added_up(row: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Add the values of equal rows: the different rows, ascending, and their sums."""
     rows, place = torch.unique(row, return_inverse=True)
     return rows, values.new_zeros(len(rows), *values.shape[1:]).index_add_(0, place, values)
-
-
-class TableTotals(Totals):
-    """Totals in which tables have `TableSums`; see there for what their counts are.
-
-    Args:
-        parameters, directions: as for `Totals`.
-        tables: names of the parameters that are tables, and of their rows which do not count.
-        takes_sparse: whether who moves a parameter takes a sparse gradient.
-    """
-
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        directions: Directions,
-        *,
-        tables: Mapping[nn.Parameter, tuple[str, Collection[int]]],
-        takes_sparse: Callable[[nn.Parameter], bool],
-    ) -> None:
-        super().__init__([p for p in parameters if p not in tables], directions)
-        self._parameters, self._takes_sparse = parameters, takes_sparse
-        others = iter(self.sums)
-        self._tables = {
-            place: TableSums(p, *tables[p]) for place, p in enumerate(parameters) if p in tables
-        }
-        self.sums = [self._tables.get(place) or next(others) for place in range(len(parameters))]
-        self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
-
-    def look(
-        self, place: int, rows: PerSampleGrad, present: Tensor | None, per_record: int
-    ) -> None:
-        if place not in self._tables:
-            return
-        table = self._tables[place]
-        if not isinstance(rows, TableGrad):
-            table.refuse()
-        looked_up, row = rows.looked_up()
-        keep = table.counted(row)
-        if present is not None:
-            keep &= present.reshape(-1).to(row.device)[looked_up]
-        self._seen.setdefault(place, []).append((looked_up[keep] // per_record, row[keep]))
-
-    def finish(self, place: int) -> None:
-        if place == len(self._parameters) - 1:  # the pass is over
-            self._count()
-
-    def _count(self) -> None:
-        """Count the rows that were looked up in a pass; a record's map is over all tables."""
-        seen, self._seen = self._seen, {}
-        maps: dict[int, tuple[Tensor, Tensor]] = {}
-        records = 0
-        for place, each in seen.items():
-            size = self._tables[place].table_shape[0]
-            pairs = torch.unique(torch.cat([record * size + row for record, row in each]))
-            maps[place] = pairs // size, pairs % size
-            records = max(records, int(maps[place][0].amax()) + 1 if len(pairs) else 0)
-        weights = weights_of(number_of_rows([record for record, _ in maps.values()], records))
-        for place, (record, row) in maps.items():
-            self._tables[place].add_counts(row, weights.to(row.device)[record])
-
-    def restart(self) -> None:
-        super().restart()
-        self._seen = {}
-
-    def take(self) -> list[list[Tensor]]:
-        raise PrivacyError(
-            "the sums of tables with selected rows are not one vector, which this method reads. "
-            "Fix: dpoptim.DPSGD."
-        )
-
-    def take_by_parameter(self) -> list[Tensor]:
-        """One sum a parameter, of tables sparse; then the counts of each table, sparse too."""
-        self._seen = {}
-        sums = super().take_by_parameter()
-        return [*sums, *(table.take_counts() for table in self._tables.values())]
-
-    def write_means(self, released: list[Tensor], divisor: float) -> None:
-        with torch.no_grad():
-            for p, total in zip(self._parameters, released, strict=True):
-                if not total.is_sparse:
-                    p.grad = mean_of(total.view(p.shape), divisor, p.dtype)
-                    continue
-                mean = mean_of(total.values(), divisor, p.dtype)
-                rows = total.indices()[0]
-                if self._takes_sparse(p):
-                    p.grad = sparse_rows(rows, mean, p.shape)
-                else:
-                    p.grad = torch.zeros_like(p).index_copy_(0, rows, mean)
 
 
 def number_of_rows(records: Sequence[Tensor], count: int) -> Tensor:

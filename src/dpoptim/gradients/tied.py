@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.batch_invariant import aligned_records, gram, never_alone
+from dpoptim.gradients.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.per_sample_grads import Chunk, PerSampleGrad
 from dpoptim.gradients.products import Groups
-from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
+from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Pairs, Rows, TableGrad
 
 

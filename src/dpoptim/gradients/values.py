@@ -36,7 +36,7 @@ class _Memory:
             for source in self.sources
         ]
         parts += [table.sum(0) for table in self.summed]
-        return torch.cat(parts)
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
     def name_at(self, place: int) -> str:
         sizes = [len(source) for source in self.sources] + [LANES] * len(self.summed)

@@ -1,24 +1,19 @@
 """Options of a Trainer of Transformers: fitted to a plan, or refused before it is charged."""
 
 import copy
+import inspect
 import math
 import os
+import re
 from typing import Any
 
 import transformers
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from dpoptim.plan import Plan
 
-TRUE = ("1", "on", "yes", "true")
-# Trackers that take checkpoint folders: by which variable of the environment, its default, values.
-TRACKERS = {
-    "clearml": ("CLEARML_LOG_MODEL", "true", TRUE),
-    "comet_ml": ("COMET_LOG_ASSETS", "", TRUE),
-    "dvclive": ("HF_DVCLIVE_LOG_MODEL", "", ("all", *TRUE)),
-    "mlflow": ("HF_MLFLOW_LOG_ARTIFACTS", "", TRUE),
-    "swanlab": ("SWANLAB_LOG_MODEL", "", ("checkpoint", "last", *TRUE)),
-    "wandb": ("WANDB_LOG_MODEL", "", ("checkpoint",)),
-}
+OFF = ("", "0", "end", "false", "no", "none", "off")  # "end": the finished model alone
+SWITCH = re.compile(r'getenv\(\s*"(\w+_LOG_(?:MODEL|ARTIFACTS|ASSETS))"\s*,?\s*"?(\w*)')
 
 
 def with_steps_of(plan: Plan, argument: Any) -> Any:
@@ -37,10 +32,40 @@ def uploads_checkpoints(args: transformers.TrainingArguments) -> str:
     """The setting by which whole checkpoint folders leave this machine; "" if there is none."""
     if args.push_to_hub and args.hub_strategy in ("checkpoint", "all_checkpoints"):
         return f"args.hub_strategy={str(getattr(args.hub_strategy, 'value', args.hub_strategy))!r}"
-    for tracker, (name, default, values) in TRACKERS.items():
-        if tracker in (args.report_to or ()) and os.environ.get(name, default).lower() in values:
-            return f"args.report_to={tracker!r}, by the environment's {name},"
+    for tracker in args.report_to or ():
+        callback = INTEGRATION_TO_CALLBACK.get(tracker)
+        why = "" if callback is None else takes_checkpoints(callback)
+        if why:
+            return f"args.report_to={tracker!r}{why}"
     return ""
+
+
+def takes_checkpoints(callback: type[transformers.TrainerCallback]) -> str:
+    """Say how a tracker comes to take checkpoint folders; "" if it does not.
+
+    Read off its source, so that those of other versions are known, too: whether it reaches for
+    ``args.output_dir`` when a checkpoint is saved or training ends, and which variable of the
+    environment, or else which default, switches that on.
+    """
+    try:
+        ends = inspect.getsource(callback.on_save) + inspect.getsource(callback.on_train_end)
+        whole = "".join(
+            inspect.getsource(base)
+            for base in callback.__mro__
+            if issubclass(base, transformers.TrainerCallback)
+        )
+    except (OSError, TypeError):
+        return ", whose source cannot be read,"
+    if "output_dir" not in ends:
+        return ""
+    switches = SWITCH.findall(whole)
+    for name, default in switches:
+        if os.environ.get(name, default).lower() not in OFF:
+            return f", by the environment's {name},"
+    given = inspect.signature(callback).parameters.values()
+    if switches or any("checkpoint" in one.name and not one.default for one in given):
+        return ""
+    return ", which has no switch,"
 
 
 def fit_to_plan(

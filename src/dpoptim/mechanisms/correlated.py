@@ -8,7 +8,7 @@ import numpy as np
 from dpoptim.gate import CorrelatedSum
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 from dpoptim.noise.correlated import BandedToeplitz, BestStrategy, Independent, Strategy
-from dpoptim.sampling import BallsInBins
+from dpoptim.sampling import BallsInBins, MinSeparationSampling
 from dpoptim.sampling.balls_in_bins import mixture
 
 
@@ -33,6 +33,8 @@ class CorrelatedNoise(StepMechanism):
     def audit_family(self, run: RunShape) -> str:
         if isinstance(run.sampler, BallsInBins):
             return "balls in bins"
+        if isinstance(run.sampler, MinSeparationSampling) and self.amplified(run):
+            return "sampled apart"
         return "sampled by turns" if self.amplified(run) else "fixed order"
 
     def made_for(self, run: RunShape) -> Strategy:
@@ -49,9 +51,13 @@ class CorrelatedNoise(StepMechanism):
         return run.sampler.by_coins and bands_of(self.made_for(run)) <= run.sampler.separation
 
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
-        if self.amplified(run):
-            return run.sampler.event(np.full(run.steps, noise_multiplier))
         strategy, sampler = self.made_for(run), run.sampler
+        if self.amplified(run):
+            if isinstance(sampler, MinSeparationSampling) and isinstance(strategy, BandedToeplitz):
+                column, rows = strategy.coefficients(run.steps)
+                sensitivity = self.query(run, noise_multiplier, 1.0).sensitivity
+                return sampler.event_of_strategy(column, rows / sensitivity**2, noise_multiplier)
+            return sampler.event(np.full(run.steps, noise_multiplier))
         if isinstance(sampler, BallsInBins) and isinstance(strategy, BandedToeplitz):
             query = self.query(run, noise_multiplier, 1.0)
             means = strategy.outputs_of_bins(run.steps, sampler.parts)

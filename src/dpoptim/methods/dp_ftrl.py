@@ -11,7 +11,7 @@ sees prefix sums of what is released, and their noise is small where steps are c
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-from dpoptim.accounting.allocation import FAILURE_SHARE
+from dpoptim.accounting.monte_carlo import FAILURE_SHARE
 from dpoptim.arguments import one_of, whole_number
 from dpoptim.assumptions import Assumption, enforced, trusted
 from dpoptim.clipping import Groups, Style
@@ -33,9 +33,19 @@ from dpoptim.noise.correlated import (
 )
 from dpoptim.noise.correlated.best import BUFFERS
 from dpoptim.noise.correlated.workload import Rates, in_words
-from dpoptim.sampling import BallsInBins, CyclicPoissonSampling, FixedBatches, Sampler
+from dpoptim.sampling import (
+    BallsInBins,
+    CyclicPoissonSampling,
+    FixedBatches,
+    MinSeparationSampling,
+    Sampler,
+)
 from dpoptim.sampling.balls_in_bins import bins_of
 
+BY_MONTE_CARLO = (
+    f"epsilon is a Monte Carlo bound, whose chance to fail, {FAILURE_SHARE:g} of delta, is part of "
+    "delta"
+)
 MOST_VARIANTS = 4  # bands 2 to 16: more are amplified too little to win where they were tried
 
 Noise = Literal[
@@ -48,7 +58,7 @@ Noise = Literal[
     "independent",
 ]
 FixedOrder = Literal["shuffled", "given"]
-Sampling = Literal["fixed", "cyclic-poisson", "balls-in-bins"]
+Sampling = Literal["fixed", "cyclic-poisson", "balls-in-bins", "b-min-sep"]
 STRATEGIES: dict[str, Strategy] = {
     "buffered-toeplitz": BufferedToeplitz(),
     "toeplitz": ToeplitzSquareRoot(),
@@ -83,9 +93,11 @@ class DPFTRL(TrainingMethod):
             coins, which take turns in being sampled from (`sampling.cyclic_poisson`). Or
             ``"balls-in-bins"``, for add-or-remove-one or zero-out: each record is in one of n /
             batch_size bins by a coin, and takes part once a pass (`sampling.balls_in_bins`).
-        bands: of the banded strategy on cyclic Poisson batches, 1 (DP-SGD) to n / batch_size, or
-            of that on bins; None: chosen by `plan` for the budget on cyclic Poisson batches, and
-            written down in the plan.
+            Or ``"b-min-sep"``, likewise: a record has a coin in each step but the ``bands`` - 1
+            after taking part (`sampling.min_separation`).
+        bands: of the banded strategy on cyclic Poisson or b-min-sep batches, 1 (DP-SGD) to n /
+            batch_size, or of that on bins; None: chosen by `plan` for the budget on cyclic Poisson
+            batches, and written down in the plan.
         buffers: the most vectors, as long as the model, that ``"best"`` may remember; 0: none, and
             each step draws earlier noise again, 8 times as much as without correlation.
         momentum: of the optimizer, in [0, 1): whose iterates ``"best"`` keeps the noise out of.
@@ -147,8 +159,8 @@ class DPFTRL(TrainingMethod):
         if self.bands is not None:
             if self.sampling == "fixed":
                 raise ValueError(
-                    "bands is for sampling='cyclic-poisson' and 'balls-in-bins'; on fixed "
-                    "batches, noise and buffers decide."
+                    "bands is for sampling='cyclic-poisson', 'balls-in-bins' and 'b-min-sep'; on "
+                    "fixed batches, noise and buffers decide."
                 )
             object.__setattr__(self, "bands", whole_number("bands", self.bands, least=1))
 
@@ -157,6 +169,8 @@ class DPFTRL(TrainingMethod):
             return FixedBatches(n, batch_size, self.order)
         if self.sampling == "balls-in-bins":
             return BallsInBins.of(bins_of(n, batch_size))
+        if self.sampling == "b-min-sep":
+            return MinSeparationSampling(batch_size / n, self._bands)
         return CyclicPoissonSampling(batch_size / n, self._bands)
 
     @property
@@ -208,9 +222,11 @@ class DPFTRL(TrainingMethod):
                 "once at most"
             )
         elif self.sampling == "balls-in-bins":
+            noise = f"the noise is correlated over {self._bands} steps; {BY_MONTE_CARLO}"
+        elif self.sampling == "b-min-sep":
             noise = (
-                f"the noise is correlated over {self._bands} steps; epsilon is a Monte Carlo "
-                f"bound, whose chance to fail, {FAILURE_SHARE:g} of delta, is part of delta"
+                f"the noise is correlated over {self._bands} steps, in which a record takes part "
+                f"once at most; {BY_MONTE_CARLO}"
             )
         else:
             noise = (

@@ -19,7 +19,15 @@ from torch import Tensor
 from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.on_device import normals
 from dpoptim.noise.stream import BLOCK_WORDS, KeyStream
-from dpoptim.noise.ziggurat import Scratch, functions, settle, throw
+from dpoptim.noise.ziggurat import (
+    Scratch,
+    Throws,
+    functions,
+    settle,
+    throw,
+    throw_onto,
+    thrown_by_one_call,
+)
 
 # A chunk is what one thread draws from one branch of the stream. The 0.4 % of draws outside their
 # layer are settled once a chunk, because settling a handful costs as much as settling thousands.
@@ -33,7 +41,7 @@ _TORCH_FUSES = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 _local = threading.local()
 
 
-def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None = 1) -> None:
+def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None = None) -> None:
     """Overwrite `out` with independent N(0, 1) draws.
 
     Args:
@@ -42,9 +50,8 @@ def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None 
             float64 and rounded to `out.dtype`: on the CPU, or where a large tensor lies
             (`on_device`), so that a seed's draws depend on that; a small tensor elsewhere is
             written through pinned memory.
-        threads: how many may draw at once when `out` has more than 2^20 entries (one was fastest
-            on two cores); None means `torch.get_num_threads()`. It does not change what a seeded
-            stream draws.
+        threads: how many may draw at once when `out` has more than 2^20 entries; None means
+            `torch.get_num_threads()`. It does not change what a seeded stream draws.
 
     Raises:
         TypeError, ValueError: naming the argument, before anything is written.
@@ -67,13 +74,13 @@ def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None 
 
 
 def add_normal(
-    stream: KeyStream, out: Tensor | Sequence[Tensor], std: float, *, threads: int | None = 1
+    stream: KeyStream, out: Tensor | Sequence[Tensor], std: float, *, threads: int | None = None
 ) -> None:
     """Add independent N(0, std^2) draws to `out`, in float64, then round to `out.dtype`.
 
     `std` is a standard deviation in the units of `out`, finite and >= 0; 0 leaves `out` as it is.
-    The rest is as for `fill_standard_normal`. On the CPU the noise exists only in blocks of 2^14
-    that stay in cache, elsewhere in pieces of 2^22, never as a second tensor of the size of `out`.
+    The rest is as for `fill_standard_normal`. On the CPU the noise exists only in blocks of up to
+    2^14 that stay in cache, elsewhere in pieces of 2^22, never as a second tensor like `out`.
 
     Args:
         stream: where the randomness comes from.
@@ -221,23 +228,9 @@ def _draw_chunk(stream: KeyStream, stretch: Stretch, std: float | None) -> None:
 
 
 def _throw_and_settle(stream: KeyStream, stretch: Stretch, std: float | None) -> None:
-    scratch, spare = _buffers()
-    values = spare.numpy()
-    open_where, open_place, open_layer = [], [], []
-    start = 0
-    for block in _stretches(stretch, BLOCK_WORDS):
-        entries = sum(map(Tensor.numel, block))
-        where, place, layer = throw(stream, values[:entries], scratch)
-        values[where] = 0.0  # where a draw is not settled yet: adds nothing now
-        _put_stretch(block, spare[:entries], std)
-        open_where.append(where + start)
-        open_place.append(place)
-        open_layer.append(layer)
-        start += entries
-    where = np.concatenate(open_where)
-    settled = torch.from_numpy(
-        settle(stream, np.concatenate(open_place), np.concatenate(open_layer))
-    )
+    thrown = _thrown_at_once if _fit_compiled(stretch, std) else _thrown_in_blocks
+    where, place, layer = map(np.concatenate, zip(*thrown(stream, stretch, std), strict=True))
+    settled = torch.from_numpy(settle(stream, place, layer))
     ends = list(accumulate(map(Tensor.numel, stretch)))
     upto = [0, *np.searchsorted(where, ends).tolist()]
     for target, end, (first, last) in zip(stretch, ends, pairwise(upto), strict=True):
@@ -246,6 +239,33 @@ def _throw_and_settle(stream: KeyStream, stretch: Stretch, std: float | None) ->
             chosen = target.index_select(0, index)
             _put(chosen, settled[first:last], std)
             target.index_copy_(0, index, chosen)
+
+
+def _fit_compiled(stretch: Stretch, std: float | None) -> bool:
+    """Whether one call a tensor draws and adds, as torch's operations do to the last bit."""
+    return (std is None or _TORCH_FUSES) and all(map(thrown_by_one_call, stretch))
+
+
+def _thrown_at_once(stream: KeyStream, stretch: Stretch, std: float | None) -> Iterator[Throws]:
+    start = 0
+    scratch, _ = _buffers(_CHUNK)
+    for target in stretch:
+        where, place, layer = throw_onto(stream, target, std, scratch)
+        yield where + start, place, layer
+        start += len(target)
+
+
+def _thrown_in_blocks(stream: KeyStream, stretch: Stretch, std: float | None) -> Iterator[Throws]:
+    scratch, spare = _buffers(BLOCK_WORDS)
+    values = spare.numpy()
+    start = 0
+    for block in _stretches(stretch, BLOCK_WORDS):
+        entries = sum(map(Tensor.numel, block))
+        where, place, layer = throw(stream, values[:entries], scratch)
+        values[where] = 0.0  # where a draw is not settled yet: adds nothing now
+        _put_stretch(block, spare[:entries], std)
+        yield where + start, place, layer
+        start += entries
 
 
 def _put(target: Tensor, z: Tensor, std: float | None) -> None:
@@ -268,13 +288,14 @@ def _compiled_addition(target: Tensor) -> Callable[[int, int, int, float], None]
     return library.dpoptim_add_double if target.dtype == torch.float64 else None
 
 
-def _buffers() -> tuple[Scratch, Tensor]:
-    """This thread's own, made once: the scratch of `throw`, and a block of draws."""
-    if not hasattr(_local, "buffers"):
-        _local.buffers = (
-            Scratch.of(BLOCK_WORDS),
-            torch.empty(BLOCK_WORDS, dtype=torch.float64, device="cpu"),
-        )
+def _buffers(size: int) -> tuple[Scratch, Tensor]:
+    """This thread's own, made once: scratch for so many throws, and a block of draws.
+
+    What is never written takes no memory: of scratch for a chunk, all but the first pages.
+    """
+    if not hasattr(_local, "buffers") or len(_local.buffers[0].where) < size:
+        draws = torch.empty(BLOCK_WORDS, dtype=torch.float64, device="cpu")
+        _local.buffers = Scratch.of(max(size, BLOCK_WORDS)), draws
     buffers: tuple[Scratch, Tensor] = _local.buffers
     return buffers
 

@@ -13,6 +13,7 @@ import operator
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
+from dpoptim.noise.keystream import Branches, compiled_keystream
 from dpoptim.noise.rare_coins import BLOCK, heads_in_blocks
 
 __all__ = ["BLOCK_WORDS", "KeyStream", "fresh_secret"]
@@ -53,20 +55,6 @@ def _count_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count_fork)
-
-
-class Branches:
-    """The branches of a key, which all of them share: their numbers begin with 1."""
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.idle: list[Any] = []  # encryptors of branches that have ended
-        self._lock = threading.Lock()
-
-    def next(self) -> int:
-        with self._lock:
-            self.made += 1
-            return self.made
 
 
 class KeyStream:
@@ -163,7 +151,9 @@ class KeyStream:
 
         Making one takes longer than a thousand words.
         """
-        self._branches.idle.append(self.__dict__.pop("_encryptor"))
+        del self._key
+        if self._put_out is None:
+            self._branches.idle.append(self.__dict__.pop("_encryptor"))
 
     @property
     def reserved(self) -> int:
@@ -191,9 +181,10 @@ class KeyStream:
             raise ValueError("only a seeded stream can skip, and only forward")
         self._check_process()
         with self._lock:
-            blocks, rest = divmod(bytes_handed_out, 16)
-            self._encrypt_from(blocks)
-            self._encryptor.update(bytes(rest))
+            if self._put_out is None:
+                blocks, rest = divmod(bytes_handed_out, 16)
+                self._encrypt_from(blocks)
+                self._encryptor.update(bytes(rest))
             self._bytes = bytes_handed_out
             self._reserved.clear()  # what was drawn for them is forgotten, and may come again
             self._branches.made = branches
@@ -215,10 +206,27 @@ class KeyStream:
         target = target.cast("B")
         self._check_process()
         with self._lock:
-            for start in range(0, len(target), len(_ZEROS)):
-                piece = target[start : start + len(_ZEROS)]
-                self._encryptor.update_into(_ZEROS[: len(piece)], piece)
+            if self._put_out is not None:
+                address = np.frombuffer(target, np.uint8).ctypes.data
+                self._put_out(self._key, self._number, self._bytes, address, len(target))
+            else:
+                for start in range(0, len(target), len(_ZEROS)):
+                    piece = target[start : start + len(_ZEROS)]
+                    self._encryptor.update_into(_ZEROS[: len(piece)], piece)
             self._bytes += len(target)
+
+    def spend(self, words: int, function: Callable[..., int], *given: Any) -> int:
+        """Let a compiled function put out the next `words` words for itself; return its result.
+
+        Only where there is a `compiled_keystream`. The function gets key, number, place, words,
+        and what is `given`.
+        """
+        assert self._put_out is not None
+        self._check_process()
+        with self._lock:
+            result = function(self._key, self._number, self._bytes, words, *given)
+            self._bytes += 8 * words
+        return result
 
     def coins(self, n: int, probability: float) -> NDArray[np.int64]:
         """Toss `n` independent coins; return the heads' sorted indices (int64, (heads,)).
@@ -278,7 +286,9 @@ class KeyStream:
         self._branches = branches
         self._reserved: deque[KeyStream] = deque()
         self._bytes = 0
-        self._encrypt_from(0)
+        self._put_out = compiled_keystream()
+        if self._put_out is None:
+            self._encrypt_from(0)
         self._process = this_process()
 
     def _encrypt_from(self, block: int) -> None:

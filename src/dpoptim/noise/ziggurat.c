@@ -1,9 +1,13 @@
 /* What `ziggurat.py` and `gaussian.py` do with a block of numbers, to the last bit. */
 
+#include "keystream.h"
+
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #if defined(__x86_64__)
+#include <immintrin.h>
 #define WIDE __attribute__((target("avx512f,avx512dq,avx512vl")))
 #define MIDDLE __attribute__((target("avx2,fma")))
 #define WIDEST(name)                                                                               \
@@ -11,32 +15,30 @@
                                                                               : middle_##name)
 #endif
 
-enum { LAYER_BITS = 1023, TOGETHER = 16 };
+enum { LAYER_BITS = 1023, TOGETHER = 16, IN_CACHE = 1024 };
+
+/* Of a layer: what a signed word is multiplied with, and the edge of its inner part. */
+typedef struct {
+    double step, inner;
+} Layer;
 
 /* Writes each word's place in its layer. Returns how many are outside of its inner part, and writes
-   which, and their places and layers. */
-#define PLACES(NAME, TARGET)                                                                       \
-    TARGET static int64_t NAME(const int64_t *words, int64_t n, const double *step,                \
-                               const double *inner, double *out, int64_t *where, double *place,    \
-                               int64_t *layer) {                                                   \
+   which (from `first` on), and their places and layers. `ANY` writes some places and returns
+   whether any is outside. */
+#define PLACES(NAME, TARGET, ANY)                                                                  \
+    TARGET static int64_t NAME(const int64_t *words, int64_t n, const Layer *layers, double *out,  \
+                               int64_t first, int64_t *where, double *place, int64_t *layer) {     \
         int64_t outside = 0;                                                                       \
         for (int64_t start = 0; start < n; start += TOGETHER) {                                    \
-            int64_t end = start + TOGETHER < n ? start + TOGETHER : n, any = 0;                    \
+            int64_t end = start + TOGETHER < n ? start + TOGETHER : n, any = 1;                    \
             if (end == start + TOGETHER)                                                           \
-                for (int i = 0; i < TOGETHER; i++) {                                               \
-                    int64_t word = words[start + i];                                               \
-                    double here = step[word & LAYER_BITS] * (double)word;                          \
-                    out[start + i] = here;                                                         \
-                    any |= -(int64_t)(fabs(here) >= inner[word & LAYER_BITS]);                     \
-                }                                                                                  \
+                any = ANY(words + start, layers, out + start);                                     \
             else                                                                                   \
-                for (int64_t i = start; i < end; i++) {                                            \
-                    out[i] = step[words[i] & LAYER_BITS] * (double)words[i];                       \
-                    any = 1;                                                                       \
-                }                                                                                  \
+                for (int64_t i = start; i < end; i++)                                              \
+                    out[i] = layers[words[i] & LAYER_BITS].step * (double)words[i];                \
             for (int64_t i = start; any && i < end; i++)                                           \
-                if (fabs(out[i]) >= inner[words[i] & LAYER_BITS]) {                                \
-                    where[outside] = i;                                                            \
+                if (fabs(out[i]) >= layers[words[i] & LAYER_BITS].inner) {                         \
+                    where[outside] = first + i;                                                    \
                     place[outside] = out[i];                                                       \
                     layer[outside++] = words[i] & LAYER_BITS;                                      \
                 }                                                                                  \
@@ -44,29 +46,99 @@ enum { LAYER_BITS = 1023, TOGETHER = 16 };
         return outside;                                                                            \
     }
 
+#define ANY_PLACE(NAME, TARGET)                                                                    \
+    TARGET static inline int64_t NAME(const int64_t *words, const Layer *layers, double *out) {    \
+        int64_t any = 0;                                                                           \
+        for (int i = 0; i < TOGETHER; i++) {                                                       \
+            Layer of = layers[words[i] & LAYER_BITS];                                              \
+            out[i] = of.step * (double)words[i];                                                   \
+            any |= -(int64_t)(fabs(out[i]) >= of.inner);                                           \
+        }                                                                                          \
+        return any;                                                                                \
+    }
+
+#if defined(__x86_64__)
+/* Loads both numbers of a layer at once: to gather each for some words takes four times as long. */
+WIDE static inline int64_t wide_any_place(const int64_t *words, const Layer *layers, double *out) {
+    unsigned any = 0;
+    for (int i = 0; i < TOGETHER; i += 4) {
+        const double *a = &layers[words[i] & LAYER_BITS].step;
+        const double *b = &layers[words[i + 1] & LAYER_BITS].step;
+        const double *c = &layers[words[i + 2] & LAYER_BITS].step;
+        const double *d = &layers[words[i + 3] & LAYER_BITS].step;
+        __m256d even = _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(a)),
+                                            _mm_loadu_pd(c), 1);
+        __m256d odd = _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(b)),
+                                           _mm_loadu_pd(d), 1);
+        __m256i word = _mm256_loadu_si256((const __m256i *)(words + i));
+        __m256d here = _mm256_mul_pd(_mm256_unpacklo_pd(even, odd), _mm256_cvtepi64_pd(word));
+        __m256d size = _mm256_andnot_pd(_mm256_set1_pd(-0.0), here);
+        any |= _mm256_cmp_pd_mask(size, _mm256_unpackhi_pd(even, odd), _CMP_GE_OQ);
+        _mm256_storeu_pd(out + i, here);
+    }
+    return any;
+}
+#endif
+
 /* target + std z, each rounded once in float64, and once more to the target's numbers. */
 #define ADD(NAME, TARGET, NUMBER)                                                                  \
     TARGET static void NAME(NUMBER *target, int64_t n, const double *z, double std) {              \
         for (int64_t i = 0; i < n; i++) target[i] = (NUMBER)fma(z[i], std, (double)target[i]);     \
     }
 
+#define WRITE(NAME, TARGET, NUMBER)                                                                \
+    TARGET static void NAME(NUMBER *target, int64_t n, const double *z, double std) {              \
+        (void)std;                                                                                 \
+        for (int64_t i = 0; i < n; i++) target[i] = (NUMBER)z[i];                                  \
+    }
+
+/* What lies outside of its layer's inner part changes nothing yet: it is 0 here. */
+#define NORMALS(NAME, PLACES, PUT, TARGET, NUMBER)                                                 \
+    TARGET static int64_t NAME(const uint8_t *key, uint64_t number, uint64_t start, int64_t n,     \
+                               const Layer *layers, NUMBER *target, double std, int64_t *where,    \
+                               double *place, int64_t *layer) {                                    \
+        int64_t words[IN_CACHE], outside = 0;                                                      \
+        double z[IN_CACHE];                                                                        \
+        for (int64_t first = 0; first < n; first += IN_CACHE) {                                    \
+            int64_t size = n - first < IN_CACHE ? n - first : IN_CACHE;                            \
+            dpoptim_keystream(key, number, start + 8 * first, (uint8_t *)words, 8 * size);         \
+            int64_t found = PLACES(words, size, layers, z, first, where + outside,                 \
+                                   place + outside, layer + outside);                              \
+            for (int64_t i = 0; i < found; i++) z[where[outside + i] - first] = 0.0;               \
+            outside += found;                                                                      \
+            PUT(target + first, size, z, std);                                                     \
+        }                                                                                          \
+        memset(words, 0, sizeof words);                                                            \
+        memset(z, 0, sizeof z);                                                                    \
+        __asm__ volatile("" : : "r"(words), "r"(z) : "memory"); /* so that they are cleared */     \
+        return outside;                                                                            \
+    }
+
+#define FOR_NUMBERS(WIDTH, TARGET, NUMBER)                                                         \
+    ADD(WIDTH##_add_##NUMBER, TARGET, NUMBER)                                                      \
+    WRITE(WIDTH##_write_##NUMBER, TARGET, NUMBER)                                                  \
+    NORMALS(WIDTH##_normals_added_to_##NUMBER, WIDTH##_places, WIDTH##_add_##NUMBER, TARGET,       \
+            NUMBER)                                                                                \
+    NORMALS(WIDTH##_normals_in_##NUMBER, WIDTH##_places, WIDTH##_write_##NUMBER, TARGET, NUMBER)
+
+#define FOR_PROCESSORS(WIDTH, TARGET)                                                              \
+    PLACES(WIDTH##_places, TARGET, WIDTH##_any_place)                                              \
+    FOR_NUMBERS(WIDTH, TARGET, float)                                                              \
+    FOR_NUMBERS(WIDTH, TARGET, double)
+
 #if defined(__x86_64__)
-PLACES(wide_places, WIDE)
-PLACES(middle_places, MIDDLE)
-ADD(wide_add_float, WIDE, float)
-ADD(middle_add_float, MIDDLE, float)
-ADD(wide_add_double, WIDE, double)
-ADD(middle_add_double, MIDDLE, double)
+ANY_PLACE(middle_any_place, MIDDLE)
+FOR_PROCESSORS(wide, WIDE)
+FOR_PROCESSORS(middle, MIDDLE)
 #else
-PLACES(any_places, )
-ADD(any_add_float, , float)
-ADD(any_add_double, , double)
+ANY_PLACE(any_any_place, )
+FOR_PROCESSORS(any, )
 #define WIDEST(name) any_##name
 #endif
 
-int64_t dpoptim_places(const int64_t *words, int64_t n, const double *step, const double *inner,
-                       double *out, int64_t *where, double *place, int64_t *layer) {
-    return WIDEST(places)(words, n, step, inner, out, where, place, layer);
+int64_t dpoptim_places(const int64_t *words, int64_t n, const Layer *layers, double *out,
+                       int64_t *where, double *place, int64_t *layer) {
+    return WIDEST(places)(words, n, layers, out, 0, where, place, layer);
 }
 
 void dpoptim_add_float(float *target, int64_t n, const double *z, double std) {
@@ -76,3 +148,17 @@ void dpoptim_add_float(float *target, int64_t n, const double *z, double std) {
 void dpoptim_add_double(double *target, int64_t n, const double *z, double std) {
     WIDEST(add_double)(target, n, z, std);
 }
+
+/* All of it for some numbers at a time, which stay in cache. As `dpoptim_places` returns and writes
+   what is outside. */
+#define PUBLIC(NAME, NUMBER)                                                                       \
+    int64_t dpoptim_##NAME(const uint8_t *key, uint64_t number, uint64_t start, int64_t n,         \
+                           const Layer *layers, NUMBER *target, double std, int64_t *where,        \
+                           double *place, int64_t *layer) {                                        \
+        return WIDEST(NAME)(key, number, start, n, layers, target, std, where, place, layer);      \
+    }
+
+PUBLIC(normals_added_to_float, float)
+PUBLIC(normals_added_to_double, double)
+PUBLIC(normals_in_float, float)
+PUBLIC(normals_in_double, double)

@@ -38,15 +38,20 @@ How right it is
 import ctypes
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dpoptim import compiled
+from dpoptim.noise.keystream import compiled_keystream
 from dpoptim.noise.stream import KeyStream
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
+Throws = tuple[Indices, Floats, Indices]  # as `throw` returns them
 
 LAYERS = 1024
 # The R at which 1,024 layers of equal area end at f = 1, solved in 50 digits.
@@ -70,6 +75,7 @@ _HEIGHTS = np.exp(-0.5 * _EDGES**2)
 _STEP = _EDGES[:-1] * 2.0**-63
 # nearer to 0 than this, the layer lies under the curve over its whole height
 _INNER = _EDGES[1:].copy()
+_LAYERS = np.stack([_STEP, _INNER], 1)
 _FLOOR = _HEIGHTS[:-1].copy()
 _RISE = np.diff(_HEIGHTS)
 
@@ -89,11 +95,29 @@ def functions() -> ctypes.CDLL | None:
     if found is None:
         return None
     whole, some, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
-    found.functions.dpoptim_places.argtypes = [some, whole, some, some, some, some, some, some]
+    found.functions.dpoptim_places.argtypes = [some, whole, some, some, some, some, some]
     found.functions.dpoptim_places.restype = whole
     for add in (found.functions.dpoptim_add_float, found.functions.dpoptim_add_double):
         add.argtypes, add.restype = [some, whole, some, real], None
+    for normals in (adding(found.functions, std) for std in (None, 1.0)):
+        for put in normals.values():
+            put.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, whole, some, some]
+            put.argtypes += [real, some, some, some]
+            put.restype = whole
     return found.functions
+
+
+def adding(library: ctypes.CDLL, std: float | None) -> dict[torch.dtype, Any]:
+    """The functions that add draws to numbers of a dtype, or (None) write them there."""
+    if std is None:
+        return {
+            torch.float32: library.dpoptim_normals_in_float,
+            torch.float64: library.dpoptim_normals_in_double,
+        }
+    return {
+        torch.float32: library.dpoptim_normals_added_to_float,
+        torch.float64: library.dpoptim_normals_added_to_double,
+    }
 
 
 @dataclass(frozen=True)
@@ -113,7 +137,7 @@ class Scratch:
         return cls(words, layer, edge, outside, np.empty(size, np.int64))
 
 
-def throw(stream: KeyStream, out: Floats, scratch: Scratch) -> tuple[Indices, Floats, Indices]:
+def throw(stream: KeyStream, out: Floats, scratch: Scratch) -> Throws:
     """Write a place of a random layer into each entry of `out`, (n,), n <= the scratch's size.
 
     Returns (where, place, layer), each of shape (m,): the entries of `out` that are *not* normal
@@ -125,9 +149,7 @@ def throw(stream: KeyStream, out: Floats, scratch: Scratch) -> tuple[Indices, Fl
     return places_of(words, out, scratch)
 
 
-def places_of(
-    words: NDArray[np.uint64], out: Floats, scratch: Scratch
-) -> tuple[Indices, Floats, Indices]:
+def places_of(words: NDArray[np.uint64], out: Floats, scratch: Scratch) -> Throws:
     """`throw` with these words, whose memory is overwritten."""
     n = len(out)
     if (library := functions()) is not None:
@@ -135,7 +157,7 @@ def places_of(
         assert out.flags.c_contiguous
         assert words.flags.c_contiguous
         m = library.dpoptim_places(
-            *(words.ctypes.data, n, _STEP.ctypes.data, _INNER.ctypes.data, out.ctypes.data),
+            *(words.ctypes.data, n, _LAYERS.ctypes.data, out.ctypes.data),
             *(each.ctypes.data for each in (scratch.where, scratch.edge, scratch.layer)),
         )
         return scratch.where[:m].copy(), scratch.edge[:m].copy(), scratch.layer[:m].copy()
@@ -153,6 +175,33 @@ def places_of(
     np.greater_equal(magnitude, edge, outside)
     where = outside.nonzero()[0]
     return where, out[where], layer[where]
+
+
+def thrown_by_one_call(out: Tensor) -> bool:
+    """Whether `throw_onto` can: with the library, on a processor with instructions for AES."""
+    served = out.is_cpu and out.dtype in (torch.float32, torch.float64)
+    return served and functions() is not None and compiled_keystream() is not None
+
+
+def throw_onto(stream: KeyStream, out: Tensor, std: float | None, scratch: Scratch) -> Throws:
+    """`throw`, and add ``std`` times its draws to ``out``, or (None) write them, in one pass.
+
+    Nothing is added where `settle` has to decide, and 0 is written there.
+
+    Args:
+        out: (n,), contiguous, n <= the scratch's size; see `thrown_by_one_call`.
+    """
+    library = functions()
+    assert library is not None
+    assert len(out) <= len(scratch.where)
+    assert out.is_contiguous()
+    m = stream.spend(
+        len(out),
+        adding(library, std)[out.dtype],
+        *(_LAYERS.ctypes.data, out.data_ptr(), 0.0 if std is None else std),
+        *(each.ctypes.data for each in (scratch.where, scratch.edge, scratch.layer)),
+    )
+    return scratch.where[:m].copy(), scratch.edge[:m].copy(), scratch.layer[:m].copy()
 
 
 def settle(stream: KeyStream, place: Floats, layer: Indices) -> Floats:

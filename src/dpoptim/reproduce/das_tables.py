@@ -213,15 +213,24 @@ def spread(values: Sequence[float]) -> float:
 def table6(out: Path, fashion_directory: Path, *, seeds: int = 3) -> list[Row]:
     """Fashion-MNIST, pixels in [0, 1]."""
     recipe = Recipe(smoothing=smooth_pixels(28, cutoff=16.0))
-    return das_table(out, replace(fashion(fashion_directory), l2=0.0), recipe, seeds=seeds)
+    return das_table(out, without_penalty(fashion(fashion_directory)), recipe, seeds=seeds)
 
 
 def table5(out: Path, tweets_directory: Path, *, seeds: int = 3) -> list[Row]:
     """A TweetEval task on sentence features of norm 10 (public), about as in the paper."""
+    return das_table(out, tweets_of_norm_10(out, tweets_directory), Recipe(), seeds=seeds)
+
+
+def without_penalty(case: Case) -> Case:
+    return replace(case, l2=0.0)
+
+
+def tweets_of_norm_10(out: Path, tweets_directory: Path) -> Case:
+    """A TweetEval task; its features are kept in a folder below ``out``."""
     case = tweets(tweets_directory, out / "cache")
     scaled = replace(case, l2=0.0, x=case.x * 10, x_test=case.x_test * 10)
     model = LinearModel("softmax", features=case.model.features, outputs=case.model.outputs)
-    return das_table(out, replace(scaled, model=model), Recipe(), seeds=seeds)
+    return replace(scaled, model=model)
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:

@@ -137,6 +137,21 @@ def das_table5(request: Request) -> None:
     table5(request.out, request.tweets, seeds=request.seeds)
 
 
+def das_baselines(request: Request) -> None:
+    from dpoptim.reproduce import das_tables
+    from dpoptim.reproduce.das_baselines import RATES
+    from dpoptim.reproduce.das_baselines import das_baselines as experiment
+    from dpoptim.reproduce.real_cases import fashion
+
+    cases = [fashion(request.fashion)]
+    if request.tweets is None:
+        request.say("without Table 5: give --tweets, a folder of a TweetEval task such as emotion")
+    else:
+        cases.append(das_tables.tweets_of_norm_10(request.out, request.tweets))
+    rates = RATES[2:3] if request.quick else RATES
+    experiment(request.out, cases, seeds=request.seeds, rates=rates)
+
+
 def das_table7(request: Request) -> None:
     from dpoptim.reproduce.das_networks import CLIP_NORMS, table7
 
@@ -183,6 +198,7 @@ def fang_table2(request: Request) -> None:
 
 
 EXPERIMENTS: dict[str, Callable[[Request], None]] = {
+    "das-baselines": das_baselines,
     "das-table5": das_table5,
     "das-table6": das_table6,
     "das-table7": das_table7,

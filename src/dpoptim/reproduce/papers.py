@@ -23,6 +23,7 @@ class Item:
         theory: the function that computes it, below ``dpoptim``.
         experiment: its name for `dpoptim reproduce`.
         instead: where there is no experiment: what stands in its place, or why there is none.
+        elsewhere: why neither estimators nor the command line have it, where ``attach`` does.
     """
 
     paper: str
@@ -33,6 +34,7 @@ class Item:
     theory: str | None = None
     experiment: str | None = None
     instead: str = ""
+    elsewhere: str = ""
 
     def row(self) -> list[str]:
         """Return the cells: paper, item, through ``attach``, estimator, command line, reproduced.
@@ -48,11 +50,13 @@ class Item:
         return [*head, *self._doors(), reproduced]
 
     def _doors(self) -> list[str]:
+        if self.theory is not None and self.theory.startswith("solvers."):
+            return [f"a whole run: `dpoptim.{self.theory}`", self.elsewhere, self.elsewhere]
         if self.theory is not None:
             return [f"{NOT_A_RUN}: `dpoptim.{self.theory}`", NOT_A_RUN, NOT_A_RUN]
         if self.method is None:
-            reason = NOT_A_METHOD if self.name.startswith(("Table", "Figure")) else NOT_A_RUN
-            return [reason] * 3
+            shown = self.experiment is not None or self.name.startswith(("Table", "Figure"))
+            return [NOT_A_METHOD if shown else NOT_A_RUN] * 3
         if self.method not in method_names():
             raise ValueError(f"method={self.method!r} is not in the registry.")
         command = f"`--method {self.method}`"
@@ -64,7 +68,10 @@ class Item:
                 f'`DPLogisticRegression(solver="{self.method}")`',
                 command,
             ]
-        return [f"`{found.make.__name__}({self.option or '...'})`", _network(self.method), command]
+        made = f"`{found.make.__name__}({self.option or '...'})`"
+        if self.elsewhere:
+            return [made, self.elsewhere, self.elsewhere]
+        return [made, _network(self.method), command]
 
 
 def _network(method: str) -> str:
@@ -81,7 +88,9 @@ MENART, CHOQUETTE = "Menart et al. 2024", "Choquette-Choo et al. 2024"
 OTHER_DATA = "not run: its data is in no package; the same experiment on data of this kind is"
 ITEMS = (
     Item(DAS, "Algorithm 1", "DP-SGD", "dp-sgd", experiment="das-table6",
-         instead="the last iterate or a mean; a random one, and projection, are the caller's"),
+         instead="there the mean of the last iterates; a random one and the projection are "
+         "`attach(random_iterate=True, projection=...)`, `iterate=` and `projection=` of "
+         "estimators, `--iterate` and `--projection`"),
     Item(DAS, "Section 5", "a private low quantile as clip norm", "dp-sgd",
          option="clip_norm=PrivateQuantile(0.05)", experiment="das-table6"),
     Item(DAS, "Theorem 3.4", "moments accountant", instead="replaced by PLD, which is tighter"),
@@ -107,6 +116,7 @@ ITEMS = (
          instead="TweetEval, from a folder; CIFAR-10 not run: in no package"),
     Item(DAS, "Table 6, Figure 2", "EMNIST, Fashion-MNIST", experiment="das-table6",
          instead="Fashion-MNIST; EMNIST not run: in no package"),
+    Item(DAS, "Tables 5 and 6, last lines", "without privacy", experiment="das-baselines"),
     Item(DAS, "Table 7, Figure 3", "networks of two layers", experiment="das-table7",
          instead="on Fashion-MNIST"),
     Item(FANG, "Algorithm 1", "clipped DP-SGD", "dp-sgd", experiment="fang-fig1"),
@@ -123,8 +133,9 @@ ITEMS = (
          instead="a linear model on 10,000 images of Fashion-MNIST"),
     Item(ZHANG, "Algorithm 1", "clipped DP-SGD", "dp-sgd", experiment="dice-table2"),
     Item(ZHANG, "Algorithm 2", "error feedback", "dice-sgd", experiment="dice-table2"),
-    Item(ZHANG, "Algorithm 3", "with Adam", "dice-sgd", experiment="dice-table2",
-         instead="the optimizer is the user's"),
+    Item(ZHANG, "Algorithm 3", "with Adam", "dice-sgd", experiment="dice-table3",
+         instead="by AdamW",
+         elsewhere="they train by SGD"),
     Item(ZHANG, "Algorithm 4", "automatic clipping", "dice-sgd", option='clipping="automatic"',
          instead="refuted as printed by the audits; ours passes them"),
     Item(ZHANG, "Theorem 3.6", "convergence", experiment="dice-bias",
@@ -147,13 +158,13 @@ ITEMS = (
          instead="a GPT of one narrow layer, from a folder"),
     Item(MENART, "Algorithm 1, Theorem 1", "KL-Spider", "kl-spider", experiment="kl-rates"),
     Item(MENART, "Algorithm 2, Theorem 2", "proximal point", "proximal-point",
-         experiment="kl-rates"),
+         experiment="kl-real", instead="on real data; its rate is not measured"),
     Item(MENART, "Algorithm 3, Theorem 3, 4", "adaptive gradient descent", "adaptive-gd",
          experiment="kl-rates"),
     Item(MENART, "Algorithm 4, Theorem 9", "noisy gradient descent", "noisy-gd",
-         experiment="kl-rates"),
+         experiment="kl-real", instead="on real data; its rate is not measured"),
     Item(MENART, "Theorem 5", "stationary points", theory="solvers.select_stationary",
-         experiment="kl-real"),
+         experiment="kl-real", elsewhere="their losses are convex, with one stationary point"),
     Item(MENART, "Corollary 1", "lower bound, kappa up to 2",
          theory="theory.kl_condition.lower_bound_rate", instead="its order, computed"),
     Item(MENART, "Theorem 6", "lower bound under growth",

@@ -20,6 +20,7 @@ from dpoptim.files import write_atomically
 from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
 from dpoptim.planning import warnings_about_plan
+from dpoptim.recipes import Recipe, steady_rate
 from dpoptim.runs.inputs import BUNDLED, advice, load
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
@@ -166,11 +167,20 @@ def planned_run(request: TrainRequest, data: Data, kept: str | None) -> tuple[Pl
         plan = replace(plan, unit=Unit("person", request.records_per_person))
     rate, momentum = request.learning_rate, request.momentum
     return plan, Optimization(
-        learning_rate=defaults.learning_rate if rate is None else rate,
+        learning_rate=default_rate(defaults, plan) if rate is None else rate,
         momentum=defaults.momentum if momentum is None else momentum,
-        averaged=defaults.averaged,
+        averaged=defaults.averaged if request.iterate == "average" else 0.0,
         physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
+        iterate=request.iterate,
+        projection=request.projection,
     )
+
+
+def default_rate(defaults: Recipe, plan: Plan) -> float:
+    """The recipe's rate, held back by the plan's noise; solvers have none of their own."""
+    if isinstance(plan.method, WholeRun):
+        return defaults.learning_rate
+    return steady_rate(defaults, plan)
 
 
 def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:

@@ -17,7 +17,15 @@ from dpoptim.data import (
     read_schema,
     schema_without_file,
 )
-from dpoptim.data.preparation import ChannelsFirst, Divide, Scatter, SquareRoot, Step, UnitNorm
+from dpoptim.data.preparation import (
+    ChannelsFirst,
+    Divide,
+    Scatter,
+    SquareRoot,
+    Step,
+    UnitNorm,
+    Whiten,
+)
 from dpoptim.data.schema import Schema
 from dpoptim.data.table_files import is_table
 from dpoptim.estimators.table import public_weights
@@ -90,7 +98,12 @@ def refuse_given(options: TrainRequest, names: Sequence[str], why: str) -> None:
 def pixel_steps(options: TrainRequest) -> tuple[Step, ...]:
     """Preparation of images with pixels in [0, 1]: fixed maps of each image alone."""
     evened = () if options.raw_pixels else (SquareRoot(),)
-    return (*evened, Scatter()) if options.features == SCATTERING else evened
+    return (*evened, *scattered(options)) if options.features == SCATTERING else evened
+
+
+def scattered(options: TrainRequest) -> tuple[Step, ...]:
+    """Scattering; whitened for linear models, whose gradients are as long as their inputs."""
+    return (Scatter(), Whiten()) if options.model == "softmax" else (Scatter(),)
 
 
 def load_described(path: Path, options: TrainRequest) -> Data:
@@ -150,7 +163,7 @@ def load_unnamed(path: Path, options: TrainRequest) -> Data:
 
 def number_steps(path: Path, options: TrainRequest) -> tuple[Step, ...]:
     if options.features == SCATTERING:
-        return (ChannelsFirst(), Scatter())
+        return (ChannelsFirst(), *scattered(options))
     return (UnitNorm(),) if options.normalise else ()
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from dpoptim.iterate import Iterate
 from dpoptim.registry import method_names
 
 Relation = Literal["add-or-remove-one", "zero-out", "replace-one"]  # which data sets are neighbours
@@ -178,6 +179,16 @@ class TrainRequest:
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None
     learning_rate: Annotated[float | None, typer.Option(help="Of SGD.")] = None
     momentum: Annotated[float | None, typer.Option(help="Of SGD.")] = None
+    iterate: Annotated[
+        Iterate,
+        typer.Option(
+            help="Which one is the model: a mean of the last ones, the last, or by chance."
+        ),
+    ] = "average"
+    projection: Annotated[
+        float | None,
+        typer.Option(help="Radius of a ball around the start that holds the weights at each step."),
+    ] = None
     physical_batch_size: Annotated[
         int | None, typer.Option(help="Rows at a time that memory holds.", min=1)
     ] = None

@@ -79,7 +79,7 @@ def printable_settings(
     by_loop = {
         "optimizer": f"SGD, momentum {optimization.momentum:g}",
         "learning rate": f"{optimization.learning_rate:g}" + (decay and f", {decay}"),
-        "averaged": f"last {optimization.averaged:.0%} of the iterates",
+        **iterates_in_words(optimization),
     }
     solver = plan.method.solver if isinstance(plan.method, WholeRun) else None
     return {
@@ -92,6 +92,16 @@ def printable_settings(
         if request.noise_seed is None
         else f"seed {request.noise_seed}",
     }
+
+
+def iterates_in_words(optimization: Optimization) -> dict[str, str]:
+    radius = optimization.projection
+    ball = {} if radius is None else {"projection": f"within {radius:g} of the start"}
+    if optimization.iterate == "random":
+        return {"iterate": "one that a step left, by chance", **ball}
+    if optimization.iterate == "last":
+        return {"iterate": "the last", **ball}
+    return {"averaged": f"last {optimization.averaged:.0%} of the iterates", **ball}
 
 
 def weights_in_words(data: Data) -> str:

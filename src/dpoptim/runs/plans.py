@@ -133,6 +133,11 @@ def refuse_for_solver(chosen: Entry, options: TrainRequest) -> None:
         raise ValueError(
             f"--method {chosen.name} keeps one clip norm all along; leave out --clip-quantile."
         )
+    if options.iterate != "average" or options.projection is not None:
+        raise ValueError(
+            f"--method {chosen.name} knows itself which iterates are good, and where they may be; "
+            "leave out --iterate and --projection."
+        )
 
 
 def solver_options(chosen: Entry, options: TrainRequest) -> dict[str, Any]:

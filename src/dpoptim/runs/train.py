@@ -19,6 +19,7 @@ from dpoptim.arguments import positive_number
 from dpoptim.assumptions import Assumption, trusted
 from dpoptim.data import Data
 from dpoptim.gradients import native
+from dpoptim.iterate import Iterate
 from dpoptim.plan import Plan
 from dpoptim.runs.interrupted import SavedRun
 from dpoptim.training.attach import attach
@@ -36,12 +37,20 @@ SMALL_DATA = 10_000  # records below which ordinary training takes smaller batch
 
 @dataclasses.dataclass(frozen=True)
 class Optimization:
-    """SGD's public settings, and the share of last iterates that are averaged into the result."""
+    """SGD's public settings, and what becomes of its iterates.
+
+    Attributes:
+        averaged: the share of the last ones that are averaged into the result; 0: the last one.
+        iterate: "random": one by chance instead.
+        projection: see `attach`.
+    """
 
     learning_rate: float
     momentum: float
     averaged: float
     physical_batch_size: int | None = None
+    iterate: Iterate = "average"
+    projection: float | None = None
 
     def __post_init__(self) -> None:
         positive_number("learning_rate", self.learning_rate)
@@ -123,7 +132,7 @@ def train_privately(
     resume: bool = False,
     most_seconds: float = math.inf,
 ) -> Trained:
-    """Train a model by SGD under ``plan``; the result is the mean of the last iterates.
+    """Train a model by SGD under ``plan``; the result is the mean of the last iterates, or one.
 
     Args:
         model: trained in place. label: public text for the ledger. noise_seed: see `attach`.
@@ -144,7 +153,6 @@ def train_privately(
     )
     rate = PlannedRate(optimizer, optimization.learning_rate, plan)
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
-    scores = HoldOutCurve(plan, model, average, public_hold_out(data))
     checkpoint = saved.checkpoint if resume and saved is not None else None
     started, ended = time.perf_counter(), ""
     with attach(
@@ -159,7 +167,12 @@ def train_privately(
         noise_seed=noise_seed,
         loss=losses,
         resume=checkpoint,
+        projection=optimization.projection,
+        random_iterate=optimization.iterate == "random",
     ) as private:
+        by_chance = optimization.iterate == "random"
+        swap = private.swap_random_iterate if by_chance else average.swap
+        scores = HoldOutCurve(plan, model, swap, public_hold_out(data))
         if checkpoint is not None and saved is not None:
             scores.values = saved.restore(private.steps_done, average)
             ended = end_in_time(private, saved, time.perf_counter() - started >= most_seconds)
@@ -177,7 +190,7 @@ def train_privately(
             ended = end_in_time(private, saved, time.perf_counter() - started >= most_seconds)
             if saved is not None and not ended:
                 saved.after_step(private, average, scores.values)
-        average.swap()
+        swap()
         return Trained(
             model=model,
             guarantee=private.spent(),
@@ -190,9 +203,10 @@ def train_privately(
 
 
 class HoldOutCurve:
-    """Scores after each epoch, of the mean of the last iterates.
+    """Scores after each epoch, of what the run would end with there.
 
     Args:
+        swap: puts that in place, and takes it away again.
         hold_out: public; None: no scores.
     """
 
@@ -200,19 +214,19 @@ class HoldOutCurve:
         self,
         plan: Plan,
         model: nn.Module,
-        average: TailAverage,
+        swap: Callable[[], None],
         hold_out: tuple[Tensor, Tensor] | None,
     ) -> None:
         self._last, self._every = plan.steps, -(-plan.n // plan.batch_size)
-        self._model, self._average, self._hold_out = model, average, hold_out
+        self._model, self._swap, self._hold_out = model, swap, hold_out
         self.values: list[float] = []
 
     def after_step(self, step: int) -> None:
         """Add a score if an epoch, or the run, is over."""
         if self._hold_out is not None and (step % self._every == 0 or step == self._last):
-            self._average.swap()
+            self._swap()
             self.values.append(score(self._model, *self._hold_out))
-            self._average.swap()
+            self._swap()
 
 
 def end_in_time(private: PrivateTraining, saved: SavedRun | None, over: bool) -> str:

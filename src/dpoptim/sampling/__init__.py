@@ -8,6 +8,7 @@ from dpoptim.sampling.all_records import AllRecords
 from dpoptim.sampling.balls_in_bins import BallsInBins
 from dpoptim.sampling.cyclic_poisson import CyclicPoissonSampling
 from dpoptim.sampling.fixed_batches import FixedBatches
+from dpoptim.sampling.min_separation import MinSeparationSampling
 from dpoptim.sampling.planned_poisson import PlannedPoissonSampling
 from dpoptim.sampling.poisson import PoissonSampling
 from dpoptim.sampling.sampler import Draws, Floats, Indices, Position, Sampler
@@ -21,6 +22,7 @@ __all__ = [
     "FixedBatches",
     "Floats",
     "Indices",
+    "MinSeparationSampling",
     "PlannedPoissonSampling",
     "PoissonSampling",
     "Position",

@@ -55,7 +55,12 @@ def kl_spider(
             that exceeds its noise, else by drawing the next anchor at the same point.
         rounds: K, instead of what the constants say. Where ``kl_gamma^2 smoothness`` is large the
             formula asks for more rounds than the noise allows; 20 to 100 serve better there, and
-            the theorem no longer speaks.
+            the theorem no longer speaks. The schedule's steps, shorter the larger ``kl_gamma`` is,
+            would then end near the start. So with practical constants, fewer rounds than the
+            formula's and ``kl_exponent`` 2, where a round is one step, and no difference follows
+            that would ask for a short one, steps have the size 1 / ``smoothness`` wherever the
+            gradient's estimate exceeds its noise; also those of rounds that would end where they
+            begin. Below 2 a large ``kl_gamma`` still ends near the start.
         anchor_share: share of a round's budget for its full gradient; by default 1/2 with the
             theorem's constants, else the share that makes the noise at the round's end smallest. A
             round of one step needs no difference at all.
@@ -136,9 +141,10 @@ def kl_spider(
         rho = releases.rho_left / (schedule.rounds - number)
         before = w
         w, target, anchor = run_round(
-            *(releases, w, schedule, target, rho, lipschitz, smoothness, fixed_share), known=anchor
+            *(releases, w, schedule, target, rho, lipschitz, smoothness, fixed_share),
+            known=anchor,
         )
-        stuck = stuck and w is before
+        stuck = (stuck or schedule.plain_steps) and w is before
         if stuck:
             w = plain_step(releases, w, anchor, smoothness)
         if not stuck or w is not before:
@@ -210,8 +216,11 @@ def run_round(
     for t in range(differences + 1):
         if norm < round_.stop_below:
             break  # at the point whose gradient is short, not the one before it
-        new = w - (length / norm) * estimate
-        releases.moved(length / norm)
+        step = length / norm
+        if schedule.plain_steps and exceeds(estimate, anchor.noise):
+            step = 1 / smoothness  # longer: the schedule's is at most 2 / (3 smoothness)
+        new = w - step * estimate
+        releases.moved(step)
         if t < differences:
             price = (1 - share) * rho / differences
             estimate = estimate + releases.difference(
@@ -223,13 +232,20 @@ def run_round(
 
 
 def plain_step(releases: Releases, w: Tensor, anchor: Anchor, smoothness: float) -> Tensor:
-    """A gradient step of length 1 / smoothness, if it lowers the risk in spite of its noise.
+    """A gradient step of size 1 / smoothness, if it lowers the risk in spite of its noise.
 
-    ``F(w - g / L) <= F(w) - (|grad F|^2 - |noise|^2) / (2 L)`` for ``g = grad F + noise`` with
-    noise that is orthogonal to the gradient, as it nearly is in many dimensions. Else the next
-    anchor is drawn at the same point, and both together say more.
+    Else the next anchor is drawn at the same point, and both together say more.
     """
-    if float(anchor.estimate @ anchor.estimate) <= 2 * anchor.noise:
+    if not exceeds(anchor.estimate, anchor.noise):
         return w
     releases.moved(1 / smoothness)
     return w - anchor.estimate / smoothness
+
+
+def exceeds(estimate: Tensor, noise: float) -> bool:
+    """Whether a gradient step of size 1 / smoothness lowers the risk in spite of its noise.
+
+    ``F(w - g / L) <= F(w) - (|grad F|^2 - |noise|^2) / (2 L)`` for ``g = grad F + noise`` with
+    noise that is orthogonal to the gradient, as it nearly is in many dimensions.
+    """
+    return float(estimate @ estimate) > 2 * noise

@@ -57,6 +57,8 @@ class Schedule:
         rounds: K, the most full gradients.
         factor: c, by which a round lowers the target.
         floor: the least target.
+        plain_steps: whether steps may be gradient steps: rounds have one each, and are fewer than
+            the analysis asks for, which therefore has no say.
     """
 
     rounds: int
@@ -66,6 +68,7 @@ class Schedule:
     kl_gamma: float
     kl_exponent: float
     constants: SpiderConstants
+    plain_steps: bool = False
 
     def next(self, target: float) -> Round:
         """The round after one that reached ``target``. T_k is rounded up."""
@@ -112,6 +115,7 @@ def spider_schedule(
             f"{gamma**2 * smoothness:.3g} is large against risk_bound^((2-kappa)/kappa). Fix: a "
             "smaller smoothness, or adaptive_gd, which needs no kl_gamma."
         )
+    plain_steps = not c.union and kappa == 2 and rounds is not None and rounds < wanted
     rounds = (
         max(1, math.ceil(wanted)) if rounds is None else whole_number("rounds", rounds, least=1)
     )
@@ -122,7 +126,8 @@ def spider_schedule(
         share = beta / rounds * min(1.0, (spread / risk_bound ** (1 / kappa)) ** (2 - kappa))
         union = math.sqrt(math.log(1 / share))
     floor = min((c.floor * spread * union) ** kappa, risk_bound)
-    return Schedule(rounds, 1 + 1 / inverse_progress, floor, risk_bound, gamma, kappa, c)
+    factor = 1 + 1 / inverse_progress
+    return Schedule(rounds, factor, floor, risk_bound, gamma, kappa, c, plain_steps)
 
 
 # a call lowers the risk by at least F / (1 + DESCENT gamma^2 L ...)

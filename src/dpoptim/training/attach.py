@@ -10,6 +10,7 @@ from torch.distributed import ProcessGroup
 from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import positive_number
 from dpoptim.distributed.wrapping import ranks_of
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice
@@ -46,6 +47,8 @@ def attach(
     batch_axis: int | None = None,
     process_group: ProcessGroup | None = None,
     sharded: bool = False,
+    projection: float | None = None,
+    random_iterate: bool = False,
 ) -> PrivateTraining:
     """Make training private by ``plan``: ``with dpoptim.attach(...) as private:``.
 
@@ -121,6 +124,11 @@ def attach(
             processes, and nobody's rows where there are ``persons``; the plan's n is the number in
             all of them. Default: every process has the
             same data set, in the same order.
+        projection: radius of a ball around where the trained parameters start, as one vector: each
+            step ends at the nearest point of it (Das et al. 2023, Algorithm 1). None: no ball.
+        random_iterate: keep one of the points that steps are taken from, each with the same
+            probability, by coins that know no record; ``private.swap_random_iterate()`` puts it in
+            place. Costs a copy of the trained parameters.
 
     Returns:
         the private training, a context manager: loop over its ``batches()``.
@@ -181,6 +189,8 @@ def attach(
             isolation=isolation,
             batch_axis=batch_axis,
             sharded=sharded,
+            projection=None if projection is None else positive_number("projection", projection),
+            random_iterate=random_iterate,
         )
         return PrivateTraining(plan, model, optimizers, train_set, request, ranks)
     except BaseException as error:

@@ -8,6 +8,7 @@ import torch
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
 from dpoptim.training.isolation import Chosen
+from dpoptim.training.iterates import Iterates
 from dpoptim.training.optimizer_hooks import OptimizerHooks
 from dpoptim.training.probe import show_the_batch_axis
 from dpoptim.training.released_gradients import ReleasedGradients
@@ -22,6 +23,7 @@ class Attached:
         optimizers: that share its parameters out.
         engine, steps, gradients: what the hooks talk to.
         chosen: how records are kept apart, and a sample to show the batch axis by.
+        iterates: told of steps before and after them.
     """
 
     def __init__(
@@ -32,10 +34,11 @@ class Attached:
         steps: Steps,
         gradients: ReleasedGradients,
         chosen: Chosen,
+        iterates: Iterates,
     ) -> None:
         self._wrapping, self._optimizers = wrapping, tuple(optimizers)
         self._engine, self._chosen = engine, chosen
-        self._steps, self._gradients = steps, gradients
+        self._steps, self._gradients, self._iterates = steps, gradients, iterates
         self._hooks: OptimizerHooks | None = None
 
     @property
@@ -53,7 +56,9 @@ class Attached:
             raise
         show_the_batch_axis(self._engine.model, self._chosen.sample if self._engine.hooks else None)
         self._wrapping.settle()
-        self._hooks = OptimizerHooks(self._optimizers, self._steps, self._gradients, self._engine)
+        self._hooks = OptimizerHooks(
+            self._optimizers, self._steps, self._gradients, self._engine, self._iterates
+        )
 
     def take_off(self) -> None:
         """Leave model and optimizers as they were; harmless when repeated."""
@@ -64,13 +69,17 @@ class Attached:
             self._hooks = None
 
     def state(self) -> dict[str, Any]:
-        """Model, optimizers, unused releases, for a checkpoint; see `Wrapping.in_boxes`."""
+        """Model, optimizers, iterates, unused releases, for a checkpoint.
+
+        In boxes: see `Wrapping.in_boxes`.
+        """
         return {
             key: self._wrapping.in_boxes(value)
             for key, value in {
                 "model": self._engine.model.state_dict(),
                 "optimizers": [each.state_dict() for each in self._optimizers],
                 "unfinished": self._gradients.unfinished(),
+                "iterates": self._iterates.state(),
             }.items()
         }
 
@@ -80,6 +89,9 @@ class Attached:
         for optimizer, held_before in zip(self._optimizers, state["optimizers"], strict=True):
             held = [p for group in optimizer.param_groups for p in group["params"]]
             optimizer.load_state_dict(self._wrapping.optimizer_state(held, held_before))
+        points = state["iterates"]
+        own = {part: self._wrapping.model_state(points[part]) for part in ("start", "kept")}
+        self._iterates.restore(points | own)
 
     def redo(self, unfinished: dict[str, Any] | None) -> None:
         """Do the update again that had failed when a checkpoint was written; after `put_on`."""

@@ -31,7 +31,7 @@ from dpoptim.plan import Plan
 from dpoptim.printable import printable
 from dpoptim.training.privacy_units import Units
 
-MARK = b"dpoptim checkpoint 5, secret, "
+MARK = b"dpoptim checkpoint 6, secret, "
 PLAIN, SEALED = MARK + b"sha256 ", MARK + b"sealed, sha256 "
 KEY_BYTES, NONCE_BYTES = 32, 12
 SEAL_BYTES = NONCE_BYTES + 16  # by which what is sealed is longer: its tag, too
@@ -45,6 +45,7 @@ ENTRIES = {
     "optimizers": list,
     "queue": dict,
     "streams": list,
+    "iterates": dict,
     "side": object,
     "choice": object,
     "noise": dict,
@@ -273,6 +274,7 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
         "parameters": "the same model, its parameters in the same order",
         "optimizers": "the same optimizers, in the same order, over the same parameters",
         "records": "the same data set, with the same persons and rows_per_record",
+        "iterates": "the same projection and random_iterate",
         "loss_reduction": f"loss_reduction={theirs['loss_reduction']!r}",
     }
     if theirs["isolation"] != ours["isolation"]:  # chosen for a loss, and taken to resume without

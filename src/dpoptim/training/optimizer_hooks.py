@@ -11,6 +11,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.optim.adam_bc import pass_on
 from dpoptim.torch_internals import put_first
+from dpoptim.training.iterates import Iterates
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
 
@@ -23,6 +24,7 @@ class OptimizerHooks:
     Args:
         optimizers: that share the parameters out; the first of them to step lets the gate release.
         steps, gradients, engine: what a step needs.
+        iterates: told of steps before them.
     """
 
     def __init__(
@@ -31,9 +33,10 @@ class OptimizerHooks:
         steps: Steps,
         gradients: ReleasedGradients,
         engine: Engine,
+        iterates: Iterates,
     ) -> None:
         self._steps, self._gradients, self._engine = steps, gradients, engine
-        self._optimizers = tuple(optimizers)
+        self._optimizers, self._iterates = tuple(optimizers), iterates
         # refuses those that would not be told, before anything is spent
         self._pass_on()
         # of each optimizer, at the microbatches of a step so far
@@ -66,6 +69,7 @@ class OptimizerHooks:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Arguments | None:
+        self._iterates.refuse_swapped()
         # another one let the gate release; this one's share is in .grad
         if self._gradients.take(optimizer):
             return None
@@ -89,6 +93,8 @@ class OptimizerHooks:
             self._rates.clear()
             self._steps.release()
             self._pass_on()
+            if self._steps.moved:
+                self._iterates.leave()
             self._gradients.begin(optimizer, moves=self._steps.moved)
         return changed
 

@@ -178,6 +178,8 @@ class Prepared:
                 "loss_reduction": self.reduction,
                 "partial_backward": request.partial_backward,
                 "noise_seed": request.noise_seed,
+                "projection": request.projection,
+                "random_iterate": request.random_iterate,
             },
             sharded=request.sharded,
         )
@@ -188,4 +190,5 @@ class Prepared:
         return self._identity(self.units.count) == self.identity
 
     def _identity(self, count: int) -> dict[str, Any]:
-        return identity_of(self.plan, self.engine, self.optimizers, self.units, count)
+        found = identity_of(self.plan, self.engine, self.optimizers, self.units, count)
+        return found | {"iterates": [self._request.projection, self._request.random_iterate]}

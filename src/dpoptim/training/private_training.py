@@ -25,6 +25,7 @@ from dpoptim.training.engines import reads_sums
 from dpoptim.training.foreign import explain
 from dpoptim.training.hold_out_scores import HoldOutScores
 from dpoptim.training.isolation import IsolationWarning
+from dpoptim.training.iterates import Iterates
 from dpoptim.training.prepared import Prepared
 from dpoptim.training.rank_files import save_with_parts
 from dpoptim.training.reentry import refuse_another_program, refuse_several_processes
@@ -66,7 +67,15 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         self._streams = streams = RunStreams(ranks, request.noise_seed, earlier)
         self._seeded = streams.seed is not None
         queue = queue_of(plan, self._units, ranks, streams, sharded=self._sharded)
-        self._released_gradients = ReleasedGradients(self._engine, self.optimizers)
+        self._iterates = Iterates(
+            dict(zip(self._engine.names, self._engine.parameters, strict=True)),
+            request.projection,
+            streams.common("random iterate") if request.random_iterate else None,
+            ranks,
+        )
+        self._released_gradients = ReleasedGradients(
+            self._engine, self.optimizers, self._iterates.project
+        )
         ranks.arrive("dpoptim.attach")
         identity = found.identity
         self._owns_ledger = request.ledger is None
@@ -113,6 +122,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._steps,
             self._released_gradients,
             self._chosen,
+            self._iterates,
         )
         if earlier.contents is None:
             self._attached.put_on()
@@ -167,6 +177,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
                 written. What was there is unchanged.
         """
         self._steps.refuse_interrupted()
+        self._iterates.refuse_swapped()
         if self._steps.gate.ended:
             raise PrivacyError(
                 "private.save was called after private.finish: an ended run cannot go on. Fix: "
@@ -202,6 +213,21 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             ranks=self._ranks,
         )
         self._saved_at = self.steps_done
+
+    # ---- iterates -------------------------------------------------------------------------------
+
+    def swap_random_iterate(self) -> None:
+        """Exchange the trained parameters with the iterate that ``random_iterate`` has kept.
+
+        A second call undoes it, as training that goes on, and `save`, ask for. Inside the ``with``
+        or after it.
+
+        Raises:
+            PrivacyError: none is kept.
+
+        **Guarantee.** That of the run: the iterate was released, and coins chose it.
+        """
+        self._iterates.swap()
 
     # ---- ending ---------------------------------------------------------------------------------
 

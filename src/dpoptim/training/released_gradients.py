@@ -1,7 +1,7 @@
 """From the gate to the optimizers: each uses its share of a release in ``.grad`` once."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,19 @@ class ReleasedGradients:
     Args:
         engine: whose parameters they move.
         optimizers: that share these out.
+        over: called when all have used their shares of a step, or will not.
 
     **Guarantee.** No optimizer steps while a ``.grad`` is there that the gate did not write for it,
     or while the model or an optimizer holds other trainable parameters than when it was attached.
     """
 
-    def __init__(self, engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._engine, self._optimizers = engine, tuple(optimizers)
+    def __init__(
+        self,
+        engine: Engine,
+        optimizers: Sequence[torch.optim.Optimizer],
+        over: Callable[[], None],
+    ) -> None:
+        self._engine, self._optimizers, self._over = engine, tuple(optimizers), over
         # that have not used their share of the last release
         self._waiting: set[torch.optim.Optimizer] = set()
         # their gradients, and the values that these were given, by the parameter's id
@@ -72,6 +78,8 @@ class ReleasedGradients:
             for p in group["params"]:
                 p.grad = None
                 self._released.pop(id(p), None)
+        if not self._waiting:
+            self._over()
 
     def drop(self) -> None:
         """A new batch is coming: what some have not used of the last release stays unused."""
@@ -81,6 +89,7 @@ class ReleasedGradients:
             self._waiting, self._released = set(), {}
             for p in self._engine.parameters:
                 p.grad = None
+            self._over()
 
     def refuse_unfinished(self) -> None:
         """Refuse to go on after an update that failed: its noisy sum is released and counted."""

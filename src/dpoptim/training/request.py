@@ -31,3 +31,5 @@ class Request:
     isolation: Choice
     batch_axis: int | None
     sharded: bool
+    projection: float | None
+    random_iterate: bool

@@ -1,15 +1,16 @@
 """Embedding tables whose rows are selected: which they are, and who may move them."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import nn
 
+from dpoptim.clipping import Directions
 from dpoptim.distributed.ranks import Ranks
+from dpoptim.distributed.table_totals import TableTotals
+from dpoptim.distributed.wrapping import is_sharded
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.table_sums import TableTotals
 from dpoptim.gradients.totals import MakeTotals
 
 Tables = dict[nn.Parameter, tuple[str, set[int]]]
@@ -25,21 +26,30 @@ def totals_of_tables(
     """Return totals that count which rows of the model's tables records look up.
 
     Raises:
-        PrivacyError: what rows cannot be selected for, by name: several processes, models without
-            a table, tables that something else uses or whose lookups are not told apart, and
-            optimizers that count on noise, or on lookups, in every parameter.
+        PrivacyError: what rows cannot be selected for, by name: parameters cut over processes,
+            models without a table, tables that something else uses or whose lookups are not told
+            apart, and optimizers that count on noise, or on lookups, in every parameter.
     """
-    if ranks.size > 1:
+    if is_sharded(model):
         raise PrivacyError(
-            "method sparse-sgd trains in one process: rows are selected where all counts are. "
-            + DENSE
+            "method sparse-sgd selects rows of whole tables, and fully_shard has cut the model's "
+            "parameters. Fix: the bare model, or DistributedDataParallel's, on every rank; or "
+            "dpoptim.DPSGD."
         )
     tables = tables_of(model, isolation)
     refuse_unsuited(optimizers, tables, {p: name for name, p in model.named_parameters()})
     owner = {p: one for one in optimizers for group in one.param_groups for p in group["params"]}
-    return partial(
-        TableTotals, tables=tables, takes_sparse=lambda p: p in owner and takes_sparse(owner[p], p)
-    )
+
+    def totals(parameters: Sequence[nn.Parameter], directions: Directions) -> TableTotals:
+        return TableTotals(
+            parameters,
+            ranks.totals([p for p in parameters if p not in tables], directions),
+            tables=tables,
+            takes_sparse=lambda p: p in owner and takes_sparse(owner[p], p),
+            ranks=ranks,
+        )
+
+    return totals
 
 
 def tables_of(model: nn.Module, isolation: Isolation) -> Tables:

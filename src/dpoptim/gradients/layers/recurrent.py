@@ -18,6 +18,7 @@ from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.backward_pass import BackwardRecorder, full_precision
 from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.layers.lstm import LSTMRun, shifted
+from dpoptim.gradients.layers.recurrent_steps import CompiledGRU, CompiledLSTM, serves
 from dpoptim.gradients.layers.runner import Use, holder, tap
 from dpoptim.gradients.multiplication import linear_of_constants
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
@@ -83,19 +84,58 @@ class Direction:
             if (p := module._parameters[name]) is not None
         }
         steps = Steps(h.detach(), self.reverse)
+        whole = valid is None and "w_hr" not in weights
+        if whole and isinstance(module, nn.GRU) and serves(x, h, *weights.values()):
+            output = self._whole_gru(x, h, weights, steps)
+        elif whole and c is not None:
+            output, c = self._whole_lstm(x, h, c, weights, steps)
+        else:
+            return self._step_by_step(x, h, c, valid, weights, steps)
+        output = output.clone()  # the caller may change it in place
+        return output, output[:, 0 if self.reverse else -1], c
+
+    def _whole_gru(
+        self, x: Tensor, h: Tensor, weights: Mapping[str, Tensor], steps: "Steps"
+    ) -> Tensor:
+        """Outputs of all steps at once, by compiled functions."""
+        uses = tuple(self._use(k, steps) for k in (self.gates_of_input, self.gates_of_hidden))
+        given = (x, h, *(weights.get(key) for key in ("w_ih", "w_hh", "b_ih", "b_hh")))
+        edges = [p for use in uses for p in use.held.parameters()]
+        output: Tensor = CompiledGRU.apply(uses, steps.keep, *given, self.reverse, *edges)
+        return output
+
+    def _whole_lstm(
+        self, x: Tensor, h: Tensor, c: Tensor, weights: Mapping[str, Tensor], steps: "Steps"
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs of all steps and the last cells, by compiled functions where they serve."""
+        use = self._use(self.gates_of_input, steps)
+        given = (x, h, c, weights["w_ih"], weights["w_hh"], self._bias(weights))
+        rest = (*given, self.reverse, *use.held.parameters())
+        if serves(*given):
+            output, c = CompiledLSTM.apply(use, steps.keep, *rest)
+        else:
+            output, c = LSTMRun.apply(use, *rest)
+            steps.outputs = output.detach()
+        return output, c
+
+    def _bias(self, weights: Mapping[str, Tensor]) -> Tensor | None:
+        """The bias of the gates, added to their products with the inputs."""
         bias = weights.get("b_ih")
         if bias is not None and "b_hh" in self.gates_of_input:
             bias = bias + weights["b_hh"]
+        return bias
+
+    def _step_by_step(
+        self,
+        x: Tensor,
+        h: Tensor,
+        c: Tensor | None,
+        valid: Tensor | None,
+        weights: Mapping[str, Tensor],
+        steps: "Steps",
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         use = self._use(self.gates_of_input, steps)
-        if c is not None and valid is None and "w_hr" not in weights:
-            output, c = LSTMRun.apply(
-                *(use, x, h, c, weights["w_ih"], weights["w_hh"], bias, self.reverse),
-                *use.held.parameters(),
-            )
-            steps.outputs = output.detach()
-            output = output.clone()  # the caller may change it in place
-            return output, output[:, 0 if self.reverse else -1], c
-        z = tap(use, linear_of_constants(x, weights["w_ih"], bias), x)
+        z = tap(use, linear_of_constants(x, weights["w_ih"], self._bias(weights)), x)
         step = self._step(z, weights, steps)
         outputs: list[Tensor] = []
         for t in reversed(range(x.shape[1])) if self.reverse else range(x.shape[1]):
@@ -138,17 +178,17 @@ class Direction:
 
     def _use(self, keys: tuple[str, ...], steps: "Steps") -> Use:
         def per_sample_grads(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
+            keys_here = set(keys) & self.names.keys()
             found: dict[str, PerSampleGrad] = {}
-            for key in set(keys) & self.names.keys():
-                if key in ("b_ih", "b_hh"):
-                    found[key] = Dense(sum_positions(g))
-                else:
-                    inputs = {
-                        "w_ih": lambda: saved[0],
-                        "w_hh": steps.previous,
-                        "w_hr": steps.inner,
-                    }[key]()
-                    found[key] = SequenceOuter(g, inputs)
+            for key in keys_here & {"w_ih", "w_hh", "w_hr"}:
+                inputs = {
+                    "w_ih": lambda: saved[0],
+                    "w_hh": steps.previous,
+                    "w_hr": steps.inner,
+                }[key]()
+                found[key] = SequenceOuter(g, inputs)
+            if keys_here - found.keys():
+                found |= dict.fromkeys(keys_here - found.keys(), Dense(sum_positions(g)))
             return found
 
         return Use(self.recorder, self.label, self.held[keys], per_sample_grads)
@@ -161,9 +201,16 @@ class Steps:
         self.start, self.reverse = start, reverse
         self.cells: list[Tensor] = []
         self.outputs: Tensor | None = None
+        self._before: Tensor | None = None
+
+    def keep(self, before: Tensor) -> None:
+        """Take the state before each step, (B, T, p), where the forward pass has it."""
+        self._before = before
 
     def previous(self) -> Tensor:
         """The state before each step, shape (B, T, p)."""
+        if self._before is not None:
+            return self._before
         assert self.outputs is not None
         return shifted(self.outputs, self.start, self.reverse)
 
