@@ -27,7 +27,7 @@ COMMANDS = {
     "convolutions.csv": "python benchmarks/convolutions.py --out {out}",
     "choose_defaults.csv": "python benchmarks/choose_defaults.py --out {out}",
     "correlated_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
-    "das_baselines.csv": f"{REPRODUCE} das-baselines --tweets {{tweets}}/emotion --out {{out}}",
+    "das_baselines.csv": f"{REPRODUCE} das-baselines --tweets {{tweets}} --out {{out}}",
     "das_emoji.csv": f"{REPRODUCE} das-table5 --tweets {{tweets}}/emoji --out {{out}}",
     "das_emotion.csv": f"{REPRODUCE} das-table5 --tweets {{tweets}}/emotion --out {{out}}",
     "das_fashion_mnist.csv": f"{REPRODUCE} das-table6 --out {{out}}",

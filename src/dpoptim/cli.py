@@ -17,7 +17,7 @@ from dpoptim.commands.tune import tune
 from dpoptim.commands.verify import sign, verify
 from dpoptim.reproduce.experiments import EXPERIMENTS, Request, fashion_folder
 from dpoptim.runs.options import TrainRequest, with_options_of
-from dpoptim.terminal import EXIT_INTERRUPTED, cell, clear_errors, console, say
+from dpoptim.terminal import EXIT_INTERRUPTED, cell, clear_errors, console, say, show_waits
 from dpoptim.version import __version__
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ def main(
     if version:
         console.print(f"dpoptim {__version__}", highlight=False)
         raise typer.Exit
+    show_waits()
 
 
 app.command()(account)
@@ -178,7 +179,8 @@ def reproduce(
         Path | None, typer.Option("--data", help="Folder of Fashion-MNIST; default Debian's.")
     ] = None,
     tweets: Annotated[
-        Path | None, typer.Option(help="Folder of a TweetEval task, such as emotion.")
+        Path | None,
+        typer.Option(help="Folder of a TweetEval task, such as emotion, or of several."),
     ] = None,
     e2e: Annotated[Path | None, typer.Option(help="Folder of the E2E challenge's data.")] = None,
 ) -> None:

@@ -1,5 +1,6 @@
 """Output of commands: public text, shown as it is and never obeyed."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,6 +26,19 @@ def say(text: object, *, style: str | None = None, to: Console | None = None) ->
 def cell(text: object) -> Text:
     """The same for a place in a table."""
     return Text("\n".join(printable(line) for line in str(text).split("\n")), overflow="fold")
+
+
+class _Waits(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage(), style="dim", to=errors)
+
+
+def show_waits() -> None:
+    """Show what calibrations that take long say of themselves, on the stream for errors."""
+    log = logging.getLogger("dpoptim.accounting.calibration")
+    if not any(isinstance(handler, _Waits) for handler in log.handlers):
+        log.addHandler(_Waits())
+        log.setLevel(logging.INFO)
 
 
 @contextmanager

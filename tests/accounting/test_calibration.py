@@ -1,6 +1,7 @@
 """Calibration: never above the budget, hardly below it, and a cache that can only save time."""
 
 import json
+import logging
 import math
 
 import dp_accounting as dp
@@ -13,6 +14,8 @@ from dpoptim.accounting import (
     compute_epsilon,
     gdp_epsilon,
 )
+from dpoptim.accounting.calibration import calibrate_remembered
+from dpoptim.accounting.separation import MinSeparationDpEvent
 
 RELATIONS = ["add-or-remove-one", "zero-out", "replace-one"]
 
@@ -233,3 +236,32 @@ def test_the_default_place_follows_the_desktop_standard(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     calibrate_noise_multiplier(**CELL)
     assert len(list((tmp_path / "xdg" / "dpoptim").iterdir())) == 1
+
+
+def waiting_apart(noise):
+    return MinSeparationDpEvent(noise, (1.0,), (1.0,), (4,), 0.3, 1, 1 << 12)
+
+
+def test_calibrations_by_monte_carlo_say_so_and_are_remembered(cache, searches, caplog):
+    budget = {"epsilon": 1.0, "delta": 1e-5, "neighboring": "add-or-remove-one"}
+    with caplog.at_level(logging.INFO, "dpoptim.accounting"):
+        first = calibrate_remembered(waiting_apart, **budget)
+        said = [record.getMessage() for record in caplog.records]
+        assert {line.split(":")[0] for line in said} == {"calibrating, roughly", "calibrating"}
+        assert f"at noise multiplier {first:.4g};" in said[-1]
+        caplog.clear()
+        assert calibrate_remembered(waiting_apart, **budget) == first
+        (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("evaluating a noise multiplier of earlier")
+    assert len(searches) == 1
+    assert 0.99 <= compute_epsilon(waiting_apart(first), 1e-5, "zero-out").epsilon <= 1
+    stored = json.loads(stored_file(cache).read_text())
+    stored_file(cache).write_text(json.dumps(stored | {"noise_multiplier": first / 2}))
+    assert calibrate_remembered(waiting_apart, **budget) == first
+    assert len(searches) == 2
+
+
+def test_calibrations_that_are_quick_say_nothing(caplog):
+    with caplog.at_level(logging.INFO, "dpoptim.accounting"):
+        calibrate_noise_multiplier(**CELL)
+    assert caplog.records == []

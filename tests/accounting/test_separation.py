@@ -17,8 +17,11 @@ from dpoptim.accounting.separation import (
     MinSeparationDpEvent,
     Outputs,
     SeparationProfile,
+    chains,
+    estimated_epsilon,
     lower_tail,
     normal_delta,
+    renyi_epsilon,
 )
 
 DELTA = 1e-5
@@ -240,6 +243,17 @@ def test_in_company_and_under_replace_one_it_is_the_gaussian_of_told_coins() -> 
     )
     delta = compute_delta(event, compute_epsilon(event, DELTA, "zero-out").epsilon, "zero-out")
     assert 0.8 * DELTA <= delta.delta <= 1.5 * DELTA
+
+
+def test_many_copies_are_drawn_where_epsilon_is_small() -> None:
+    event = MinSeparationDpEvent(2.0, (0.8, 0.6), (1.0,), (60,), 0.05, 2, SAMPLES)
+    found = chains(event, DELTA)
+    bounds = [renyi_epsilon(one, DELTA) for one in found]
+    assert [one.copies for one in found][-1] > 8
+    assert min(bounds) in bounds[-2:]  # one more was no better, or would take too long
+    profile = SeparationProfile(event, DELTA)
+    assert profile.epsilon(DELTA) <= min(bounds)
+    assert estimated_epsilon(event, DELTA) == pytest.approx(profile.epsilon(DELTA), rel=0.1)
 
 
 def test_it_survives_json_repeats_and_refuses_nonsense() -> None:

@@ -57,6 +57,7 @@ def plain(
     *,
     save: Path | None = None,
     stop: int = 10**9,
+    kept: bool = False,
     **options: Any,
 ) -> Weights:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -79,6 +80,8 @@ def plain(
                 break
         if save is not None:
             private.save(save)
+    if kept:
+        private.swap_random_iterate()
     return weights(model)
 
 
@@ -101,6 +104,7 @@ def trainer(
     folder: Path,
     physical: int,
     public: tuple[str, ...] = (),
+    points: dict[str, Any] | None = None,
     **options: Any,
 ) -> PrivateTrainer:
     return PrivateTrainer(
@@ -115,6 +119,7 @@ def trainer(
         plan=plan(),
         noise_seed=5,
         public_figures=public,
+        **(points or {}),
     )
 
 
@@ -148,10 +153,16 @@ def by_lightning(
     *,
     automatic: bool = True,
     resume: Path | None = None,
+    points: dict[str, Any] | None = None,
     **trainer: Any,
 ) -> tuple[Weights, Any]:
     callback = PrivateCallback(
-        plan(), data, physical_batch_size=physical, collate_fn=collate, noise_seed=5
+        plan(),
+        data,
+        physical_batch_size=physical,
+        collate_fn=collate,
+        noise_seed=5,
+        **(points or {}),
     )
     options = {"max_epochs": 2, "enable_checkpointing": False, **trainer}
     fit = lightning.Trainer(
@@ -229,6 +240,33 @@ def test_every_loop_releases_the_same_weights(task: str, tmp_path: Path) -> None
         found, fit = by_lightning(make(), data, tmp_path, physical, automatic=automatic)
         assert fit.global_step == plan().steps
         close(expected, {name.removeprefix("model."): value for name, value in found.items()})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_loop_keeps_to_a_ball_and_keeps_the_same_point(tmp_path: Path) -> None:
+    points = {"projection": 0.05, "random_iterate": True}
+    data = Sentences(language_model=False)
+    start, last = weights(classifier()), plain(classifier(), data, None, **points)
+    free = plain(classifier(), data, None)
+    kept = plain(classifier(), data, None, kept=True, **points)
+    for found, inside in ((last, True), (kept, True), (free, False)):
+        moves = [(found[name] - start[name]).flatten() for name in start]
+        assert (float(torch.cat(moves).norm()) <= 0.05 * (1 + 1e-5)) == inside
+    assert any(not torch.equal(last[name], kept[name]) for name in last)
+
+    model = classifier()
+    ours = trainer(model, data, tmp_path, 4, points=points)
+    ours.train()
+    close(last, weights(model))
+    ours.private.swap_random_iterate()
+    close(kept, weights(model))
+
+    model = classifier()
+    found, fit = by_lightning(model, data, tmp_path, 4, points=points)
+    close(last, {name.removeprefix("model."): value for name, value in found.items()})
+    (callback,) = (each for each in fit.callbacks if isinstance(each, PrivateCallback))
+    callback.private.swap_random_iterate()
+    close(kept, {name.removeprefix("model."): value for name, value in weights(model).items()})
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,6 +13,7 @@ from dpoptim.audit.detectors import DETECTORS
 from mutants import (
     faults,
     faults_of_isolation,
+    faults_of_iterates,
     faults_of_methods,
     faults_of_refunds,
     faults_of_rows,
@@ -75,7 +76,7 @@ _f, _s, _m, _t, _c = (
     faults_of_statistics,
     faults_of_turns,
 )
-_i, _r, _rows = faults_of_isolation, faults_of_refunds, faults_of_rows
+_i, _r, _rows, _p = faults_of_isolation, faults_of_refunds, faults_of_rows, faults_of_iterates
 TURNS = "sampling.CyclicPoissonSampling"
 APART = "sampling.MinSeparationSampling"
 DICE, CORRELATED = "error feedback", "correlated noise"
@@ -726,5 +727,30 @@ MUTANTS: tuple[Mutant, ...] = (
         "gate.SelectedRows.standard_deviation",
         _rows.counts_not_charged,
         "selected rows",
+    ),
+    # points that a run keeps or moves
+    Mutant(
+        "the point of the shortest gradient kept",
+        "training.Iterates.leave",
+        _p.shortest_gradient_kept,
+        "iterates",
+    ),
+    Mutant(
+        "the last point kept where a random one is promised",
+        "training.Iterates.leave",
+        _p.last_point_kept,
+        "iterates",
+    ),
+    Mutant(
+        "a ball around the step without noise",
+        "training.Iterates.project",
+        _p.projected_before_noise,
+        "iterates",
+    ),
+    Mutant(
+        "a ball for each tensor alone",
+        "training.Iterates.project",
+        _p.half_projected,
+        "iterates",
     ),
 )

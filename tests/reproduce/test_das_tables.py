@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dpoptim.reproduce import das_baselines
+from dpoptim.reproduce.tweets import tasks_in
 from dpoptim.reproduce.das_tables import PRIVATE, Recipe, das_table, smooth_pixels
 from dpoptim.reproduce.real_cases import Case
 from dpoptim.solvers.linear_model import LinearModel
@@ -59,3 +60,14 @@ def test_every_row_of_a_table_learns(tmp_path, smoothing) -> None:
     assert min(row.accuracy for row in rows) > 80  # a third by chance
     with (tmp_path / "das_blobs.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(rows) == 9
+
+
+def test_tasks_are_found_in_their_folder_or_below(tmp_path) -> None:
+    for name in ("emotion", "emoji"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train_text.txt").write_text("one\n")
+    (tmp_path / "cache").mkdir()
+    assert tasks_in(tmp_path) == [tmp_path / "emoji", tmp_path / "emotion"]
+    assert tasks_in(tmp_path / "emoji") == [tmp_path / "emoji"]
+    with pytest.raises(FileNotFoundError, match="no task of TweetEval"):
+        tasks_in(tmp_path / "cache")

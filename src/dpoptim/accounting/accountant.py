@@ -15,7 +15,6 @@ where the grid of one step's losses is as fine as memory allows and its probabil
 """
 
 import math
-from dataclasses import replace
 from functools import lru_cache
 from typing import get_args
 
@@ -24,14 +23,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpoptim.accounting.canonical import Leaves, canonical
-from dpoptim.accounting.choose_profile import Accountant, profile_of
-from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
-from dpoptim.accounting.monte_carlo import (
-    ROUGH_SAMPLES,
-    MonteCarloDpEvent,
-    MonteCarloProfile,
-    told,
+from dpoptim.accounting.choose_profile import (
+    Accountant,
+    profile_of,
+    rough_monte_carlo_epsilon,
 )
+from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
+from dpoptim.accounting.monte_carlo import MonteCarloDpEvent, MonteCarloProfile, told
 from dpoptim.accounting.profiles import FINE, LossDistribution, renyi_divergences
 from dpoptim.accounting.tilted import TiltedDistribution
 
@@ -258,15 +256,15 @@ def renyi_divergence(
 def rough_epsilon(
     event: dp.DpEvent, delta: float, relation: dp.NeighboringRelation, guess: float
 ) -> float:
-    """An upper bound on epsilon, within a few per cent near `guess`: for searching only.
+    """Epsilon within a few per cent near `guess`: for searching only.
 
     With a fixed guess the discretisation is fixed too, so that the bound varies smoothly with the
     event.
     """
     leaves = canonical(event)
-    if leaves and isinstance(leaves[0][0], MonteCarloDpEvent):
-        leaves = canonical(replace(leaves[0][0], samples=ROUGH_SAMPLES))
-        return profile_of(leaves, relation, (delta,), "auto").epsilon(delta)
+    sampled = leaves and isinstance(leaves[0][0], MonteCarloDpEvent)
+    if sampled and relation is not dp.NeighboringRelation.REPLACE_ONE:
+        return rough_monte_carlo_epsilon(leaves[0][0], delta)
     return profile_of(leaves, relation, (delta,), "auto", guess=guess).epsilon(delta)
 
 

@@ -6,6 +6,8 @@ that check can only make the noise a little larger than necessary (epsilon ends 
 100 % of the target).
 """
 
+import hashlib
+import logging
 import math
 from collections.abc import Callable
 from importlib.metadata import version
@@ -17,7 +19,9 @@ from dpoptim.accounting import calibration_cache
 from dpoptim.accounting.accountant import check_delta, check_epsilon, compute_epsilon, rough_epsilon
 from dpoptim.accounting.gaussian import gdp_mu
 from dpoptim.accounting.guarantee import neighboring_name, neighbours_differ_by, parse_neighboring
+from dpoptim.accounting.monte_carlo import MonteCarloDpEvent
 
+_log_of_waits = logging.getLogger(__name__)
 _LOOSEST = 0.99  # epsilon achieved, at least, as a share of the target
 _RANGE = (math.log(1e-2), math.log(1e9))  # of log noise multipliers that are worth considering
 
@@ -65,14 +69,6 @@ def calibrate_noise_multiplier(
     check_delta(delta)
     check_epsilon(epsilon)
     relation = parse_neighboring(neighboring)
-    key = {
-        "sample_rate": float(sample_rate),
-        "steps": steps,
-        "epsilon": float(epsilon),
-        "delta": float(delta),
-        "neighboring": neighboring_name(relation),
-        "dp_accounting": version("dp-accounting"),
-    }
 
     def event_of(noise_multiplier: float) -> dp.DpEvent:
         step = dp.PoissonSampledDpEvent(float(sample_rate), dp.GaussianDpEvent(noise_multiplier))
@@ -80,17 +76,44 @@ def calibrate_noise_multiplier(
 
     if sample_rate == 1:
         return _full_batch_noise(steps, epsilon, delta, relation)
-    stored = calibration_cache.read(key)
-    if stored is not None:
-        share = compute_epsilon(event_of(stored), delta, relation).epsilon / epsilon
-        if _LOOSEST <= share <= 1:
-            return stored
-    noise_multiplier = calibrate_event(
+    return calibrate_remembered(
         event_of,
         epsilon=epsilon,
         delta=delta,
         neighboring=relation,
         start=_central_limit_noise(sample_rate, steps, epsilon, delta, relation),
+    )
+
+
+def calibrate_remembered(
+    event_of: Callable[[float], dp.DpEvent],
+    *,
+    epsilon: float,
+    delta: float,
+    neighboring: str | dp.NeighboringRelation,
+    start: float = 1.0,
+) -> float:
+    """`calibrate_event`, whose results are kept as `calibrate_noise_multiplier` says.
+
+    Results are known by ``event_of(1.0)``; another event with the same one there costs time only,
+    for what is stored is evaluated.
+    """
+    relation = parse_neighboring(neighboring)
+    key = {
+        "event": hashlib.sha256(repr(event_of(1.0)).encode()).hexdigest(),
+        "epsilon": float(epsilon),
+        "delta": float(delta),
+        "neighboring": neighboring_name(relation),
+        "dp_accounting": version("dp-accounting"),
+    }
+    stored = calibration_cache.read(key)
+    if stored is not None:
+        event = event_of(stored)
+        _say("evaluating a noise multiplier of earlier", event)
+        if _LOOSEST <= compute_epsilon(event, delta, relation).epsilon / epsilon <= 1:
+            return stored
+    noise_multiplier = calibrate_event(
+        event_of, epsilon=epsilon, delta=delta, neighboring=relation, start=start
     )
     calibration_cache.write(key, noise_multiplier)
     return noise_multiplier
@@ -131,14 +154,14 @@ def calibrate_event(
     relation = parse_neighboring(neighboring)
 
     def rough(log_noise: float) -> float:
-        return _log(
-            rough_epsilon(event_of(math.exp(log_noise)), delta, relation, epsilon) / epsilon
-        )
+        event = event_of(math.exp(log_noise))
+        _say("calibrating, roughly", event)
+        return _log(rough_epsilon(event, delta, relation, epsilon) / epsilon)
 
     def reported(log_noise: float) -> float:
-        return _log(
-            compute_epsilon(event_of(math.exp(log_noise)), delta, relation).epsilon / epsilon
-        )
+        event = event_of(math.exp(log_noise))
+        _say("calibrating", event)
+        return _log(compute_epsilon(event, delta, relation).epsilon / epsilon)
 
     try:
         # The rough bound is 1 to 3 % above the fine one near the target.
@@ -148,6 +171,16 @@ def calibrate_event(
     except _OutOfRangeError as error:
         raise ValueError(f"epsilon: {epsilon:g} at delta={delta:g} {error}") from None
     return math.exp(found)
+
+
+def _say(what: str, event: dp.DpEvent) -> None:
+    """Log an evaluation that takes long; public numbers."""
+    if isinstance(event, MonteCarloDpEvent):
+        _log_of_waits.info(
+            "%s: Monte Carlo at noise multiplier %.4g; this can take a minute",
+            what,
+            event.noise_multiplier,
+        )
 
 
 class _OutOfRangeError(Exception):

@@ -1,6 +1,7 @@
 """Choice of an event's accountant: exact, PLD (plain, tilted), Renyi, sampled, of a selection."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
@@ -9,7 +10,12 @@ import dp_accounting as dp
 from dpoptim.accounting.allocation import AllocationProfile, BallsInBinsDpEvent
 from dpoptim.accounting.canonical import Leaves, canonical
 from dpoptim.accounting.guarantee import neighbours_differ_by
-from dpoptim.accounting.monte_carlo import MonteCarloDpEvent, MonteCarloProfile, told
+from dpoptim.accounting.monte_carlo import (
+    ROUGH_SAMPLES,
+    MonteCarloDpEvent,
+    MonteCarloProfile,
+    told,
+)
 from dpoptim.accounting.profiles import (
     FINE,
     GaussianProfile,
@@ -18,7 +24,11 @@ from dpoptim.accounting.profiles import (
     RenyiProfile,
 )
 from dpoptim.accounting.selection import SelectionProfile, trials_of
-from dpoptim.accounting.separation import MinSeparationDpEvent, SeparationProfile
+from dpoptim.accounting.separation import (
+    MinSeparationDpEvent,
+    SeparationProfile,
+    estimated_epsilon,
+)
 from dpoptim.accounting.tilted import TiltedDistribution
 
 Accountant = Literal["auto", "PLD", "RDP", "order statistics"]
@@ -82,6 +92,13 @@ def monte_carlo_profile(event: MonteCarloDpEvent, delta: float) -> MonteCarloPro
         case MinSeparationDpEvent():
             return SeparationProfile(event, delta)
     raise ValueError(f"event: {type(event).__name__} has no profile.")
+
+
+def rough_monte_carlo_epsilon(event: MonteCarloDpEvent, delta: float) -> float:
+    """Epsilon within a few per cent, by fewer samples or none: for searching only."""
+    if isinstance(event, MinSeparationDpEvent):
+        return estimated_epsilon(event, delta)
+    return monte_carlo_profile(replace(event, samples=ROUGH_SAMPLES), delta).epsilon(delta)
 
 
 def selection_profile(leaves: Leaves, relation: dp.NeighboringRelation) -> SelectionProfile:

@@ -116,14 +116,15 @@ class Replicas:
             sums[rows] += weights * after[following]
         return sums
 
-    def _sums(self) -> Iterator[Floats]:
-        """The sums after step 0, 1, ..., each up to a factor, made anew block by block."""
+    def _sums(self) -> Iterator[tuple[Floats, Floats]]:
+        """Sums after step 0, 1, ..., each up to a factor, and from it on; made anew in blocks."""
         for start in range(0, self.steps, self._block):
             end = min(start + self._block, self.steps)
-            block = [self._kept[end]]
-            for step in range(end - 1, start, -1):
-                before = self._before(step, block[-1])
-                block.append(before / before.max())
+            after, block = self._kept[end], []
+            for step in range(end - 1, start - 1, -1):
+                before = self._before(step, after)
+                block.append((after, before))
+                after = before / before.max()
             yield from reversed(block)
 
     def draw(self, samples: int, rng: np.random.Generator) -> sparse.csr_matrix:
@@ -132,9 +133,8 @@ class Replicas:
         state = np.searchsorted(first, rng.random(samples) * first[-1], side="right")
         state = np.minimum(state, len(first) - 1)
         steps, tuples, counts = [], [], []
-        for step, after in enumerate(self._sums()):
-            none = self._weights(step)[0] * after[self._next[0]]
-            share = none / self._before(step, after)
+        for step, (after, before) in enumerate(self._sums()):
+            share = self._weights(step)[0] * after[self._next[0]] / before
             moved = np.flatnonzero(rng.random(samples) >= share[state])
             joining, following = self._moves(step, state[moved], after, rng)
             state = self._next[0][state]

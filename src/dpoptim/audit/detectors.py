@@ -20,6 +20,7 @@ from dpoptim.audit.charging import audit_charging
 from dpoptim.audit.checkpoint_parts import checkpoint_parts
 from dpoptim.audit.encoding import encoding
 from dpoptim.audit.isolation import isolation, refused
+from dpoptim.audit.iterates import iterates
 from dpoptim.audit.method_detectors import (
     clip_norm_search,
     error_feedback,
@@ -295,4 +296,5 @@ DETECTORS: dict[str, Detector] = {
     "clip norm search": clip_norm_search,
     "selected rows": partial(row_selection, FAILURE, SEED),
     "scaled gradients": scaled_gradients,
+    "iterates": iterates,
 }

@@ -47,7 +47,8 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         collate_fn, num_workers: as for ``torch.utils.data.DataLoader``.
         loss: ``loss(module, batch)`` returns one loss a record: `attach` then checks that records
             are not mixed.
-        ledger, label, noise_seed: as for `dpoptim.attach`.
+        ledger, label, noise_seed, projection, random_iterate: as for `dpoptim.attach`; after fit,
+            ``self.private.swap_random_iterate()``.
         public_figures: names that ``self.log`` may be given in training: you vouch that no private
             record takes part in them. Scores on public records, logged in validation, need not be
             named.
@@ -76,6 +77,8 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         ledger: Ledger | None = None,
         label: str = "lightning trainer",
         noise_seed: int | None = None,
+        projection: float | None = None,
+        random_iterate: bool = False,
         public_figures: Collection[str] = (),
     ) -> None:
         require_plan(plan)
@@ -85,6 +88,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         self._train_set, self._physical, self._collate = train_set, physical_batch_size, collate_fn
         self._workers, self._loss, self._ledger = num_workers, loss, ledger
         self._label, self._noise_seed = label, noise_seed
+        self._projection, self._random_iterate = projection, random_iterate
         self._resume: Path | None = None
         self._undo: list[Callable[[], Any]] = []
         self._validated: set[str] | None = None  # names of figures, as far as they are known
@@ -120,6 +124,8 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
             ledger=self._ledger,
             label=self._label,
             noise_seed=self._noise_seed,
+            projection=self._projection,
+            random_iterate=self._random_iterate,
             resume=self._resume,
         )
         self.loader.steps = self.private.steps(

@@ -48,7 +48,8 @@ class PrivateTrainerMixin(KnowsOpacus):
         losses: ``losses(model, inputs)`` returns one loss a record, shape (rows,). None: from the
             batch's labels, as the model's own loss but averaged over each record's own tokens (see
             `losses_from_labels`).
-        ledger, ledger_label, noise_seed, checkpoint_key: as for `dpoptim.attach`.
+        ledger, ledger_label, noise_seed, checkpoint_key, projection, random_iterate: as for
+            `dpoptim.attach`; after training, ``self.private.swap_random_iterate()``.
         debug_private: also log the training loss and all else that is private: never for release.
         public_figures: names of further figures that may be logged: you vouch that no private
             record takes part in them.
@@ -75,6 +76,8 @@ class PrivateTrainerMixin(KnowsOpacus):
         ledger_label: str = "transformers trainer",
         noise_seed: int | None = None,
         checkpoint_key: bytes | None = None,
+        projection: float | None = None,
+        random_iterate: bool = False,
         debug_private: bool = False,
         public_figures: Collection[str] = (),
         **trainer: Any,
@@ -88,6 +91,7 @@ class PrivateTrainerMixin(KnowsOpacus):
         self._label = ledger_label
         self._noise_seed = noise_seed
         self._key = checkpoint_key
+        self._projection, self._random_iterate = projection, random_iterate
         super().__init__(
             *(with_steps_of(plan, each) for each in args),
             **{name: with_steps_of(plan, each) for name, each in trainer.items()},
@@ -135,6 +139,8 @@ class PrivateTrainerMixin(KnowsOpacus):
             label=self._label,
             noise_seed=self._noise_seed,
             checkpoint_key=self._key,
+            projection=self._projection,
+            random_iterate=self._random_iterate,
             resume=None if resume is None else Path(resume) / SECRET,
             rows_per_record=self.rows_per_record,
             rows_reduction="sum",

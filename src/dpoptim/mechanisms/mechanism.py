@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import dp_accounting
 
-from dpoptim.accounting.calibration import calibrate_event, calibrate_noise_multiplier
+from dpoptim.accounting.calibration import calibrate_noise_multiplier, calibrate_remembered
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.assumptions import Assumption
 from dpoptim.gate import Query
@@ -90,7 +90,7 @@ class Mechanism(ABC):
             case dp_accounting.GaussianDpEvent(noise_multiplier=1.0):
                 count = 1
             case _:
-                return calibrate_event(
+                return calibrate_remembered(
                     lambda noise: self.event(run, noise),
                     epsilon=epsilon,
                     delta=delta,

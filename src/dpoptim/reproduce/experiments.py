@@ -19,8 +19,8 @@ class Request:
     Attributes:
         out: folder for tables (CSV) and pictures.
         quick: fewer settings and seeds.
-        fashion, tweets, e2e: folders of Fashion-MNIST, of a TweetEval task, and of the E2E
-            challenge; None: not there.
+        fashion, tweets, e2e: folders of Fashion-MNIST, of a TweetEval task (or, for
+            ``das-baselines``, of several), and of the E2E challenge; None: not there.
         say: told in a line what is left out, and why.
     """
 
@@ -142,12 +142,15 @@ def das_baselines(request: Request) -> None:
     from dpoptim.reproduce.das_baselines import RATES
     from dpoptim.reproduce.das_baselines import das_baselines as experiment
     from dpoptim.reproduce.real_cases import fashion
+    from dpoptim.reproduce.tweets import tasks_in
 
     cases = [fashion(request.fashion)]
     if request.tweets is None:
-        request.say("without Table 5: give --tweets, a folder of a TweetEval task such as emotion")
+        request.say("without Table 5: give --tweets, a folder of a TweetEval task, or of several")
     else:
-        cases.append(das_tables.tweets_of_norm_10(request.out, request.tweets))
+        cases += [
+            das_tables.tweets_of_norm_10(request.out, task) for task in tasks_in(request.tweets)
+        ]
     rates = RATES[2:3] if request.quick else RATES
     experiment(request.out, cases, seeds=request.seeds, rates=rates)
 

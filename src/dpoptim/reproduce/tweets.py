@@ -39,6 +39,24 @@ def load_tweets(
     return Data(folder.name, x, y, x_test, y_test, tuple(classes), public=True)
 
 
+def tasks_in(directory: str | Path) -> list[Path]:
+    """The folder of a task itself, or those of the tasks right below it, in order of names.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    folder = Path(directory)
+    found = [
+        each for each in (folder, *sorted(folder.glob("*"))) if (each / "train_text.txt").is_file()
+    ]
+    if not found:
+        raise FileNotFoundError(
+            f"{folder} holds no task of TweetEval: give one of its datasets, such as emotion, or "
+            "a folder of several."
+        )
+    return found
+
+
 def lines(path: Path) -> list[str]:
     """The lines of a file; tweets hold characters that other functions would split at."""
     if not path.is_file():
