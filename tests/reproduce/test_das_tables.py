@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dpoptim.reproduce import das_baselines
-from dpoptim.reproduce.tweets import tasks_in
 from dpoptim.reproduce.das_tables import PRIVATE, Recipe, das_table, smooth_pixels
 from dpoptim.reproduce.real_cases import Case
+from dpoptim.reproduce.tweets import tasks_in
 from dpoptim.solvers.linear_model import LinearModel
 
 
