@@ -68,6 +68,7 @@ COMMANDS = {
     "one_pass.csv": f"{REPRODUCE} one-pass --out {{out}}",
     "phases.csv": "python benchmarks/phases.py --out {out}",
     "plan_ranks.csv": "python benchmarks/plan_ranks.py --out {out}",
+    "planning.csv": "python benchmarks/planning.py --out {out}",
     "search_shares.csv": "python benchmarks/search_shares.py --out {out}",
     "sparse_clicks.csv": "python benchmarks/sparse_rows.py --out {out}",
     "sparse_rows.csv": "python benchmarks/sparse_rows.py --out {out}",

@@ -17,7 +17,7 @@ from dpoptim.reproduce.das_tables import spread, without_penalty
 from dpoptim.reproduce.kl_rates import write_rows
 from dpoptim.reproduce.real_cases import Case
 
-RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 BATCH, EPOCHS, AVERAGED, MOMENTUM = 4096, 40, 0.25, 0.9
 NO_CLIPPING = 1e9
 PUBLISHED = {"Fashion-MNIST": 86.78, "emotion": 60.43, "emoji": 30.10}

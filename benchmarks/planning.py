@@ -1,0 +1,119 @@
+"""Seconds of planning and drawing: calibrations, prices of long runs, coins, one pass over a file.
+
+    python benchmarks/planning.py --out benchmarks/results
+
+Medians of processor time on one thread; no calibration finds an earlier one. The regression is from
+noisy sums, over a table on disk of which a chunk at a time is in memory; it is removed at the end.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dp_accounting
+import numpy as np
+
+from dpoptim.accounting import calibrate_noise_multiplier, compute_epsilon
+from dpoptim.noise.stream import KeyStream
+from dpoptim.sampling import PoissonSampling
+from dpoptim.solvers import Budget, LinearModel
+from dpoptim.solvers.sufficient_statistics import sufficient_statistics
+from one_table import write_table
+
+DELTA, RELATION = 1e-5, "add-or-remove-one"
+REPEATS = 5
+COINS = ((1_000_000, 1e-4), (1_000_000, 1e-3), (1_000_000, 1e-2), (100_000_000, 1e-5))
+RECORDS, FEATURES, CHUNK = 4_000_000, 50, 1 << 16
+
+
+def seconds(work: Callable[[int], object], repeats: int = REPEATS) -> float:
+    """Median processor time of ``work(0)``, ``work(1)``, ..., after one that does not count."""
+    found = []
+    for number in range(repeats + 1):
+        start = time.process_time()
+        work(number)
+        found.append(time.process_time() - start)
+    return statistics.median(found[1:])
+
+
+def calibrated(number: int) -> None:
+    """A calibration of 6,000 steps; epsilons differ, so that nothing is remembered."""
+    calibrate_noise_multiplier(
+        sample_rate=500 / 60_000,
+        steps=6_000,
+        epsilon=2 + number / 1000,
+        delta=DELTA,
+        neighboring=RELATION,
+    )
+
+
+def priced(number: int) -> None:
+    """Ten million steps; noise differs likewise."""
+    step = dp_accounting.PoissonSampledDpEvent(
+        1e-4, dp_accounting.GaussianDpEvent(1 + number / 1000)
+    )
+    event = dp_accounting.SelfComposedDpEvent(step, 10_000_000)
+    compute_epsilon(event, DELTA, RELATION)
+
+
+def coins(records: int, rate: float) -> Callable[[int], None]:
+    """The records of a step."""
+    batches = PoissonSampling(rate).batches(KeyStream.from_seed(1, "coins"), records)
+
+    def toss(_: int) -> None:
+        next(batches)
+
+    return toss
+
+
+def by_regression(folder: Path, records: int) -> tuple[float, float]:
+    """Seconds of a closed-form regression from a table on disk, and of reading the table."""
+    shape, generator = (records, FEATURES), np.random.default_rng(0)
+    file = folder / "x.npy"
+    x = np.lib.format.open_memmap(file, "w+", np.float32, shape)
+    for start in range(0, records, CHUNK):
+        part = x[start : start + CHUNK]
+        part[:] = generator.uniform(-0.1, 0.1, part.shape)
+    x.flush()
+    y = np.asarray(x[:, 0], dtype=np.float64)
+    model = LinearModel("squared", features=FEATURES)
+
+    def fit(number: int) -> None:
+        data = (np.load(file, mmap_mode="r"), y)
+        budget = Budget(delta=DELTA, epsilon=1.0)
+        sufficient_statistics(model, data, budget, radius=2.0, noise_seed=number)
+
+    def read(_: int) -> None:
+        found, room = np.load(file, mmap_mode="r"), np.empty((CHUNK, FEATURES), np.float32)
+        for start in range(0, records, CHUNK):
+            part = found[start : start + CHUNK]
+            room[: len(part)] = part
+
+    return seconds(fit, 3), seconds(read, 3)
+
+
+def rows(records: int = RECORDS) -> Iterator[dict[str, object]]:
+    """Lines of the table, one after the other."""
+    yield row("calibration of 6,000 steps", seconds(calibrated))
+    yield row("price of 10,000,000 steps", seconds(priced))
+    for population, rate in COINS:
+        name = f"coins of {population:,} records, {round(population * rate):,} expected"
+        yield row(name, seconds(coins(population, rate), 50))
+    with tempfile.TemporaryDirectory() as folder:
+        fitted, read = by_regression(Path(folder), records)
+    table = f"a table on disk of {records:,} x {FEATURES}, float32"
+    yield row(f"regression in closed form from {table}", fitted)
+    yield row(f"reading {table}", read)
+
+
+def row(what: str, took: float) -> dict[str, object]:
+    return {"what": what, "seconds": float(f"{took:.3g}")}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["DPOPTIM_CACHE_DIR"] = cache
+        write_table("planning", __doc__, rows())
