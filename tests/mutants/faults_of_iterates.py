@@ -15,7 +15,7 @@ from dpoptim.training.iterates import Iterates
 
 @contextmanager
 def sums_overheard() -> Iterator[list[Tensor]]:
-    """What goes into the gate, before it has noise."""
+    """Listen to what goes into the gate, before it has noise."""
     heard: list[Tensor] = []
     honest = Gate.release_sum
 

@@ -162,7 +162,7 @@ class SeparationProfile(MonteCarloProfile):
 
 
 def chains(event: MinSeparationDpEvent, delta: float) -> list[Replicas]:
-    """Of more and more copies, until the Renyi bound is no longer lower, or they take too long."""
+    """Chains of more and more copies, until the Renyi bound is no lower, or they take too long."""
     found: list[Replicas] = []
     least, products = math.inf, event.products
     for copies in ORDERS:
