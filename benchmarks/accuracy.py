@@ -27,11 +27,11 @@ import accuracy_tasks as tasks
 from accuracy_tasks import Task
 from dpoptim.data import FASHION_MNIST_DIRECTORY, Data, load_arrays, load_digits, load_fashion_mnist
 from dpoptim.data.arrays import PIXELS
-from dpoptim.data.preparation import Scatter, SquareRoot, Whiten
+from dpoptim.data.preparation import Scatter, SquareRoot, Step, Whiten
 from dpoptim.methods import DPFTRL, DPSGD, ScaledClipNorm
 from dpoptim.optim import AdamBC
 from dpoptim.plan import Plan
-from dpoptim.recipes import recipe, steady_rate
+from dpoptim.recipes import Recipe, recipe, steady_rate
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
 
@@ -373,45 +373,55 @@ def rates(request: Request) -> Experiment:
     yield task, [grid(base, (0.34, 1.0))]
 
 
+def given_sets(
+    request: Request, steps: Sequence[Step], epsilons: tuple[float, float, float, float]
+) -> Iterator[tuple[Data, float]]:
+    """Digits, Fashion-MNIST, and MNIST and CIFAR-10 where they are given, each at its epsilon."""
+    digits, fashion, mnist, cifar = epsilons
+    yield load_digits(0, steps, request.cache), digits
+    yield load_fashion_mnist(request.fashion, steps, request.cache), fashion
+    for name, folder, epsilon in (
+        ("mnist", request.mnist, mnist),
+        ("cifar", request.cifar, cifar),
+    ):
+        if request.has(name):
+            pixels = (*PIXELS, *steps)
+            yield load_arrays(folder, public=True, pixels=pixels, cache=request.cache), epsilon
+
+
+def trial_by_recipe(task: Task, by: Recipe, n: int, epsilon: float) -> Trial:
+    """What `dpoptim train` does with ``n`` records."""
+    rest = by.clip_norm, "SGD", by.learning_rate, by.momentum
+    trial = Trial(task.name, "DP-SGD", epsilon, by.batch_size, by.epochs, *rest)
+    return replace(trial, learning_rate=steady_rate(by, trial.plan(n, task.delta)))
+
+
 def scattering(request: Request) -> Experiment:
     """A linear classifier on scattering features, by the recipe; of digits, of Fashion-MNIST, and
     of MNIST and CIFAR-10 where they are given.
     """
+    for data, epsilon in given_sets(request, SCATTERED, (3.0, 2.7, 2.93, 3.0)):
+        task = tasks.by_recipe(data, "softmax", "scattering")
+        n = len(data.x)
+        yield task, [[trial_by_recipe(task, recipe("softmax", n, "scattering"), n, epsilon)]]
 
-    def sets() -> Iterator[tuple[Data, float]]:
-        yield load_digits(0, SCATTERED, request.cache), 3.0
-        yield load_fashion_mnist(request.fashion, SCATTERED, request.cache), 2.7
-        for name, folder, epsilon in (
-            ("mnist", request.mnist, 2.93),
-            ("cifar", request.cifar, 3.0),
-        ):
-            if request.has(name):
-                yield (
-                    load_arrays(
-                        folder, public=True, pixels=(*PIXELS, *SCATTERED), cache=request.cache
-                    ),
-                    epsilon,
-                )
 
-    for data, epsilon in sets():
-        task = tasks.scattering(data)
-        by = recipe("softmax", len(data.x), "scattering")
-        trial = Trial(
-            task.name,
-            "DP-SGD",
-            epsilon,
-            by.batch_size,
-            by.epochs,
-            by.clip_norm,
-            "SGD",
-            by.learning_rate,
-            by.momentum,
-        )
-        rate = steady_rate(by, trial.plan(len(data.x), task.delta))
-        yield task, [[replace(trial, learning_rate=rate)]]
+def cnn(request: Request) -> Experiment:
+    """The CNN of `dpoptim train`, by its recipe, on scattering features and on pixels; on pixels
+    also with four views of each image, itself moved by up to a pixel.
+    """
+    kinds = {"scattering": (SquareRoot(), Scatter()), "pixels": (SquareRoot(),)}
+    for features, steps in kinds.items():
+        for data, epsilon in given_sets(request, steps, (2.93, 2.93, 2.93, 3.0)):
+            task = tasks.by_recipe(data, "cnn", features)
+            by = recipe("cnn", len(data.x), "scattering" if features == "scattering" else None)
+            trial = trial_by_recipe(task, by, len(data.x), epsilon)
+            moved = [[replace(trial, views=4, shift=1)]] if features == "pixels" else []
+            yield task, [[trial], *moved]
 
 
 EXPERIMENTS: dict[str, Callable[[Request], Experiment]] = {
+    "cnn": cnn,
     "mechanisms": mechanisms,
     "optimizers": optimizers,
     "rates": rates,

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from dpoptim.data import Data, load_digits, load_fashion_mnist
 from dpoptim.data.preparation import SquareRoot
+from dpoptim.recipes import recipe
 from dpoptim.reproduce import dice_cases
-from dpoptim.reproduce.dice_cases import Arrays
+from dpoptim.reproduce.dice_cases import Arrays, tanh_cnn
 from dpoptim.reproduce.tweets import lines
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy
@@ -62,7 +63,7 @@ def images(name: str, model: str, parts: tuple[Arrays, Arrays, Arrays], classes:
     return Task(
         f"{name}, {model}",
         *parts,
-        lambda: build_model(model, shape, classes),
+        lambda: tanh_cnn(shape, classes) if model == "cnn" else build_model(model, shape, classes),
         cross_entropy,
         percent,
         physical_batch_size=None if model == "softmax" else 512,
@@ -104,9 +105,11 @@ def digits(model: str) -> Task:
     return images("digits", model, ((x[:kept], y[:kept]), (x[kept:], y[kept:]), test), 10)
 
 
-def scattering(data: Data) -> Task:
-    """A linear classifier on scattering features, trained on all but the test images once its
-    settings are chosen.
+def by_recipe(data: Data, model: str, features: str) -> Task:
+    """A model of `dpoptim train`, trained on all but the test images once its settings are chosen.
+
+    Args:
+        features: ``"scattering"`` or ``"pixels"``.
     """
     assert data.x_test is not None
     assert data.y_test is not None
@@ -115,7 +118,14 @@ def scattering(data: Data) -> Task:
     test = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
     parts = (x[:kept], y[:kept]), (x[kept:], y[kept:]), test
     task = images(data.name, "softmax", parts, data.classes)
-    return replace(task, name=f"{data.name}, scattering", whole=(x, y))
+    kinds = (features,) if model == "softmax" else (model, features)
+    return replace(
+        task,
+        name=", ".join((data.name, *kinds)),
+        build=lambda: build_model(model, tuple(x.shape[1:]), data.classes),
+        physical_batch_size=recipe(model, len(x), features).physical_batch_size,
+        whole=(x, y),
+    )
 
 
 def emotion(directory: Path, cache: Path) -> Task:

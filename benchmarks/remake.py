@@ -25,6 +25,7 @@ COMMANDS = {
     "amplified_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
     "audit_peers.csv": "python benchmarks/audit_peers.py --out {out}/audit_peers.csv",
     "convolutions.csv": "python benchmarks/convolutions.py --out {out}",
+    "choose_cnn.csv": "python benchmarks/choose_cnn.py --out {out}",
     "choose_defaults.csv": "python benchmarks/choose_defaults.py --out {out}",
     "correlated_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
     "das_baselines.csv": f"{REPRODUCE} das-baselines --tweets {{tweets}} --out {{out}}",

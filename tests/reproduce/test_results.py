@@ -16,6 +16,7 @@ import torch
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.data import FASHION_MNIST_DIRECTORY
+from dpoptim.data.preparation import Scatter, SquareRoot
 from dpoptim.methods import DPSGD, DiceSGD
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.reproduce import (
@@ -39,6 +40,7 @@ from dpoptim.reproduce import (
 )
 from dpoptim.reproduce.real_cases import fashion as fashion_case
 from dpoptim.reproduce.text_scores import SCORES
+from dpoptim.runs.models import build_model
 from dpoptim.solvers.lipschitz import lipschitz_constants
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -167,13 +169,60 @@ def test_a_run_of_accuracies(bench: Callable[[str], ModuleType], name: str, tmp_
     )
     model = known.task.removeprefix("digits, ")
     if model == "scattering":
-        task = tasks.scattering(made.load_digits(0, made.SCATTERED, tmp_path))
+        data = made.load_digits(0, made.SCATTERED, tmp_path)
+        task = tasks.by_recipe(data, "softmax", "scattering")
+    elif model == "cnn, scattering":
+        steps = (SquareRoot(), Scatter())
+        task = tasks.by_recipe(made.load_digits(0, steps, tmp_path), "cnn", "scattering")
     else:
         task = tasks.digits(model)
     assert task.name == known.task
     found = made.run(made.settings(known), task, known.part, known.seed)
     for tail in made.TAILS:
         assert getattr(found, tail) == pytest.approx(getattr(known, tail), abs=1.0)
+
+
+CNN_SHAPES = {"pixels": (1, 28, 28), "J=1": (9, 14, 14), "J=2": (81, 7, 7)}
+
+
+def test_what_the_cnn_was_chosen_from(bench: Callable[[str], ModuleType]) -> None:
+    made = bench("choose_cnn")
+    rows = rows_of("choose_cnn.csv")
+    names = columns(made.Trial)
+    known = [{name: value for name, value in row.items() if name in names} for row in rows]
+    asked = [{name: str(getattr(trial, name)) for name in names} for trial in made.TRIALS]
+    assert known == asked
+    for trial, row in zip(made.TRIALS, rows, strict=True):
+        model = made.build(trial, CNN_SHAPES[trial.features])
+        assert sum(parameter.numel() for parameter in model.parameters()) == int(row["weights"])
+        assert all(50 < float(row[tail]) < 100 for tail in ("last", "fifth", "half"))
+
+
+@pytest.mark.parametrize(
+    ("features", "network"), [("pixels", "two convolutions"), ("J=2", "1 x 1")]
+)
+def test_the_cnn_is_as_chosen(
+    bench: Callable[[str], ModuleType], features: str, network: str
+) -> None:
+    made = bench("choose_cnn")
+    trial = replace(made.GARMENTS, features=features, network=network, activation="ReLU")
+    torch.manual_seed(0)
+    chosen = made.build(trial, CNN_SHAPES[features])
+    torch.manual_seed(0)
+    model = build_model("cnn", CNN_SHAPES[features], 10)
+    x = torch.randn(3, *CNN_SHAPES[features])
+    torch.testing.assert_close(model[:-1](x), chosen[:-1](x))
+    assert repr(model) == repr(chosen)
+
+
+@pytest.mark.slow
+def test_a_run_that_the_cnn_was_chosen_by(bench: Callable[[str], ModuleType]) -> None:
+    made = bench("choose_cnn")
+    trial = replace(made.GARMENTS, activation="ReLU")
+    known = rows_of("choose_cnn.csv")[made.TRIALS.index(trial)]
+    found = made.run(trial, Path(FASHION_MNIST_DIRECTORY))
+    for tail in ("last", "fifth", "half"):
+        assert found[tail] == pytest.approx(float(known[tail]), abs=1.0)
 
 
 def test_rows_of_what_is_timed(bench: Callable[[str], ModuleType]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
@@ -17,11 +18,13 @@ from command_work import run
 from dpoptim.methods import DPFTRL, DPSGD
 from dpoptim.plan import Plan
 from dpoptim.recipes import Recipe, noise_walk, recipe, steady_rate
+from dpoptim.runs.models import build_model
 
 Bytes = NDArray[np.uint8]
 
 
-def test_scattering_from_images_to_predictions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["softmax", "cnn"])
+def test_scattering_from_images_to_predictions(tmp_path: Path, model: str) -> None:
     text = run(
         *(
             "train",
@@ -29,6 +32,8 @@ def test_scattering_from_images_to_predictions(tmp_path: Path) -> None:
             "digits",
             "--features",
             "scattering",
+            "--model",
+            model,
             "--epsilon",
             "8",
             "--epochs",
@@ -40,7 +45,7 @@ def test_scattering_from_images_to_predictions(tmp_path: Path) -> None:
     assert float(re.search(r"accuracy, private ([\d.]+)%", text).group(1)) > 80  # type: ignore[union-attr]
     certificate = (tmp_path / "run" / "certificate.json").read_text()
     assert "scattering, J=2, L=8" in certificate
-    assert "whitened" in certificate
+    assert ("whitened" in certificate) == (model == "softmax")
     assert len(list((tmp_path / "cache").iterdir())) == 1
     images, labels = load_digits(return_X_y=True)
     np.savez(tmp_path / "new.npz", x=images[:200].reshape(-1, 8, 8))
@@ -53,6 +58,14 @@ def test_scattering_from_images_to_predictions(tmp_path: Path) -> None:
     )
     predicted = [line.split(",")[0] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]
     assert np.mean([a == str(b) for a, b in zip(predicted, labels, strict=False)]) > 0.8
+
+
+def test_the_cnn_on_pixels_of_few_images(tmp_path: Path) -> None:
+    text = run(
+        *("train", "--data", "digits", "--model", "cnn", "--epsilon", "4", "--no-compare"),
+        *("--noise-seed", "1", "--seed", "1", "--out", str(tmp_path / "run")),
+    )
+    assert float(re.search(r"accuracy, private ([\d.]+)%", text).group(1)) > 88  # type: ignore[union-attr]
 
 
 def test_tables_have_no_scattering(tmp_path: Path) -> None:
@@ -76,6 +89,16 @@ def test_tables_have_no_scattering(tmp_path: Path) -> None:
 def test_the_recipe_knows_the_features() -> None:
     assert recipe("softmax", 60_000, "scattering") != recipe("softmax", 60_000)
     assert recipe("cnn", 60_000, "scattering") == recipe("cnn", 60_000)
+
+
+def test_the_cnn_reads_pixels_and_planes_of_features() -> None:
+    pixels, planes = build_model("cnn", (3, 8, 8), 10), build_model("cnn", (81, 2, 2), 10)
+    assert pixels(torch.rand(5, 3, 8, 8)).shape == (5, 10)
+    assert not planes(torch.rand(5, 81, 2, 2)).any()  # starts at zero
+    convolutions = [layer for layer in planes if isinstance(layer, torch.nn.Conv2d)]
+    assert [layer.kernel_size for layer in convolutions] == [(1, 1)]
+    with pytest.raises(ValueError, match="at least 4 x 4"):
+        build_model("cnn", (1, 2, 2), 10)
 
 
 def planned_by(method: DPSGD | DPFTRL, by: Recipe, n: int) -> Plan:
