@@ -97,8 +97,11 @@ def test_every_solver_keeps_to_the_budget(solver: str) -> None:
     assert model.privacy_.notes == ("seeded: not for release", ALONE, ON_TRUST)
 
 
+@pytest.mark.parametrize("kl_exponent", [1.0, 1.5, 2.0])
 @pytest.mark.parametrize("kl_gamma", [2.0, 8.0, 64.0])
-def test_kl_spider_gets_somewhere_however_large_gamma_is(kl_gamma: float) -> None:
+def test_kl_spider_gets_somewhere_whatever_the_condition_says(
+    kl_gamma: float, kl_exponent: float
+) -> None:
     """Fewer rounds than its formula's would end near the start, where R2 is -3.9."""
     x, y = load_diabetes(return_X_y=True)
     model = DPLinearRegression(
@@ -107,7 +110,7 @@ def test_kl_spider_gets_somewhere_however_large_gamma_is(kl_gamma: float) -> Non
         data_norm=3.2,
         target_bound=1.0,
         solver="kl-spider",
-        solver_options={"kl_gamma": kl_gamma},
+        solver_options={"kl_gamma": kl_gamma, "kl_exponent": kl_exponent},
         noise_seed=1,
     )
     x, y = x / np.abs(x).max(0), y / 346

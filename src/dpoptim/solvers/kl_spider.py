@@ -56,11 +56,11 @@ def kl_spider(
         rounds: K, instead of what the constants say. Where ``kl_gamma^2 smoothness`` is large the
             formula asks for more rounds than the noise allows; 20 to 100 serve better there, and
             the theorem no longer speaks. The schedule's steps, shorter the larger ``kl_gamma`` is,
-            would then end near the start. So with practical constants, fewer rounds than the
-            formula's and ``kl_exponent`` 2, where a round is one step, and no difference follows
-            that would ask for a short one, steps have the size 1 / ``smoothness`` wherever the
-            gradient's estimate exceeds its noise; also those of rounds that would end where they
-            begin. Below 2 a large ``kl_gamma`` still ends near the start.
+            would then end near the start. So with practical constants and fewer rounds than the
+            formula's, a round is one step, and no difference follows that would ask for a short
+            one: steps have the size 1 / ``smoothness`` wherever the gradient's estimate exceeds
+            its noise; also those of rounds that would end where they begin. ``kl_gamma`` and
+            ``kl_exponent`` then matter little.
         anchor_share: share of a round's budget for its full gradient; by default 1/2 with the
             theorem's constants, else the share that makes the noise at the round's end smallest. A
             round of one step needs no difference at all.

@@ -57,8 +57,8 @@ class Schedule:
         rounds: K, the most full gradients.
         factor: c, by which a round lowers the target.
         floor: the least target.
-        plain_steps: whether steps may be gradient steps: rounds have one each, and are fewer than
-            the analysis asks for, which therefore has no say.
+        plain_steps: whether rounds have one step each, which may be a gradient step: there are
+            fewer rounds than the analysis asks for, which therefore has no say.
     """
 
     rounds: int
@@ -75,6 +75,7 @@ class Schedule:
         target = max(target / self.factor, self.floor)
         kappa = self.kl_exponent
         steps = math.ceil((self.risk_bound / target) ** ((2 - kappa) / kappa) * (1 - 1e-12))
+        steps = 1 if self.plain_steps else steps
         scale = target ** (1 / kappa) / self.kl_gamma
         return Round(target, steps, scale / self.constants.step, self.constants.stop * scale)
 
@@ -115,7 +116,7 @@ def spider_schedule(
             f"{gamma**2 * smoothness:.3g} is large against risk_bound^((2-kappa)/kappa). Fix: a "
             "smaller smoothness, or adaptive_gd, which needs no kl_gamma."
         )
-    plain_steps = not c.union and kappa == 2 and rounds is not None and rounds < wanted
+    plain_steps = not c.union and rounds is not None and rounds < wanted
     rounds = (
         max(1, math.ceil(wanted)) if rounds is None else whole_number("rounds", rounds, least=1)
     )
