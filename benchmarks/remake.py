@@ -20,7 +20,7 @@ COMMANDS = {
     **{
         f"accuracy_{name}.csv": f"python benchmarks/accuracy.py {name} --out {{out}} "
         "--tweets {tweets}/emotion --e2e {e2e}"
-        for name in ("mechanisms", "optimizers", "rates", "scales", "scattering", "views")
+        for name in ("cnn", "mechanisms", "optimizers", "rates", "scales", "scattering", "views")
     },
     "amplified_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
     "audit_peers.csv": "python benchmarks/audit_peers.py --out {out}/audit_peers.csv",
