@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import accuracy_tasks as tasks
@@ -28,6 +26,7 @@ from accuracy_tasks import Task
 from dpoptim.data import FASHION_MNIST_DIRECTORY, Data, load_arrays, load_digits, load_fashion_mnist
 from dpoptim.data.arrays import PIXELS
 from dpoptim.data.preparation import Scatter, SquareRoot, Step, Whiten
+from dpoptim.data.views import moved
 from dpoptim.methods import DPFTRL, DPSGD, ScaledClipNorm
 from dpoptim.optim import AdamBC
 from dpoptim.plan import Plan
@@ -37,7 +36,6 @@ from dpoptim.training.tail_average import TailAverage
 
 CHOICE, TEST = "choice", "test"
 SCATTERED = (SquareRoot(), Scatter(), Whiten())  # as `dpoptim train` has them
-BACKGROUND = -0.4  # of images whose pixels went through `SquareRoot`
 TAILS = {"last": 0.0, "fifth": 0.2, "half": 0.5}  # share of the last iterates that is averaged
 
 
@@ -97,19 +95,6 @@ def settings(trial: Trial) -> Trial:
     return Trial(**{field.name: getattr(trial, field.name) for field in fields(Trial)})
 
 
-def shifted(x: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Each image (rows, channels, height, width) moved by up to ``most`` pixels either way, by
-    itself.
-    """
-    rows, channels, height, width = x.shape
-    padded = F.pad(x, (most,) * 4, value=BACKGROUND)
-    down, right = torch.randint(0, 2 * most + 1, (2, rows, 1, 1, 1), generator=generator)
-    i = torch.arange(height).view(1, 1, -1, 1) + down
-    j = torch.arange(width).view(1, 1, 1, -1) + right
-    which = torch.arange(rows).view(-1, 1, 1, 1), torch.arange(channels).view(1, -1, 1, 1)
-    return padded[(*which, i, j)]
-
-
 def optimizer_of(trial: Trial, model: torch.nn.Module) -> torch.optim.Optimizer:
     trained = [p for p in model.parameters() if p.requires_grad]
     if trial.optimizer == "SGD":
@@ -138,7 +123,7 @@ def run(trial: Trial, task: Task, part: str, seed: int) -> Row:
         plan, model, optimizer, TensorDataset(x, y), noise_seed=seed, rows_per_record=trial.views
     ) as private:
         for rows, labels in private.batches(physical_batch_size=task.physical_batch_size):
-            seen = shifted(rows, trial.shift, generator) if trial.shift else rows
+            seen = moved(rows, trial.shift, generator) if trial.shift else rows
             private.backward(task.losses(model(seen), labels))
             optimizer.step()
             if private.finished_step:
@@ -413,11 +398,12 @@ def cnn(request: Request) -> Experiment:
     kinds = {"scattering": (SquareRoot(), Scatter()), "pixels": (SquareRoot(),)}
     for features, steps in kinds.items():
         for data, epsilon in given_sets(request, steps, (2.93, 2.93, 2.93, 3.0)):
-            task = tasks.by_recipe(data, "cnn", features)
-            by = recipe("cnn", len(data.x), "scattering" if features == "scattering" else None)
-            trial = trial_by_recipe(task, by, len(data.x), epsilon)
-            moved = [[replace(trial, views=4, shift=1)]] if features == "pixels" else []
-            yield task, [[trial], *moved]
+            task, n = tasks.by_recipe(data, "cnn", features), len(data.x)
+            groups = [[trial_by_recipe(task, recipe("cnn", n), n, epsilon)]]
+            if features == "pixels":
+                by = trial_by_recipe(task, recipe("cnn", n, views=4), n, epsilon)
+                groups.append([replace(by, views=4, shift=1)])
+            yield task, groups
 
 
 EXPERIMENTS: dict[str, Callable[[Request], Experiment]] = {

@@ -25,16 +25,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from accuracy import TAILS, shifted
+from accuracy import TAILS
 from accuracy_tasks import Arrays, cross_entropy, percent
 from dpoptim.data import FASHION_MNIST_DIRECTORY, load_digits, load_fashion_mnist
 from dpoptim.data.preparation import Scatter, SquareRoot
+from dpoptim.data.views import moved
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
 
 RECORDS, EPSILON, DELTA = 60_000, 2.93, 1e-5
-BATCH, EPOCHS = 4_000, 20  # that the noise is of
 CHOOSING = 5_000
 FROM_SCATTERING = 20_000  # images to train on, where they are scattered
 PLANES = {"J=1": Scatter(scales=1, groups=9), "J=2": Scatter()}
@@ -82,11 +82,14 @@ class Trial:
     views: int = 1
     shift: int = 0
     rows: int = 256  # images a step
+    batch_size: int = 4_000  # that the noise is of
+    epochs: int = 20
 
 
 GARMENTS = Trial("Fashion-MNIST", "pixels", "two convolutions", "tanh")
 DIGITS = replace(GARMENTS, images="moved digits")
 MOVED = {"views": 4, "shift": 1, "rows": 128}
+RECTIFIED = [replace(base, activation="ReLU") for base in (GARMENTS, DIGITS)]
 TRIALS = [
     *(replace(GARMENTS, network=name) for name in NETWORKS if name.startswith(("two", "Papernot"))),
     replace(GARMENTS, learning_rate=2.0),
@@ -110,6 +113,21 @@ TRIALS = [
         for base in (GARMENTS, DIGITS)
     ),
     replace(GARMENTS, features="J=2", network="linear"),
+    *(
+        replace(base, batch_size=batch_size, epochs=epochs)
+        for base in RECTIFIED
+        for batch_size, epochs in ((4_000, 40), (8_000, 40), (8_000, 80), (16_000, 80))
+    ),
+    *(
+        replace(base, views=views, shift=shift, rows=128)
+        for base in RECTIFIED
+        for views, shift in ((1, 1), (4, 1), (4, 2))
+    ),
+    *(replace(base, **MOVED, batch_size=8_000, epochs=80) for base in RECTIFIED),
+    *(
+        replace(RECTIFIED[1], **MOVED, batch_size=batch_size, epochs=40, learning_rate=rate)
+        for batch_size, rate in ((4_000, 1.0), (8_000, 1.0), (8_000, 2.0))
+    ),
 ]
 
 
@@ -139,7 +157,7 @@ def build(trial: Trial, shape: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(*layers, last)
 
 
-def moved(x: Tensor, y: Tensor, count: int, generator: torch.Generator) -> Arrays:
+def bent(x: Tensor, y: Tensor, count: int, generator: torch.Generator) -> Arrays:
     """Images drawn from ``x``, each turned, stretched, sheared, moved and bent by itself."""
 
     def between(low: float, high: float) -> Tensor:
@@ -171,8 +189,8 @@ def images(name: str, folder: Path) -> tuple[Arrays, Arrays]:
     x = F.interpolate(x, size=(20, 20), mode="bicubic", align_corners=False)
     x = F.pad(x, (4,) * 4, value=low).clamp(min=low)
     generator = torch.Generator().manual_seed(5)
-    training = moved(x[:1_100], y[:1_100], 20_000, generator)
-    return training, moved(x[1_100:], y[1_100:], CHOOSING, generator)
+    training = bent(x[:1_100], y[:1_100], 20_000, generator)
+    return training, bent(x[1_100:], y[1_100:], CHOOSING, generator)
 
 
 @cache
@@ -192,8 +210,8 @@ def run(trial: Trial, folder: Path, most_steps: int | None = None) -> dict[str, 
     """Scores on the choosing images, by the share of last iterates averaged, and seconds."""
     whole = DPSGD(clip_norm=1.0).plan(
         n=RECORDS,
-        batch_size=BATCH,
-        epochs=EPOCHS,
+        batch_size=trial.batch_size,
+        epochs=trial.epochs,
         epsilon=EPSILON,
         delta=DELTA,
         neighboring="zero-out",
@@ -204,7 +222,7 @@ def run(trial: Trial, folder: Path, most_steps: int | None = None) -> dict[str, 
         n=len(x),
         batch_size=trial.rows,
         steps=steps,
-        noise_multiplier=whole.noise_multiplier * trial.rows / BATCH,
+        noise_multiplier=whole.noise_multiplier * trial.rows / trial.batch_size,
         delta=DELTA,
         neighboring="zero-out",
     )
@@ -222,7 +240,7 @@ def run(trial: Trial, folder: Path, most_steps: int | None = None) -> dict[str, 
         plan, model, optimizer, TensorDataset(x, y), noise_seed=0, rows_per_record=trial.views
     ) as private:
         for rows, labels in private.batches(physical_batch_size=256):
-            seen = shifted(rows, trial.shift, generator) if trial.shift else rows
+            seen = moved(rows, trial.shift, generator) if trial.shift else rows
             private.backward(cross_entropy(model(seen), labels))
             optimizer.step()
             if private.finished_step:

@@ -16,6 +16,7 @@ import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import multiplication, native
 from dpoptim.gradients.engine import Engine
+from dpoptim.noise.few_rows import memory_of
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.solvers.linear_model import LinearModel
@@ -107,10 +108,9 @@ def ours(
         with torch.autocast(device, narrow) if narrow else nullcontext():
             loss = work.loss(forward(x), y, "none").sum()
         loss.backward()
-        (sums,) = engine.take_sums(by_parameter=True)
-        if noise:
-            add_normal(stream, sums, 1.0)
-        engine.write_means(sums, len(x))
+        sums = engine.take_by_parameter()
+        add_normal(stream, sums, 1.0 if noise else 0.0)
+        engine.write_means(memory_of(sums), len(x))
         optimizer.step()
         optimizer.zero_grad()
 

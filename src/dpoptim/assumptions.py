@@ -26,6 +26,10 @@ NOISE = enforced("the noise comes from a cryptographic stream, right to 8 standa
 ONE_RECORD_A_PERSON = trusted(
     "one record is the unit of privacy: no person contributed more than one"
 )
+PLACES_ARE_KEPT = trusted(
+    "each item of the data set keeps its place for the whole run, resumed parts included: it is "
+    "not shuffled or split anew on the way"
+)
 OWNERS_ARE_NAMED = trusted("persons names the owner of every row, and nobody goes by two names")
 
 

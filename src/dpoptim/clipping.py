@@ -11,15 +11,18 @@ Styles, all with the same bound C on what one record may add to the sum:
   together, flat, to bounds in this proportion whose squares add up to C^2.
 """
 
+import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from numbers import Real
 from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
+from dpoptim import compiled
 from dpoptim.arguments import one_of, positive_number
 
 Style = Literal["flat", "automatic", "per-layer"]
@@ -168,6 +171,8 @@ class Clipping:
         # rounding a factor to float32 must not raise it
         most = 1 - 2.0**-22 if math.isfinite(self.norm) else 1.0
         bound = self.norm * (1 - margin) * most
+        if (factors := compiled_factors(squared_norms, bound, self.style, most)) is not None:
+            return factors
         if self.style == "automatic":
             norm = (squared_norms * (1 + NORM_INFLATION)).sqrt_().add_(AUTOMATIC_GAMMA)
             factor = norm.reciprocal_().mul_(bound)
@@ -176,6 +181,36 @@ class Clipping:
             factor = inflated.rsqrt_().clamp_(max=most)
         # NaN where the norm is
         return torch.threshold_(factor.nan_to_num_(nan=0.0), SMALLEST_FACTOR, 0.0)
+
+
+@cache
+def compiled_function() -> Callable[..., None] | None:
+    """The function of `clipping.c`; None without a library of compiled functions."""
+    found = compiled.library()
+    if found is None:
+        return None
+    run: Callable[..., None] = found.functions.dpoptim_clip_factors
+    number, place = ctypes.c_double, ctypes.c_void_p
+    run.restype, run.argtypes = None, [ctypes.c_int64, place, *[number] * 5, place]  # type: ignore[attr-defined]
+    return run
+
+
+def compiled_factors(
+    squared_norms: Tensor, bound: float, style: Style | Groups, most: float
+) -> Tensor | None:
+    """`Clipping.factors` by a compiled function, to rounding; None where none serves."""
+    usual = squared_norms.is_cpu and squared_norms.dtype == torch.float64
+    run = compiled_function()
+    if run is None or not usual or not squared_norms.is_contiguous():
+        return None
+    factors = torch.empty_like(squared_norms)
+    automatic = style == "automatic"
+    run(
+        *(squared_norms.numel(), squared_norms.data_ptr(), 1 + NORM_INFLATION, bound),
+        *(AUTOMATIC_GAMMA if automatic else 0.0, math.inf if automatic else most),
+        *(SMALLEST_FACTOR, factors.data_ptr()),
+    )
+    return factors
 
 
 def share_of_layer(layers: Sequence[str]) -> float:

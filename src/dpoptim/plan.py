@@ -184,6 +184,11 @@ class Plan:
         return replace(found, unit=self.unit.name)
 
     @property
+    def rests_on_places(self) -> bool:
+        """Whether a record's place in the data set says when it may take part again."""
+        return self.sampler.participations(self.steps) < self.steps
+
+    @property
     def epochs(self) -> float:
         """Expected passes over the data."""
         return self.sampler.passes(self.steps)

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from dpoptim.accounting.guarantee import rounded_up
-from dpoptim.assumptions import Assumption, enforced, trusted
+from dpoptim.assumptions import PLACES_ARE_KEPT, Assumption, enforced, trusted
 
 if TYPE_CHECKING:
     from dpoptim.plan import Plan
@@ -39,6 +39,7 @@ def basis_of(plan: Plan) -> tuple[Assumption, ...]:
         trusted(
             "the data set yields every record without an error, by itself, whatever else is drawn"
         ),
+        *([PLACES_ARE_KEPT] if plan.rests_on_places else []),
         trusted(
             "nobody exploits rounding or overflow in the model, the last bits of noisy "
             "numbers, or timing",

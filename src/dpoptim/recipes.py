@@ -41,7 +41,7 @@ class Recipe:
     walk: float = math.inf
 
 
-def recipe(model: str, n: int, features: str | None = None) -> Recipe:
+def recipe(model: str, n: int, features: str | None = None, views: int = 1) -> Recipe:
     """The defaults for a softmax, mlp or cnn model on ``n`` records (n is public).
 
     Tuned on Fashion-MNIST (public). The batch is n / 15, and larger on small data.
@@ -49,6 +49,7 @@ def recipe(model: str, n: int, features: str | None = None) -> Recipe:
     Args:
         features: ``"scattering"``: of images, large and of similar norms, so that nearly every
             gradient is clipped.
+        views: of each image; what several show takes longer to learn.
     """
     batch_size = min(n, max(512, n // 15))
     if model == "softmax" and features == "scattering":
@@ -59,7 +60,8 @@ def recipe(model: str, n: int, features: str | None = None) -> Recipe:
         return Recipe(batch_size, 40, 1.0, 2.0, 0.9, averaged=0.5, physical_batch_size=None)
     if model == "mlp":
         return Recipe(batch_size, 40, 1.0, 1.0, 0.9, averaged=0.5, physical_batch_size=None)
-    return Recipe(batch_size, 30, 1.0, 1.0, 0.9, 0.3, physical_batch_size=512, walk=0.3)
+    epochs, rows = (30, 512) if views == 1 else (40, max(1, 512 // views))
+    return Recipe(batch_size, epochs, 1.0, 1.0, 0.9, 0.3, physical_batch_size=rows, walk=0.3)
 
 
 def steady_rate(base: Recipe, plan: Plan) -> float:

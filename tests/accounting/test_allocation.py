@@ -73,6 +73,12 @@ def test_the_same_is_charged_whichever_eigenvectors_a_processor_finds(
     assert elsewhere == pytest.approx(here, rel=1e-9)
 
 
+@pytest.mark.parametrize("noise", [0.05, 0.02, 1e-3])
+def test_next_to_no_noise_costs_what_the_gaussian_of_a_told_bin_costs(noise: float) -> None:
+    found = compute_epsilon(alone(3, noise), DELTA, "add-or-remove-one").epsilon
+    assert found == pytest.approx(gdp_epsilon(1 / noise, DELTA), rel=1e-6)
+
+
 def test_more_bins_more_noise_and_less_correlation_cost_less() -> None:
     events = [alone(2, 1.0), alone(8, 1.0), alone(32, 1.0)]
     epsilons = [compute_epsilon(event, DELTA, "zero-out").epsilon for event in events]

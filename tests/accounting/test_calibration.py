@@ -205,7 +205,9 @@ def test_corrupt_files_are_replaced(cache, searches, content):
     assert json.loads(stored_file(cache).read_text())["noise_multiplier"] == first
 
 
-@pytest.mark.parametrize("value", [0.1, 0.0, -1.0, "1.0", True, None, 100.0])
+@pytest.mark.parametrize(
+    "value", [0.1, 0.0, -1.0, "1.0", True, None, 100.0, 5e-324, 1e-5, 1e300, math.inf, math.nan]
+)
 def test_a_stored_value_that_does_not_meet_the_budget_is_not_believed(cache, searches, value):
     first = calibrate_noise_multiplier(**CELL)
     data = json.loads(stored_file(cache).read_text())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, ClippingRule, SplitClipping
@@ -19,6 +20,7 @@ from dpoptim.gradients import sequence_outer as sequence_outer_module
 from dpoptim.gradients.batch_invariant import ALIGNMENT
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.layers import convolution as convolution_module
 from dpoptim.gradients.layers.kernels import ByPatches
 from dpoptim.gradients.lazy import Lazy
@@ -322,13 +324,61 @@ def test_what_is_added_where_it_is_formed_has_the_bits_of_what_is_formed(
         for record in range(min(records, 3)):
             total, factors = torch.zeros(chunk.entries), [0.0] * records
             factors[record] = 0.25
-            squared = chunk.form_added(slice(0, records), total, factors)
+            pieces = slice(0, chunk.pieces)
+            squared = chunk.form_added(slice(0, records), total, factors, pieces).sum(0)
             formed = chunk.form(record)
             assert torch.equal(total, formed / 4)
             assert int((squared != 0).sum()) == 1
             truth = float(formed.double().square().sum())
             read = float(raised(squared, chunk.entries, NORM_BLOCK)[record])
             assert truth <= read <= truth * 1.001
+
+
+@pytest.mark.parametrize("library", ["compiled"], indirect=True)
+def test_claimed_sums_and_their_claims_do_not_depend_on_threads(library: str) -> None:
+    """To the last bit, on 1, 2, 4 and more threads than cores, whole tiles of rows or not."""
+    torch.manual_seed(0)
+    allowed = torch.get_num_threads()
+    for rows, columns in ((768, 192), (130, 300), (64, 1030)):
+        g, a = torch.randn(9, 33, rows), torch.randn(9, 33, columns)
+        weights = torch.rand(1, 9, dtype=torch.float64)
+        found = []
+        for threads in (1, 2, 4, 7):
+            torch.set_num_threads(threads)
+            each = SequenceOuter(g, a, ghost_norms=True, alone=True)
+            ghost = each.squared_norms([[9]], LONG_BLOCK).clone()
+            sums = Sums([rows * columns])
+            each.add_weighted_sums(sums, weights, [[9]])
+            found.append((ghost, sums.settle()[0]))
+        torch.set_num_threads(allowed)
+        formed = torch.bmm(g.double().transpose(1, 2), a.double()).flatten(1)
+        torch.testing.assert_close(found[0][0], formed.square().sum(1), rtol=1e-4, atol=0)
+        torch.testing.assert_close(found[0][1], weights[0] @ formed, rtol=1e-4, atol=1e-4)
+        for ghost, total in found[1:]:
+            assert torch.equal(ghost, found[0][0])
+            assert torch.equal(total, found[0][1])
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("library", ["compiled"], indirect=True)
+def test_compiled_ghost_norms_are_the_norms_whatever_the_shape(
+    level: int, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends that fill no vector and no tile; and zeros after the last position are nothing."""
+    monkeypatch.setattr(native, "MOST_OF_PRODUCTS", level)
+    torch.manual_seed(0)
+    for positions, rows, columns in ((1, 1, 1), (2, 3, 17), (9, 31, 16), (33, 40, 100), (7, 0, 5)):
+        g, a = torch.randn(3, positions, rows), torch.randn(3, positions, columns)
+        ghost, longest = ghost_squared_norms(g, a)
+        squared = torch.bmm(g.double().transpose(1, 2), a.double()).square().sum((1, 2))
+        torch.testing.assert_close(ghost, squared, rtol=1e-5, atol=0)
+        lengths = g.double().square().sum(2).amax(1)
+        torch.testing.assert_close(longest, lengths, rtol=1e-5, atol=0)
+        longer = [F.pad(x, (0, 0, 0, 11)) for x in (g, a)]
+        assert all(map(torch.equal, ghost_squared_norms(*longer), (ghost, longest)))
+    g, a = torch.randn(3, 9, 31), torch.randn(3, 9, 16)
+    g[1, 0], a[2, 3, 1] = math.inf, math.nan
+    assert ghost_squared_norms(g, a)[0].isfinite().tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("library", ["compiled"], indirect=True)
@@ -660,6 +710,21 @@ def test_what_is_longer_than_its_ghost_norm_is_shortened_to_it(alone: bool, reco
     torch.testing.assert_close(sums.settle()[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_lone_claim_is_kept_when_norms_of_layers_in_turn_are_added() -> None:
+    """To a copy: else what is longer than was claimed would not be shortened."""
+    torch.manual_seed(0)
+    claimed = SequenceOuter(torch.randn(3, 9, 4), torch.randn(3, 9, 5), ghost_norms=True)
+    units = Clipping(1.0).units(["first", "second"])
+    clipped = clipped_sum_module.ClippedSum(
+        units, 2.0**-8, None, 3, torch.device("cpu"), [[3]], common_factor=False
+    )
+    norms = clipped.measure({0: claimed}, [0, 1])
+    assert claimed._ghost is not None
+    claim = claimed._ghost.clone()
+    norms.squared[""] += 1e6
+    assert torch.equal(claimed._ghost, claim)
+
+
 def test_a_few_at_once_add_what_they_add_singly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small layers are formed a few records at a time: as one after the other but for rounding,
     with records that do not count, in two units, and with several rows to a record.
@@ -692,6 +757,33 @@ def test_a_few_at_once_add_what_they_add_singly(monkeypatch: pytest.MonkeyPatch)
         for one, other in zip(*found, strict=True):
             assert 0.1 < float(one.norm()) < 9
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("library", LIBRARIES, indirect=True)
+def test_how_many_records_wait_for_their_weights_changes_rounding_alone(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is decided by a public number: how many entries a record's gradients have."""
+    torch.manual_seed(0)
+    layers = {0: SequenceOuter(torch.randn(9, 33, 48), torch.randn(9, 33, 32))}
+    found = []
+    for waiting, expected in ((1, [1] * 9), (4 * 48 * 32 + 5, [4, 4, 1]), (1 << 22, [9])):
+        monkeypatch.setattr(record_by_record_module, "WAITING", waiting)
+        sums, seen = [Sums([48 * 32])], []
+
+        def weigh(
+            part: slice, squared: dict[str, Tensor], seen: list[int] = seen
+        ) -> dict[str, Tensor]:
+            seen.append(part.stop - part.start)
+            return {unit: each.rsqrt()[None] for unit, each in squared.items()}
+
+        with torch.no_grad():
+            add_record_by_record(layers, ["all"], sums, [[9]], LONG_BLOCK, weigh)
+        assert seen == expected
+        found.append(sums[0].settle()[0])
+    assert 0.1 < float(found[0].norm()) <= 9
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("block", [NORM_BLOCK, LONG_BLOCK])

@@ -267,6 +267,9 @@ def test_every_loop_keeps_to_a_ball_and_keeps_the_same_point(tmp_path: Path) -> 
     (callback,) = (each for each in fit.callbacks if isinstance(each, PrivateCallback))
     callback.private.swap_random_iterate()
     close(kept, {name.removeprefix("model."): value for name, value in weights(model).items()})
+    fit.save_checkpoint(tmp_path / "kept.ckpt", weights_only=True)
+    saved = torch.load(tmp_path / "kept.ckpt", weights_only=False)["state_dict"]
+    close(kept, {name.removeprefix("model."): value for name, value in saved.items()})
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -21,6 +21,7 @@ from dpoptim.gate import Gate, GaussianSum, adaptive, planned
 from dpoptim.mechanisms import IndependentNoise
 from dpoptim.noise import gaussian, ziggurat
 from dpoptim.noise.ahead import DrawnAhead
+from dpoptim.noise.few_rows import Vector, write_out
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Draws, PoissonSampling
@@ -33,8 +34,9 @@ Draw = Callable[[KeyStream, Tensor, float], None]
 def noisy_by(draw: Draw) -> Fault:
     """The gate draws its noise by ``draw(stream, total, standard_deviation)`` instead."""
 
-    def on_one_vector(stream: KeyStream, out: Tensor | Sequence[Tensor], std: float) -> None:
-        parts = [out] if isinstance(out, Tensor) else out
+    def on_one_vector(stream: KeyStream, out: Tensor | Sequence[Vector], std: float) -> None:
+        vectors = [out] if isinstance(out, Tensor) else out
+        parts = write_out(vectors)
         total = torch.cat([each.flatten().double() for each in parts])
         draw(stream, total, std)
         for each, noisy in zip(parts, total.split([p.numel() for p in parts]), strict=True):

@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from torch import Tensor, nn
+
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hook_manager import HookManager
+from dpoptim.gradients.layers import normalisation
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
@@ -53,6 +56,19 @@ def states_of_neighbours() -> AbstractContextManager[Any]:
     """Each record's gradients of a recurrence are made of the states of the one before."""
     honest = Steps.previous
     return patch.object(Steps, "previous", lambda self: honest(self).roll(1, 0))
+
+
+def channels_of_neighbours() -> AbstractContextManager[Any]:
+    """Each record's gradients of a group norm are added to the next one's."""
+    honest = normalisation.backward_in_groups
+
+    def backward_in_groups(
+        module: nn.GroupNorm, saved: tuple[Tensor, ...], g: Tensor, wanted: list[bool]
+    ) -> list[Tensor]:
+        x_gradient, *formed = honest(module, saved, g, wanted)
+        return [x_gradient, *(each + each.roll(g.shape[1]) for each in formed)]
+
+    return patch.object(normalisation, "backward_in_groups", backward_in_groups)
 
 
 @contextmanager

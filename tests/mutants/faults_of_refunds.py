@@ -16,6 +16,7 @@ from dpoptim.accounting.filters import GaussianFilter
 from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.gate import FilteredGate, Gate, planned
+from dpoptim.training.privacy_units import Units
 from dpoptim.training.rank_files import Place, RankFile
 
 
@@ -104,3 +105,8 @@ def parts_of_other_saves_taken_up() -> AbstractContextManager[Any]:
 def other_noise_taken_up() -> AbstractContextManager[Any]:
     """Whatever a strategy is fitted to, it goes on with what another one remembers."""
     return patch.object(planned, "refuse_other_noise", lambda query, earlier: None)
+
+
+def records_elsewhere_taken_up() -> AbstractContextManager[Any]:
+    """Nobody looks where records lie when a run goes on."""
+    return patch.object(Units, "places_in", lambda units, train_set, plan: "")

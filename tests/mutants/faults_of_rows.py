@@ -13,6 +13,7 @@ from torch import Tensor
 from dpoptim.distributed import table_totals
 from dpoptim.gate import GaussianSum, SelectedRows, planned, rows
 from dpoptim.gradients import table_sums
+from dpoptim.noise.few_rows import FewRows
 
 Fault = AbstractContextManager[Any]
 
@@ -59,6 +60,21 @@ def no_noise_on_false_positives() -> Fault:
         honest(stream, out, std)
         for each, zero in zip(parts, empty, strict=True):
             each[zero] = 0.0
+
+    return patch.object(planned, "add_normal", add)
+
+
+def noise_only_in_rows_looked_up() -> Fault:
+    """What is released of a large table shows which rows no record looked up."""
+    honest = planned.add_normal
+
+    def add(stream: Any, out: Any, std: float) -> None:
+        for each in [out] if isinstance(out, Tensor | FewRows) else out:
+            if isinstance(each, FewRows):
+                honest(stream, each.value, std)
+                each.write()
+            else:
+                honest(stream, each, std)
 
     return patch.object(planned, "add_normal", add)
 

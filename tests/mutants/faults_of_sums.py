@@ -5,7 +5,7 @@ For testing the detectors only. A run under a fault promises nothing.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpoptim.clipping import Clipping
+from dpoptim.gradients import claimed_sums, native, record_by_record, sequence_outer
 from dpoptim.gradients import engine as engine_module
-from dpoptim.gradients import native, record_by_record, sequence_outer
 from dpoptim.gradients import per_sample_grads as per_sample_grads_module
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
@@ -30,8 +30,10 @@ from dpoptim.gradients.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
 from dpoptim.gradients.products import Groups
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.sequence_outer import SequenceOuter, one_axis, positions
+from dpoptim.gradients.single_rows import SingleRows
 from dpoptim.gradients.sums import Sums
 from dpoptim.gradients.tied import merge
+from dpoptim.noise.few_rows import write_out
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling, TruncatedPoissonSampling
 from dpoptim.training.microbatches import MicrobatchSampler
@@ -90,6 +92,37 @@ def inputs_left_out() -> AbstractContextManager[Any]:
         return [*left, *map(torch.ones_like, squared[len(left) :])], tame
 
     return patch.object(per_sample_grads_module, "squared_norms_together", together)
+
+
+def inputs_of_rows_left_out() -> AbstractContextManager[Any]:
+    """Compiled functions measure output gradients alone: made up, so that none need be built."""
+
+    class Blind:
+        def __init__(self, gradients: Mapping[int, PerSampleGrad], unit: str) -> None:
+            self.places = [*gradients]
+            self._gradients, self._unit = gradients, unit
+
+        def measure(self, block: int) -> tuple[dict[str, Tensor], Tensor]:
+            squares = [
+                (each.outer if isinstance(each, Bias) else each).left_squared_norms(block)
+                for each in self._gradients.values()
+            ]
+            return {self._unit: sum(squares)}, squares[0]
+
+        def add(self, weights: Mapping[str, Tensor], sums: Sequence[Sums], groups: Groups) -> None:
+            for place, each in self._gradients.items():
+                counted = each.without(weights[self._unit][0] > 0)
+                counted.add_weighted_sums(sums[place], weights[self._unit], groups)
+
+    def among(gradients: Mapping[int, PerSampleGrad], units: Sequence[str]) -> Blind | None:
+        rows = {
+            place: each
+            for place, each in gradients.items()
+            if isinstance(each, Outer | Bias) and each.materialise(slice(1)).dtype == torch.float32
+        }
+        return Blind(rows, units[0]) if rows else None
+
+    return patch.object(SingleRows, "among", among)
 
 
 def one_layer_not_clipped() -> AbstractContextManager[Any]:
@@ -158,7 +191,7 @@ def longer_than_claimed() -> Iterator[None]:
         "chosen",
         lambda self, public: replace(self, most=public.most, ghost_norms=True, alone=True),
     )
-    as_it_is = patch.object(sequence_outer, "shortening", lambda ghost, squared: squared * 0 + 1)
+    as_it_is = patch.object(claimed_sums, "shortening", lambda ghost, squared: squared * 0 + 1)
     with claimed, as_it_is, patch.object(sequence_outer, "ghost_squared_norms", low):
         yield
 
@@ -225,21 +258,26 @@ def clipped_share_logged(rule: Clipping, factors: Tensor, squared: Tensor) -> Te
 
 @contextmanager
 def realised_denominator() -> Iterator[None]:
-    begin_microbatch, take = Engine.begin_microbatch, Engine.take_sums
+    begin_microbatch = Engine.begin_microbatch
+    take, take_by_parameter = Engine.take_sums, Engine.take_by_parameter
     delivered = {"rows": 0}
 
     def counted(self: Engine, records: int, **announced: Any) -> None:
         delivered["rows"] += records
         begin_microbatch(self, records, **announced)
 
-    def divided(self: Engine, **taken: Any) -> list[list[Tensor]]:
+    def divided(self: Engine, sums: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         share = self.capacity / max(delivered["rows"], 1)
         delivered["rows"] = 0
-        return [[buffer * share for buffer in each] for each in take(self, **taken)]
+        return [[buffer * share for buffer in each] for each in sums]
+
+    def by_parameter(self: Engine) -> list[Tensor]:
+        return divided(self, [write_out(take_by_parameter(self))])[0]
 
     with (
         patch.object(Engine, "begin_microbatch", counted),
-        patch.object(Engine, "take_sums", divided),
+        patch.object(Engine, "take_sums", lambda self: divided(self, take(self))),
+        patch.object(Engine, "take_by_parameter", by_parameter),
     ):
         yield
 

@@ -220,6 +220,12 @@ MUTANTS: tuple[Mutant, ...] = (
         _r.other_noise_taken_up,
         "resumed noise",
     ),
+    Mutant(
+        "a run goes on with records that lie elsewhere",
+        "privacy_units.Units.places_in",
+        _r.records_elsewhere_taken_up,
+        "places",
+    ),
     # clipping
     Mutant(
         "one layer not clipped",
@@ -237,6 +243,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "inputs left out of linear layers' norms",
         "gradients.norms.squared_norms_together",
         _s.inputs_left_out,
+        "sensitivity",
+    ),
+    Mutant(
+        "compiled norms of rows without the inputs",
+        "gradients.SingleRows.measure",
+        _s.inputs_of_rows_left_out,
         "sensitivity",
     ),
     Mutant(
@@ -259,7 +271,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "what is longer than its ghost norm is not shortened",
-        "gradients.sequence_outer.shortening",
+        "gradients.claimed_sums.shortening",
         _s.longer_than_claimed,
         "sensitivity",
     ),
@@ -314,6 +326,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "states of a recurrent layer are a neighbour's",
         "layers.recurrent.Steps.previous",
         _i.states_of_neighbours,
+        "sensitivity",
+    ),
+    Mutant(
+        "a group norm's gradients added to the next record's",
+        "layers.normalisation.backward_in_groups",
+        _i.channels_of_neighbours,
         "sensitivity",
     ),
     Mutant("stale rows of an earlier pass", "HookManager.see_output", _i.stale_rows, "isolation"),
@@ -692,6 +710,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "best of trials",
     ),
     # rows of tables
+    Mutant("noise only in rows looked up", ADD_NORMAL, _rows.noise_only_in_rows_looked_up, "noise"),
     Mutant(
         "maps of touched rows not clipped",
         "gradients.table_sums.weights_of",

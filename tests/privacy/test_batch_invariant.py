@@ -15,6 +15,7 @@ from dpoptim.clipping import Clipping, SplitClipping
 from dpoptim.gradients.batch_invariant import record_products, sum_positions
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.ghost_norms import ghost_squared_norms
+from dpoptim.gradients.layers.normalisation import GroupNormRule
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.products import add_weighted_outer, add_weighted_rows
 from dpoptim.gradients.sequence_outer import SequenceOuter
@@ -100,6 +101,45 @@ def test_sums_over_positions_do_not_depend_on_place(kind: str, T: int, p: int) -
 
         for rows in (2, 9, 41, 80):
             assert float((run(rows) - run(rows - 1)).norm()) <= 1.0
+
+
+@pytest.mark.parametrize("positions", [1, 7, 64, 1024])
+@pytest.mark.parametrize("threads", [1, 4], indirect=True)
+def test_gradients_in_groups_are_functions_of_a_record_alone(positions: int, threads: None) -> None:
+    """To the last bit, wherever it is and whatever the others are, numbers or not.
+
+    PyTorch's function adds up all that it takes for a batch; here no record is in one with others.
+    """
+    torch.manual_seed(0)
+    rule, layer, batch = GroupNormRule(), nn.GroupNorm(4, 12), (2, 3, 9, 40)
+    nn.init.normal_(layer.weight)
+    half = torch.randn(1, 12, -(-positions // 2)) * 1e7
+    cancelling = torch.cat([half, -half], 2)[..., :positions]
+    one, slope = torch.randn(1, 12, positions), cancelling.contiguous()
+
+    def gradients(x: Tensor, g: Tensor, place: int) -> list[Tensor]:
+        saved = rule.forward(layer, x)[1]
+        x_gradient, formed = rule.all_gradients(layer, saved, g)
+        apart = rule.per_sample_grads(layer, saved, g)
+        for name, each in apart.items():
+            assert torch.equal(each.values[place], formed[name].values[place])
+        alone = rule.input_gradient(layer, saved, g)
+        assert torch.equal(alone[place], x_gradient[place])
+        return [x_gradient[place], *(each.values[place] for each in formed.values())]
+
+    with torch.no_grad():
+        expected = gradients(one, slope, 0)
+        for rows in batch:
+            x, g = (torch.randn(rows, 12, positions) for _ in range(2))
+            x[0], g[-1] = torch.inf, torch.nan
+            for place in (0, rows // 2, rows - 1):
+                kept = x[place].clone(), g[place].clone()
+                x[place], g[place] = one[0], slope[0]
+                # also where records lie channels last
+                for given in (g, g.permute(2, 0, 1).contiguous().permute(1, 2, 0)):
+                    found = gradients(x, given, place)
+                    assert all(map(torch.equal, found, expected))
+                x[place], g[place] = kept
 
 
 class Uses(nn.Module):

@@ -18,6 +18,7 @@ from dpoptim.noise.correlated import (
     Strategy,
     ToeplitzSquareRoot,
 )
+from dpoptim.noise.few_rows import FewRows
 from dpoptim.noise.stream import KeyStream
 
 MU, STEPS, BOUND, TRIALS = 2.0, 6, 3.0, 40_000
@@ -56,6 +57,14 @@ def releases(of: Gate, shift: np.ndarray) -> np.ndarray:
             for s in shift
         ]
     )
+
+
+def test_tables_by_rows_are_refused() -> None:
+    """Only independent noise is written over them."""
+    value = torch.ones(1, 2, dtype=torch.float64)
+    few = FewRows(torch.zeros(6, dtype=torch.float64), 0, torch.tensor([1]), value)
+    with pytest.raises(TypeError, match="independent noise only"):
+        gate(BinaryTree(), 1).release_sum([few])
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)

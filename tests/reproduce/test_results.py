@@ -47,6 +47,10 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 Rows = list[dict[str, str]]
 
+fashion = pytest.mark.skipif(
+    not Path(FASHION_MNIST_DIRECTORY).is_dir(), reason="Fashion-MNIST is not there"
+)
+
 
 def rows_of(name: str) -> Rows:
     with (RESULTS / name).open(newline="") as file:
@@ -215,6 +219,7 @@ def test_the_cnn_is_as_chosen(
     assert repr(model) == repr(chosen)
 
 
+@fashion
 @pytest.mark.slow
 def test_a_run_that_the_cnn_was_chosen_by(bench: Callable[[str], ModuleType]) -> None:
     made = bench("choose_cnn")
@@ -464,11 +469,6 @@ def test_srgd_exponents_are_those_of_the_rates() -> None:
     ]
     ours = [(float(row["alpha"]), float(row["gamma"])) for row in rows_of("srgd_exponents.csv")]
     np.testing.assert_allclose(found, ours, atol=2e-3)
-
-
-fashion = pytest.mark.skipif(
-    not Path(FASHION_MNIST_DIRECTORY).is_dir(), reason="Fashion-MNIST is not there"
-)
 
 
 @fashion

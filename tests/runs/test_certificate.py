@@ -3,15 +3,20 @@
 import json
 import math
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from dpoptim import DPFTRL, DPSGD, DiceSGD, Guarantee, Plan
+from dpoptim import DPFTRL, DPSGD, DiceSGD, Guarantee, Plan, PrivateQuantile, SparseSGD
 from dpoptim.accounting.accountant import tradeoff_curve
 from dpoptim.assumptions import Assumption
+from dpoptim.cli import app
+from dpoptim.methods import TrainingMethod
 from dpoptim.runs.certificate import (
+    account_command,
     best_guess,
     certificate,
     percent_up,
@@ -52,6 +57,38 @@ def test_its_command_names_every_number_exactly() -> None:
         "1.2345678901234567 "
         "--delta 1e-05 --neighboring add-or-remove-one"
     )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        DPSGD(1.0, noise_schedule=(1.0, 3.0)),
+        DPSGD(1.0, batch_schedule=((10, 2.0),)),
+        DPSGD(1.0, largest_batch=300),
+        DPSGD(PrivateQuantile(0.5)),
+        SparseSGD(1.0),
+        DPFTRL(1.0),
+        DPFTRL(1.0, sampling="cyclic-poisson", bands=2),
+        DPFTRL(1.0, sampling="balls-in-bins", bands=2),
+        DPFTRL(1.0, sampling="b-min-sep", bands=2, momentum=0.9, decay=(0.1, 1.0, 0.5)),
+    ],
+    ids=str,
+)
+def test_its_command_computes_the_epsilon_of_what_was_run(method: TrainingMethod) -> None:
+    """Not that of plain DP-SGD with the same numbers, which may be less."""
+    plan = method.plan(n=1000, batch_size=100, steps=20, noise_multiplier=2.0, delta=1e-4)
+    words = shlex.split(account_command(plan) or "")
+    said = CliRunner().invoke(app, [*words[1:], "--json"])
+    assert json.loads(said.output)[0]["epsilon"] == plan.guarantee.epsilon
+
+
+def test_a_method_that_no_command_names_has_no_command() -> None:
+    class Own(DPFTRL):
+        name = "own"
+
+    method = Own(1.0, sampling="cyclic-poisson", bands=2)
+    plan = method.plan(n=1000, batch_size=100, steps=20, noise_multiplier=2.0, delta=1e-4)
+    assert account_command(plan) is None
 
 
 def test_further_deltas_are_upper_bounds_near_the_exact_epsilon() -> None:

@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from dpoptim.data import Data, hold_out_fifth
 from dpoptim.runs.models import build_model
-from dpoptim.runs.train import comparison_epochs, train_without_privacy
+from dpoptim.runs.train_without_privacy import comparison_epochs, train_without_privacy
 
 
 def scores(data: Data, name: str) -> tuple[float, ...]:

@@ -3,6 +3,7 @@ counts as zero.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import binom
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
@@ -105,7 +107,7 @@ def test_shapes_and_made_up_records_inside_dataclasses() -> None:
     data, collate = empty_slots.fixed_shape(Records(), None, 3)
     empty = data[NO_ROW]
     assert empty.x.eq(1).all()
-    assert empty.rest["kept"].label == 0
+    assert empty.rest["kept"].label == 1
     collate([data[1], empty, data[2]])
     with pytest.raises(dpoptim.PrivacyError, match="different shapes"):
         collate([data[1], empty])
@@ -188,6 +190,47 @@ def test_empty_slots_add_nothing_whatever_the_loss_makes_of_them() -> None:
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-5)
     assert torch.isfinite(found[1]).all()
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(1, 4, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(
+            x[:, :, None], lengths, batch_first=True, enforce_sorted=False
+        )
+        return self.layer(packed)[1][0].sum(1)
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, columns: TensorDataset) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __getitem__(self, index: int) -> Any:
+        x, length = self.columns[index]
+        return x, int(length)
+
+
+@pytest.mark.parametrize("rows", [lambda columns: columns, Rows])
+def test_empty_slots_can_be_packed(rows: Callable[[TensorDataset], Dataset[Any]]) -> None:
+    """As sequences of one: a length of 0 is refused by torch."""
+    data = rows(TensorDataset(data_of().tensors[0], torch.arange(N) % FEATURES + 1))
+    found = []
+    for loader in ({}, {"fixed_shape": True}):
+        torch.manual_seed(0)
+        model = Packed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        with dpoptim.attach(plan(), model, optimizer, data, noise_seed=7) as private:
+            for x, lengths in private.batches(**loader):
+                private.backward(model(x, lengths))
+                optimizer.step()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(found[0], found[1])
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ def test_training_in_what_fits_gives_the_same_update() -> None:
     for limited in (False, True):
         torch.manual_seed(0)
         model = MODELS["mlp"]()
+        # smooth: beside fewer rows a unit is rounded another way, and may be on ReLU's other side
+        model[2], model[4] = nn.Tanh(), nn.Tanh()
         size = (
             dpoptim.physical_batch_size(plan(), model, loss, example(), max_memory=4 * 2**20)
             if limited

@@ -107,7 +107,8 @@ def calibrate_remembered(
         "dp_accounting": version("dp-accounting"),
     }
     stored = calibration_cache.read(key)
-    if stored is not None:
+    # what no search would end with was not written by one, and may not even be evaluated
+    if stored is not None and _RANGE[0] <= math.log(stored) <= _RANGE[1]:
         event = event_of(stored)
         _say("evaluating a noise multiplier of earlier", event)
         if _LOOSEST <= compute_epsilon(event, delta, relation).epsilon / epsilon <= 1:

@@ -31,6 +31,7 @@ from dpoptim.audit.method_detectors import (
 from dpoptim.audit.noise import audit_noise, audit_redrawn_noise
 from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.persons import persons
+from dpoptim.audit.places import places
 from dpoptim.audit.refunds import refunds
 from dpoptim.audit.replay import audit_replay
 from dpoptim.audit.resumed_noise import resumed_noise
@@ -78,10 +79,12 @@ def sensitivity() -> str:
     torch.manual_seed(SEED)
     try:
         deep = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+        usual = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
         twice = Twice(nn.Linear(6, 4)).double()
         images = nn.Conv1d(3, 16, 1, bias=False)
         thin, thinner = nn.Linear(4, 1, bias=False), nn.Linear(3, 1, bias=False)
         states = nn.GRU(4, 3, bias=False, batch_first=True)
+        groups = nn.GroupNorm(2, 4)
     finally:
         torch.random.set_rng_state(torch_state)
     half = 1e4 * normal(6, 1, 4)
@@ -92,6 +95,9 @@ def sensitivity() -> str:
     nn.init.constant_(of_inputs.requires_grad_(False), 0.5)
     nn.init.constant_(of_states, 0.1)
     signs = torch.tensor([1.0, -1] * 3).view(-1, 1, 1).expand(-1, 4, 4)
+    # one record that pulls, beside others that do not
+    alone = torch.zeros(6, 4, 4)
+    alone[0] = 1.0
     # Just below C, so that 1/4007 and 1/4006 round all of them apart together; the record itself
     # is clipped to C.
     aligned = (torch.tensor([0.6, -0.64, 0.48]) * 0.9999 / 3).repeat(4007, 1)
@@ -100,6 +106,7 @@ def sensitivity() -> str:
         audit_sensitivity(
             deep, (normal(6, 6).double(),), steep_loss, 0.5, microbatches=2, kinds=("plain", "huge")
         ),
+        audit_sensitivity(usual, (normal(6, 6),), steep_loss, 0.5, kinds=("plain", "huge", "nan")),
         audit_sensitivity(
             twice, (normal(6, 6).double(),), steep_loss, 0.5, kinds=("plain", "huge")
         ),
@@ -108,6 +115,7 @@ def sensitivity() -> str:
         ),
         audit_sensitivity(thin, (cancelling,), steep_loss, 1.0, kinds=("plain",)),
         audit_sensitivity(states, (signs,), state_loss, 0.5, kinds=("plain",), tolerance=1e-6),
+        audit_sensitivity(groups, (alone,), own_loss, 0.5, kinds=("plain",), tolerance=1e-6),
         audit_sensitivity(
             thinner, (aligned,), mean_loss, 1.0, reduction="mean", kinds=("huge",), records=1
         ),
@@ -132,6 +140,10 @@ def steep_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 def state_loss(model: nn.Module, batch: Batch) -> Tensor:
     return 3e3 * (model(batch[0])[0] * batch[0][..., :1]).sum()
+
+
+def own_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return 3 * (model(batch[0]) * batch[0]).sum()
 
 
 def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -261,6 +273,7 @@ DETECTORS: dict[str, Detector] = {
     "refunds, adaptive": partial(refunds, adaptive=True),
     "checkpoint parts": checkpoint_parts,
     "resumed noise": resumed_noise,
+    "places": places,
     "refusals": refusals,
     "isolation": isolation,
     "persons": persons,

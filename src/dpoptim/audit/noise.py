@@ -9,7 +9,7 @@ Some weaknesses leave no trace in a million draws and have checks of their own. 
 never exceed 5.8 sigma: `tail_pvalues` asks the sampler for draws beyond 4 sigma only. Draws made in
 float32 sit on a coarse grid: `resolution` counts values that float32 holds exactly. And a sampler
 that takes places at its layers' ends for draws, unsettled, is wrong in one of 500: `edge_pvalues`
-looks at many draws, where the two laws differ most.
+looks at many draws, where the two laws differ most. Tables are apart, in `table_noise`.
 """
 
 import math
@@ -23,6 +23,7 @@ from scipy.stats import kstest
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from dpoptim.audit.table_noise import untouched_rows_pvalue
 from dpoptim.methods import DPFTRL, DPSGD
 from dpoptim.noise import fill_standard_normal, ziggurat
 from dpoptim.noise.correlated import RedrawnToeplitz
@@ -116,6 +117,7 @@ def audit_noise(
     pvalues = noise_pvalues(noise)
     pvalues |= tail_pvalues(key_stream(noise_seed, "audit of the tail"))
     pvalues |= edge_pvalues(key_stream(noise_seed, "audit of the layers' edges"))
+    pvalues["rows that nobody looked up"] = untouched_rows_pvalue(noise_seed=noise_seed)
     pvalues["global seeds do not reach the noise"] = freshness_pvalue()
     return NoiseResult(pvalues, failure, draws=sum(tensor.size for tensor in noise))
 

@@ -22,6 +22,7 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.methods import SparseSGD
+from dpoptim.noise.few_rows import memory_of
 from dpoptim.training.attach import attach
 from dpoptim.training.tables import totals_of_tables
 
@@ -81,7 +82,7 @@ def queries(batch: Tensor) -> list[Tensor]:
     try:
         engine.begin_microbatch(len(batch), groups=[[1]] * len(batch))
         engine.backward(5 * model(batch))
-        return engine.take_sums(by_parameter=True)[0]
+        return memory_of(engine.take_by_parameter())
     finally:
         engine.detach()
 

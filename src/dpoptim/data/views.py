@@ -73,3 +73,35 @@ def views(dataset: Dataset[Any], transform: Callable[[Any], Any], K: int) -> Dat
             "transforms."
         )
     return Views(dataset, transform, K)
+
+
+def repeated(x: Tensor, K: int) -> Tensor:
+    """``x`` (n, ...) with every record K times, (n, K, ...), in the same memory; itself for one."""
+    return x[:, None].expand(-1, K, *x.shape[1:]) if K > 1 else x
+
+
+def moved(images: Tensor, pixels: int = 1, generator: torch.Generator | None = None) -> Tensor:
+    """Move each image by up to so many pixels down and across, by itself.
+
+    What comes in at the border has the image's lowest value.
+
+    Args:
+        images: (rows, channels, height, width).
+        pixels: the farthest, either way, at least 0.
+        generator: to draw from; None: torch's own, which `attach` keeps secret.
+
+    **Guarantee.** None: a row's result depends on the row, and on draws that know nothing of any
+    record. (One record more shifts the draws of those behind it, to others of the same
+    distribution; so neighbours' draws can be paired row by row, and the bound on a record's
+    gradient holds for each pair.)
+    """
+    rows, channels, height, width = images.shape
+    padded = images.amin((1, 2, 3), keepdim=True).repeat(
+        1, channels, height + 2 * pixels, width + 2 * pixels
+    )
+    padded[:, :, pixels : pixels + height, pixels : pixels + width] = images
+    down, right = torch.randint(0, 2 * pixels + 1, (2, rows, 1, 1, 1), generator=generator)
+    i = torch.arange(height).view(1, 1, -1, 1) + down
+    j = torch.arange(width).view(1, 1, 1, -1) + right
+    row, channel = torch.arange(rows).view(-1, 1, 1, 1), torch.arange(channels).view(1, -1, 1, 1)
+    return padded[row, channel, i, j]

@@ -1,12 +1,13 @@
 """Agreement of all ranks of a run, by short public texts that can be compared."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import RankError
@@ -15,7 +16,7 @@ from dpoptim.plan import Plan
 from dpoptim.torch_internals import local_part, pytree
 from dpoptim.version import __version__
 
-SAMPLED = 256  # records of a TensorDataset that are compared
+SAMPLED = 256  # stored records that are compared
 LEAST_RECORDS = 4  # by which shards are told apart; as many are read of other data sets
 
 
@@ -34,8 +35,7 @@ def facts_of(
         sharded: whether each rank has records of its own, which are then not compared.
         options: further arguments of `attach` that must be the same.
 
-    Data sets of tensors are compared by a digest of some of their records, which stays among the
-    ranks.
+    Data sets that are stored (`stored`) are compared by a digest, which stays among the ranks.
     """
     names = {id(p): name for name, p in zip(engine.names, engine.parameters, strict=True)}
     facts = {
@@ -86,15 +86,50 @@ def settings_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list
 
 
 def sample_of(train_set: Dataset[Any]) -> str:
-    """The number of records, and where they are stored tensors, a digest of some."""
-    records = len(train_set)  # type: ignore[arg-type]
-    if type(train_set) is not TensorDataset:
-        return f"{records} records"
-    rows = torch.linspace(0, records - 1, min(records, SAMPLED)).long()
+    """The number of records, and where they are stored, a digest of which are where."""
     whole = hashlib.sha256()
-    for tensor in train_set.tensors:
-        whole.update(bytes_of(tensor[rows.to(tensor.device)]))
-    return f"{records} records, {whole.hexdigest()[:16]}"
+    for part in stored(train_set):
+        whole.update(part)
+    return f"{len(train_set)} records, {whole.hexdigest()[:16]}"  # type: ignore[arg-type]
+
+
+def stored(train_set: Any) -> Iterator[bytes | memoryview]:
+    """Some of what a data set holds, from its first record to its last; of a `Subset` its indices.
+
+    Only what reads the same however often: nothing of a data set with code of its own. Private.
+    """
+    if isinstance(train_set, Subset):
+        yield np.asarray(train_set.indices, dtype=np.int64).tobytes()
+        yield from stored(train_set.dataset)
+    elif isinstance(train_set, ConcatDataset):
+        for part in train_set.datasets:
+            yield from stored(part)
+    elif type(train_set) is TensorDataset:
+        rows = some_of(len(train_set), SAMPLED)
+        for tensor in train_set.tensors:
+            yield bytes_of(tensor[rows.to(tensor.device)])
+    elif type(train_set) in (list, tuple):
+        for index in some_of(len(train_set), SAMPLED).tolist():
+            yield from leaves_of(train_set[index])
+    elif type(train_set).__module__.startswith("datasets."):  # Hugging Face's, on Arrow tables
+        rows = some_of(len(train_set), SAMPLED)
+        yield repr(train_set.with_format("arrow")[rows.tolist()].to_pydict()).encode()
+
+
+def some_of(records: int, most: int) -> Tensor:
+    """Places spread over all of them, the first and the last included."""
+    return torch.linspace(0, records - 1, min(records, most)).long()
+
+
+def leaves_of(item: Any) -> Iterator[bytes | memoryview]:
+    """The numbers and texts in an item, other objects left out."""
+    for leaf in pytree.tree_leaves(item):
+        if isinstance(leaf, Tensor):
+            yield bytes_of(leaf)
+        elif isinstance(leaf, np.ndarray | np.generic) and leaf.dtype != object:
+            yield leaf.tobytes()
+        elif isinstance(leaf, bool | int | float | str | bytes):
+            yield repr(leaf).encode()
 
 
 def some_records_of(train_set: Dataset[Any]) -> str:
@@ -105,7 +140,7 @@ def some_records_of(train_set: Dataset[Any]) -> str:
     if type(train_set) is TensorDataset:
         return sample_of(train_set)
     whole = hashlib.sha256()
-    for index in torch.linspace(0, records - 1, LEAST_RECORDS).long().tolist():
+    for index in some_of(records, LEAST_RECORDS).tolist():
         for leaf in pytree.tree_leaves(train_set[index]):
             whole.update(bytes_of(leaf) if isinstance(leaf, Tensor) else repr(leaf).encode())
     return f"{records} records, {whole.hexdigest()[:16]}"

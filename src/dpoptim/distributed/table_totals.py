@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.row_terms import added_up
 from dpoptim.gradients.sparse import TableGrad, sparse_rows
-from dpoptim.gradients.table_sums import TableSums, added_up, number_of_rows, weights_of
+from dpoptim.gradients.table_sums import TableSums, number_of_rows, weights_of
 from dpoptim.gradients.totals import Totals, mean_of
+from dpoptim.noise.few_rows import Vector
 
 
 class TableTotals(Totals):
@@ -93,7 +95,7 @@ class TableTotals(Totals):
             "Fix: dpoptim.DPSGD."
         )
 
-    def take_by_parameter(self) -> list[Tensor]:
+    def take_by_parameter(self) -> list[Vector]:
         """This rank's rows of each table, sparse; the others' sums; and the tables' counts, sparse.
 
         Rows are counted from the first that is this rank's.

@@ -17,6 +17,7 @@ from dpoptim.gate.queries import CorrelatedSum, Query, SelectedRows
 from dpoptim.gate.rows import select_rows
 from dpoptim.noise.correlated.strategy import SAME, NoiseState
 from dpoptim.noise.correlated.workload import Floats
+from dpoptim.noise.few_rows import Vector, memory_of, write_out
 from dpoptim.noise.gaussian import add_normal, draw_normal_ahead
 from dpoptim.noise.stream import KeyStream
 
@@ -103,14 +104,14 @@ class Gate:
         refuse_fork(self._process)
         self._charge.open()
 
-    def release_sum(self, sums: Sequence[Tensor]) -> list[Tensor]:
+    def release_sum(self, sums: Sequence[Vector]) -> list[Tensor]:
         """Add fresh Gaussian noise to all entries of ``sums`` (any shapes), in place.
 
         Of tables, the rows that a query of `SelectedRows` selects (`gate.rows`) are returned alone.
 
         The tensors together are one query: their joint Euclidean norm must be bounded record by
         record. They are float64; or float32 if the noise is independent, which is then added in
-        float64 and the result rounded.
+        float64 and the result rounded. So it is written into `FewRows`, on every entry.
 
         Raises:
             PrivacyError: every planned release has been made.
@@ -131,21 +132,31 @@ class Gate:
         if isinstance(self.query, SelectedRows):
             sums = select_rows(self.query, self.released, self._noise.branch(), sums)
         if self.query.noise_multiplier > 0:
-            self._add_noise([each.values() if each.is_sparse else each for each in sums])
+            self._add_noise(
+                [
+                    each.values() if isinstance(each, Tensor) and each.is_sparse else each
+                    for each in sums
+                ]
+            )
+        else:
+            write_out(sums)
         self.released += 1  # a draw that is interrupted has released nothing
         if self.released == self.releases:
             # before anybody sees the last one: no checkpoint may be taken up after it
             self.finish()
-        return list(sums)
+        return memory_of(sums)
 
-    def _add_noise(self, sums: Sequence[Tensor]) -> None:
+    def _add_noise(self, sums: Sequence[Vector]) -> None:
         query = self.query
         if isinstance(query, CorrelatedSum):
             if self._correlated is None:
                 self._correlated = query.strategy.start(
                     query.steps, [total.numel() for total in sums], self._noise
                 )
-            self._correlated.add(sums, query.standard_deviation)
+            dense = [each for each in sums if isinstance(each, Tensor)]
+            if len(dense) < len(sums):
+                raise TypeError("tables in memory for few rows get independent noise only.")
+            self._correlated.add(dense, query.standard_deviation)
             return
         vectors = by_device(sums) if self.joined else [[each] for each in sums]
         for vector in vectors:
@@ -260,9 +271,9 @@ def refuse_other_noise(query: CorrelatedSum, earlier: Floats) -> None:
         )
 
 
-def by_device(sums: Sequence[Tensor]) -> list[list[Tensor]]:
+def by_device(sums: Sequence[Vector]) -> list[list[Vector]]:
     """The tensors on each device, which share one vector of noise."""
-    found: dict[torch.device, list[Tensor]] = {}
+    found: dict[torch.device, list[Vector]] = {}
     for each in sums:
         found.setdefault(each.device, []).append(each)
     return list(found.values())

@@ -24,12 +24,13 @@ from torch import Tensor
 from dpoptim.gate.queries import SelectedRows
 from dpoptim.gradients.sparse import sparse_rows
 from dpoptim.noise.exact_coins import rare_heads, tossed
+from dpoptim.noise.few_rows import Vector
 from dpoptim.noise.stream import KeyStream
 
 
 def select_rows(
-    query: SelectedRows, step: int, coins: KeyStream, sums: Sequence[Tensor]
-) -> list[Tensor]:
+    query: SelectedRows, step: int, coins: KeyStream, sums: Sequence[Vector]
+) -> list[Vector]:
     """Select rows of a step's tables, and return the sums that get noise.
 
     Args:
@@ -47,10 +48,13 @@ def select_rows(
     the sums and at most 1 to the counts, in Euclidean norm: of the vector ``(sqrt(share) counts,
     sqrt(1 - share) sums / norm_bound)``. Which rows they are may be published with it.
     """
-    tables = sum(each.is_sparse for each in sums) // 2
-    counts = iter(sums[len(sums) - tables :])
+    sparse = [each for each in sums if isinstance(each, Tensor) and each.is_sparse]
+    tables = len(sparse) // 2
+    counts = iter(sparse[tables:])
     return [
-        only(each, selected(query, step, coins, next(counts))) if each.is_sparse else each
+        only(each, selected(query, step, coins, next(counts)))
+        if isinstance(each, Tensor) and each.is_sparse
+        else each
         for each in sums[: len(sums) - tables]
     ]
 

@@ -238,23 +238,27 @@ class RuleFunction(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_nested_backward(ctx.name, ctx.forward_task)
         saved, rule, module, g = ctx.saved_tensors, ctx.rule, ctx.module, row_by_row(g)
+        to_inputs, x_gradient = ctx.needs_input_grad[4], None
+        together = rule.at_once and to_inputs and g.dtype not in NARROW
 
         def per_sample_grads() -> Mapping[str, PerSampleGrad]:
             given = (*saved, g) if rule.widens else widened((*saved, g))
             return rule.per_sample_grads(module, given[:-1], given[-1])
 
-        if rule.at_once:
-            with without_autocast(g.device.type):
-                # what they were made of is free to go
-                per_sample_grads = partial(dict, per_sample_grads())
-        ctx.recorder.enter(LayerUse(ctx.name, module, g.shape[0], per_sample_grads))
-        if not ctx.needs_input_grad[4]:
-            return (None,) * (5 + ctx.parameters)
         with without_autocast(g.device.type):
-            same = (
-                tuple(t.to(g.dtype) if t.is_floating_point() else t for t in saved)
-                if g.dtype in NARROW
-                else saved
-            )
-            x_gradient = rule.input_gradient(module, same, g)
+            # where they are made at once, what they were made of is free to go
+            if together:
+                x_gradient, formed = rule.all_gradients(module, widened(saved), g)
+                per_sample_grads = partial(dict, formed)
+            elif rule.at_once:
+                per_sample_grads = partial(dict, per_sample_grads())
+            if to_inputs and not together:
+                same = (
+                    tuple(t.to(g.dtype) if t.is_floating_point() else t for t in saved)
+                    if g.dtype in NARROW
+                    else saved
+                )
+                x_gradient = rule.input_gradient(module, same, g)
+        # out here, where the recorder sees whether the pass runs under autocast
+        ctx.recorder.enter(LayerUse(ctx.name, module, g.shape[0], per_sample_grads))
         return (None, None, None, None, x_gradient, *[None] * ctx.parameters)

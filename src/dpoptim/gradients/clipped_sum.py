@@ -12,6 +12,7 @@ from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.per_sample_grads import Outer, PerSampleGrad
 from dpoptim.gradients.products import Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
+from dpoptim.gradients.single_rows import SingleRows
 from dpoptim.gradients.sums import Sums
 
 # Told the squared norms of the records, the tapers of their factors if there are any, and the
@@ -90,7 +91,10 @@ class ClippedSum:
         in_turn = {i: each for i, g in gradients.items() if (each := g.in_turn()) is not None}
         norms_of = [*gradients]
         together = {i: gradients.pop(i) for i in norms_of if i not in in_turn}
-        norms = self.measure(together, norms_of)
+        rows = SingleRows.among(together, self.units.of) if sums[0].count == 1 else None
+        for i in rows.places if rows is not None else ():
+            del together[i]
+        norms = self.measure(together, norms_of, rows)
         if in_turn:
 
             def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -103,16 +107,27 @@ class ClippedSum:
         factors, tapers = self.clip(norms)
         if observer is not None:
             observer(norms.whole(), tapers, norms.squared)
-        self.add_weighted(together, factors, sums, finish)
+        self.add_weighted(together, factors, sums, finish, rows)
 
-    def measure(self, gradients: Mapping[int, PerSampleGrad], places: Iterable[int]) -> Norms:
+    def measure(
+        self,
+        gradients: Mapping[int, PerSampleGrad],
+        places: Iterable[int],
+        rows: SingleRows | None = None,
+    ) -> Norms:
         """Measure what is summed together.
 
         Args:
             places: of all parameters that have gradients, in whose units nothing else may be.
+            rows: of those that are not among ``gradients``.
         """
         squared: dict[str, list[Tensor]] = {self.units.of[i]: [] for i in places}
         lengths: list[Tensor] = []
+        if rows is not None:
+            of_units, of_longest = rows.measure(self.block)
+            for unit, of_rows in of_units.items():
+                squared[unit].append(self.scaled_squares(of_rows))
+            lengths.append(self.scaled_squares(of_longest))
         Outer.measure_together(
             [each for each in gradients.values() if isinstance(each, Outer)], self.block
         )
@@ -123,9 +138,13 @@ class ClippedSum:
             if longest is not None:
                 lengths.append(self.scaled_squares(longest))
         return Norms(
-            {unit: self._stacked(parts).sum(0) for unit, parts in squared.items()},
+            {unit: self._added(parts) for unit, parts in squared.items()},
             self._stacked(lengths).amax(0) if self.common_factor else None,
         )
+
+    def _added(self, parts: list[Tensor]) -> Tensor:
+        """In memory of its own, to be added to."""
+        return parts[0].clone() if len(parts) == 1 else self._stacked(parts).sum(0)
 
     def _stacked(self, parts: list[Tensor]) -> Tensor:
         """Vectors (B,) one above the other; a row of zeros where there is none."""
@@ -167,11 +186,14 @@ class ClippedSum:
         factors: Mapping[str, Tensor],
         sums: Sequence[Sums],
         finish: Callable[[int], None] = lambda place: None,
+        rows: SingleRows | None = None,
     ) -> None:
         """Add the weighted sums, without records of factor zero; ``gradients`` is emptied."""
-        first = next(iter(factors.values()))[0]
-        every = first.shape[0] == 0 or float(first.amin()) > 0
         weights = {unit: self.scaled(each) for unit, each in factors.items()}
+        if rows is not None:
+            rows.add(weights, sums, self.groups)
+        first = next(iter(factors.values()))[0] if gradients else torch.ones(0)
+        every = first.shape[0] == 0 or float(first.amin()) > 0
         for i in range(len(sums)):
             if (each := gradients.pop(i, None)) is not None:
                 each = each if every else each.without(first > 0)

@@ -27,6 +27,7 @@ from dpoptim.gradients.single_record_hooks import hooks_for
 from dpoptim.gradients.tied import merge
 from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.gradients.trained_parameters import TrainedParameters
+from dpoptim.noise.few_rows import Vector
 
 Reduction = Literal["mean", "sum"]
 # loss.backward() by the caller, or how `backward` was given the loss
@@ -319,14 +320,15 @@ class Engine:
         """
         return self.take_sums()[0]
 
-    def take_sums(self, *, by_parameter: bool = False) -> list[list[Tensor]]:
-        """All sums of the clipping rule, each as `take` returns it.
-
-        Args:
-            by_parameter: the first alone, in less memory; see `Totals.take_by_parameter`.
-        """
+    def take_sums(self) -> list[list[Tensor]]:
+        """All sums of the clipping rule, each as `take` returns it."""
         self._begin_step()
-        return [self.totals.take_by_parameter()] if by_parameter else self.totals.take()
+        return self.totals.take()
+
+    def take_by_parameter(self) -> Sequence[Vector]:
+        """The first sum alone, in less memory; see `Totals.take_by_parameter`."""
+        self._begin_step()
+        return self.totals.take_by_parameter()
 
     def restart(self) -> None:
         """Begin the logical batch again: what was added of it is forgotten."""

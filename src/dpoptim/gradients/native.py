@@ -27,6 +27,7 @@ LEVELS = ("none", "vectors of 8", "vectors of 16")  # by `dpoptim_level`; of 4-b
 MOST_OF_PRODUCTS = 2  # level of vectors in `outer`; benchmarks lower it to that of others' products
 SQUARES = 12  # that it adds in float32
 VECTOR = 16  # outputs that are computed side by side
+PANEL = 12  # rows of an outer product that are formed side by side
 
 
 class Geometry(ctypes.Structure):
@@ -65,7 +66,11 @@ def library() -> Library | None:
     functions.dpoptim_add_outer.restype = None
     functions.dpoptim_add_outer.argtypes = [
         *(whole, whole, whole, whole, some, whole, whole, some, whole, whole),
-        *(some, some, some, some, ctypes.c_int),
+        *(some, some, whole, some, some, some, ctypes.c_int),
+    ]
+    functions.dpoptim_ghost_norms.restype = None
+    functions.dpoptim_ghost_norms.argtypes = [
+        *(whole, whole, whole, whole, some, whole, whole, some, whole, whole, some, ctypes.c_int)
     ]
     functions.dpoptim_form.restype = functions.dpoptim_add.restype = None
     functions.dpoptim_form.argtypes = [
@@ -144,7 +149,7 @@ def _outer_room(found: Library, positions: int, rows: int) -> Tensor:
     return torch.empty(entries, dtype=torch.float32, device="cpu")
 
 
-def add_outer(g: Tensor, a: Tensor, total: Tensor, weights: Sequence[float]) -> Tensor:
+def add_outer(g: Tensor, a: Tensor, total: Tensor, weights: Sequence[float], piece: int) -> Tensor:
     """Add what `outer` forms to a total, each record's times its weight, and measure it.
 
     What is added is measured, and weighted, where it is formed: it is never written. Each entry
@@ -154,24 +159,45 @@ def add_outer(g: Tensor, a: Tensor, total: Tensor, weights: Sequence[float]) -> 
         g, a: as for `outer`, of `choose_formula.CLAIMED_POSITIONS` positions at most.
         total: float32, (p d,), dense.
         weights: of records; zero: what is there may be anything, and is not looked at.
+        piece: rows, of p, that are measured together, a multiple of `PANEL`.
 
     Returns:
-        Sums of the squares of what was formed, float64, (b,), of which `SQUARES` at most are added
-        in float32 each; zero where the weight is.
+        Sums of the squares of each piece of what was formed, float64, (pieces, b), of which
+        `SQUARES` at most are added in float32 each; zero where the weight is.
     """
     found = library()
     assert found is not None
     (records, positions, rows), columns = g.shape, a.shape[2]
     room = _outer_room(found, positions, rows)
     factors = (ctypes.c_float * len(weights))(*weights)
-    squares = torch.empty(records, dtype=torch.float64, device="cpu")
+    pieces = -(-rows // piece)
+    squares = torch.empty(pieces, records, dtype=torch.float64, device="cpu")
+    of_columns = torch.empty(pieces, 2 * VECTOR, dtype=torch.float64, device="cpu")
     found.functions.dpoptim_add_outer(
         *(records, positions, rows, columns),
         *(g.data_ptr(), g.stride(0), g.stride(1), a.data_ptr(), a.stride(0), a.stride(1)),
-        *(total.data_ptr(), ctypes.addressof(factors), squares.data_ptr()),
-        *(room.data_ptr(), min(found.level, MOST_OF_PRODUCTS)),
+        *(total.data_ptr(), ctypes.addressof(factors), piece, squares.data_ptr()),
+        *(of_columns.data_ptr(), room.data_ptr(), min(found.level, MOST_OF_PRODUCTS)),
     )
     return squares
+
+
+def ghost_norms(g: Tensor, a: Tensor, out: Tensor) -> None:
+    """Measure ``sum_t outer(g[i, t], a[i, t])`` of some records by the Gram form, which may err.
+
+    Args:
+        g, a: as for `outer`.
+        out: for the squared norm, the sum of ``|g[i, t]| |a[i, t]|`` and the squared norm of the
+            longest ``g[i, t]``: float64, dense, (b, 3).
+    """
+    found = library()
+    assert found is not None
+    (records, positions, rows), columns = g.shape, a.shape[2]
+    found.functions.dpoptim_ghost_norms(
+        *(records, positions, rows, columns),
+        *(g.data_ptr(), g.stride(0), g.stride(1), a.data_ptr(), a.stride(0), a.stride(1)),
+        *(out.data_ptr(), min(found.level, MOST_OF_PRODUCTS)),
+    )
 
 
 def adds(total: Tensor, gradients: Tensor) -> bool:

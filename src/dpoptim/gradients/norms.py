@@ -16,6 +16,7 @@ SMALLEST_SQUARE = 2.0**-126  # what the square of one float32 entry may lose to 
 SMALLEST_SQUARE_64, SMALLEST_SUM = 2.0**-1022, 2.0**-900
 # squared norms that float32 can add up; others are added in float64
 SAFE_SQUARES = (2.0**-60, 2.0**120)
+RAISED_IN_FLOAT64 = 1 + 2.0**-30  # by what 2^22 additions can lose
 TAPER_OCTAVES = 8
 DIVIDED_SUM = 1 << 15  # numbers from which on threads divide sums among them (`batch_invariant`)
 
@@ -175,7 +176,8 @@ def losses(entries: Sequence[int], block: int) -> tuple[Tensor, Tensor]:
 
 def in_float64(rows: Tensor) -> Tensor:
     """Squared norms of rows of float32, raised by what 2^22 additions in float64 can lose."""
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square_().mul_(1 + 2.0**-30)
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms.square_().mul_(RAISED_IN_FLOAT64)
 
 
 def taper(squared_lengths: Tensor) -> Tensor:

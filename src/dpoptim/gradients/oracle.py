@@ -13,11 +13,13 @@ from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.products import margin
+from dpoptim.gradients.row_terms import RowTerms
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
+from dpoptim.noise.few_rows import FewRows, Vector, memory_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
 KEPT = 1 << 25  # entries of gradients that are kept rather than computed again
-WIDENED = 1 << 20  # that are subtracted at a time
+WIDENED = 1 << 20  # that are made float64 at a time
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -34,10 +36,9 @@ def squared_norms(gradients: list[Tensor]) -> Tensor:
     device = gradients[0].device
     return torch.stack(
         [
-            torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1, dtype=torch.float64)
-            .square()
-            .to(device)
+            torch.linalg.vector_norm(part, dim=1, dtype=torch.float64).square().to(device)
             for g in gradients
+            for part in g.reshape(len(g), -1).split(WIDENED, 1)  # which are widened first
         ]
     ).sum(0)
 
@@ -101,19 +102,19 @@ class RecordsAlone:
         """One tensor a parameter, with the records on the first axis."""
         return [torch.stack(each) for each in zip(*self, strict=True)]
 
-    def subtract(self, sums: Sequence[Tensor], weights: Sequence[float]) -> None:
+    def subtract(self, sums: list[Vector], weights: Sequence[float]) -> None:
         """Take weighted gradients from sums, in place; leave out those of weight 0, even NaN."""
         records = iter(self)
         for weight in weights:
             gradients = next(records)
             if weight:
-                for total, g in zip(sums, gradients, strict=True):
-                    subtract(total, g, weight)
+                for place, g in enumerate(gradients):
+                    sums[place] = subtract(sums[place], g, weight)
                 del g
             del gradients  # before the next record's take as much
 
     def distances(
-        self, ours: Sequence[Tensor], clipping: Clipping, order: Sequence[int], reduction: Reduction
+        self, ours: list[Vector], clipping: Clipping, order: Sequence[int], reduction: Reduction
     ) -> dict[str, float]:
         """How far the engine's sums are off by parameter (Euclidean); writes over them.
 
@@ -123,19 +124,38 @@ class RecordsAlone:
         rounding = margin(self.dtype, len(order), common_factor=reduction == "mean")
         factors = clipping.factors(self.squared, rounding).tolist()
         self.subtract(ours, [max(factor, 0.0) * order.count(i) for i, factor in enumerate(factors)])
-        squared = torch.stack([each.norm().square().cpu() for each in ours])
+        left = [each.value if isinstance(each, FewRows) else each for each in ours]
+        squared = torch.stack([each.norm().square().cpu() for each in left])
         found = self._placement.added(squared).sqrt().tolist()
         return dict(zip(trainable(self._model), found, strict=True))
 
 
-def subtract(total: Tensor, g: Tensor, weight: float) -> None:
-    """Take ``weight * g`` from ``total`` in place, a few rows at a time: each is widened first."""
+def subtract(total: Vector, g: Tensor, weight: float) -> Vector:
+    """Take ``weight * g`` from ``total`` in place, a few rows at a time: each is widened first.
+
+    Of a table in memory for few rows, in memory for these and those of ``g`` that are not zero.
+    """
+    if isinstance(total, FewRows):
+        return less(total, g, weight)
     if g.dim() == 0:
-        total.sub_(g, alpha=weight)
-        return
+        return total.sub_(g, alpha=weight)
     rows = max(1, WIDENED // max(1, g[0].numel() if len(g) else 1))
     for part, of_g in zip(total.split(rows), g.split(rows), strict=True):
         part.sub_(of_g, alpha=weight)
+    return total
+
+
+def less(total: FewRows, g: Tensor, weight: float) -> FewRows:
+    """A table less the weighted rows of ``g``, of which most are zero."""
+    columns = total.value.shape[1]
+    terms = RowTerms([columns], torch.float64, total.device)
+    terms.add(total.row, total.value)
+    start = 0
+    for part in g.reshape(-1, columns).split(max(1, WIDENED // columns)):
+        row = part.ne(0).any(1).nonzero()[:, 0]
+        terms.add(row + start, part[row].double().mul_(-weight))
+        start += len(part)
+    return FewRows(total.out, 0, *terms.take())
 
 
 LARGE_BATCH = 1 << 12  # records
@@ -152,10 +172,11 @@ def engine_sums(
     rows: RowsOfRecords = ONE_ROW,
     placement: Placement = IN_PLACE,
     positions: Mapping[str, int] | None = None,
-) -> list[Tensor]:
-    """The engine's sums of one backward pass over the whole batch.
+) -> list[Vector]:
+    """The engine's sums of one backward pass over the whole batch, in the parameters' shapes.
 
-    Given ``positions`` of the layers, by formulas for large batches, which keep no gradients.
+    In float64, or of large tables the rows that were looked up. Given ``positions`` of the layers,
+    by formulas for large batches, which keep no gradients.
     """
     engine = Engine(
         model,
@@ -172,10 +193,13 @@ def engine_sums(
     try:
         engine.begin_microbatch(records)
         loss(model, batch).backward()
-        (taken,) = engine.take_sums(by_parameter=True)
-        views = engine.totals.own_views(taken)
-        pairs = zip(engine.parameters, views, strict=True)
-        return [view.double().view(placement.part_shape(p)) for p, view in pairs]
+        taken = engine.take_by_parameter()
+        if not any(isinstance(each, FewRows) for each in taken):  # else it is one a parameter
+            taken = engine.totals.own_views(memory_of(taken))
+        return [
+            each if isinstance(each, FewRows) else each.double().view(placement.part_shape(p))
+            for p, each in zip(engine.parameters, taken, strict=True)
+        ]
     finally:
         engine.detach()
         placement.settle()

@@ -16,50 +16,73 @@ static int64_t panel(int64_t left) {
     return left >= PANEL ? PANEL : (left + LEAST_PANEL - 1) / LEAST_PANEL * LEAST_PANEL;
 }
 
-/* How what a tile adds up enters the result: alone, added to what is there, or added times a weight,
-   when it is measured as well. */
-enum { ONLY, MORE, WEIGHTED };
+/* How what a tile adds up enters the result: alone, after what is there in one chain, as a sum of its
+   own added to what is there, or so added times a weight, when it is measured as well. */
+enum { ONLY, MORE, ADDED, WEIGHTED };
 
-/* R rows of V vectors: adds positions to `sums`. */
+/* Clears R rows of V vectors `sum`, and adds positions to them, with steps from one to the next. */
+#define CLEAR(VECTOR, R, V)                                                                        \
+    UNROLLED for (int r = 0; r < R; r++)                                                           \
+        UNROLLED for (int v = 0; v < V; v++) sum[r][v] = (VECTOR){0};
+
+#define ADD_POSITIONS(VECTOR, R, V)                                                                \
+    for (int64_t t = 0; t < positions; t++, g += g_step, a += a_step) {                            \
+        VECTOR x[V];                                                                               \
+        UNROLLED for (int v = 0; v < V; v++) x[v] = *(const VECTOR *)(a + v * LANES);              \
+        UNROLLED for (int r = 0; r < R; r++)                                                       \
+            UNROLLED for (int v = 0; v < V; v++) sum[r][v] += x[v] * g[r];                         \
+    }
+
+/* R rows of V vectors, a step apart in `out`: sums over positions, with steps from one to the next. */
 #define OUTER(NAME, TARGET, VECTOR, R, V)                                                          \
-    TARGET static void NAME(int64_t positions, const float *g, int64_t step, const float *a,       \
-                            float *sums) {                                                         \
+    TARGET static void NAME(int64_t positions, const float *g, int64_t g_step, const float *a,     \
+                            int64_t a_step, float *out, int64_t step, int how) {                   \
         enum { LANES = sizeof(VECTOR) / sizeof(float) };                                           \
         VECTOR sum[R][V]; /* stay in registers */                                                  \
-        for (int r = 0; r < R; r++)                                                                \
-            for (int v = 0; v < V; v++) sum[r][v] = *(const VECTOR *)(sums + (r * V + v) * LANES); \
-        for (int64_t t = 0; t < positions; t++, g += step, a += V * LANES) {                       \
-            VECTOR x[V];                                                                           \
-            for (int v = 0; v < V; v++) x[v] = *(const VECTOR *)(a + v * LANES);                   \
-            for (int r = 0; r < R; r++)                                                            \
-                for (int v = 0; v < V; v++) sum[r][v] += x[v] * g[r];                              \
-        }                                                                                          \
-        for (int r = 0; r < R; r++)                                                                \
-            for (int v = 0; v < V; v++) *(VECTOR *)(sums + (r * V + v) * LANES) = sum[r][v];       \
+        CLEAR(VECTOR, R, V)                                                                        \
+        UNROLLED for (int r = 0; how == MORE && r < R; r++)                                        \
+            UNROLLED for (int v = 0; v < V; v++)                                                   \
+                sum[r][v] = *(const VECTOR *)(out + r * step + v * LANES);                         \
+        ADD_POSITIONS(VECTOR, R, V)                                                                \
+        UNROLLED for (int r = 0; r < R; r++)                                                       \
+            UNROLLED for (int v = 0; v < V; v++) {                                                 \
+                VECTOR *to = (VECTOR *)(out + r * step + v * LANES);                               \
+                *to = how == ADDED ? *to + sum[r][v] : sum[r][v];                                  \
+            }                                                                                      \
     }
 
-/* Adds `rows` of `lanes` sums, times a weight, to the result. Returns the sum of the squares of all,
-   of which as many are added in float32 as there are rows. */
-#define WEIGHTED_SUMS(NAME, TARGET, VECTOR)                                                        \
-    TARGET static double NAME(const float *sums, int64_t width, float *out, int64_t columns,       \
-                              int64_t rows, int64_t lanes, float weight) {                         \
-        enum { LANES = sizeof(VECTOR) / sizeof(float), MOST = 2 * FILL / LANES };                  \
-        VECTOR squares[MOST];                                                                      \
-        double total = 0.0;                                                                        \
-        memset(squares, 0, sizeof squares);                                                        \
-        for (int64_t r = 0; r < rows; r++, sums += width, out += columns) {                        \
-            for (int64_t v = 0; v * LANES < width; v++) {                                          \
-                VECTOR some = *(const VECTOR *)(sums + v * LANES);                                 \
-                squares[v] += some * some;                                                         \
-                if (lanes == width) *(VECTOR *)(out + v * LANES) += some * weight;                 \
+/* The same whole tile, added times a weight. Adds the squares of each column, R of them added in
+   float32, to `squares`. */
+#define WEIGHTED_TILE(NAME, TARGET, VECTOR, R, V)                                                  \
+    TARGET static void NAME(int64_t positions, const float *g, int64_t g_step, const float *a,     \
+                            int64_t a_step, float *out, int64_t step, float weight,                \
+                            double *squares) {                                                     \
+        enum { LANES = sizeof(VECTOR) / sizeof(float) };                                           \
+        VECTOR sum[R][V], of_rows[V];                                                              \
+        CLEAR(VECTOR, R, V)                                                                        \
+        UNROLLED for (int v = 0; v < V; v++) of_rows[v] = (VECTOR){0};                             \
+        ADD_POSITIONS(VECTOR, R, V)                                                                \
+        UNROLLED for (int r = 0; r < R; r++, out += step)                                          \
+            UNROLLED for (int v = 0; v < V; v++) {                                                 \
+                of_rows[v] += sum[r][v] * sum[r][v];                                               \
+                *(VECTOR *)(out + v * LANES) += sum[r][v] * weight;                                \
             }                                                                                      \
-            if (lanes == width) continue;                                                          \
-            for (int64_t i = 0; i < lanes; i++) out[i] += sums[i] * weight;                        \
-        }                                                                                          \
-        for (int64_t v = 0; v * LANES < width; v++)                                                \
-            for (int lane = 0; lane < LANES; lane++) total += squares[v][lane];                    \
-        return total;                                                                              \
+        float of_columns[V * LANES];                                                               \
+        memcpy(of_columns, of_rows, sizeof of_columns);                                            \
+        for (int i = 0; i < V * LANES; i++) squares[i] += of_columns[i];                           \
     }
+
+/* The same of `rows` of `lanes` sums that lie in `sums`: at the edges. */
+MIDDLE static void weighted_edge(const float *sums, int64_t width, float *out, int64_t step,
+                                 int64_t rows, int64_t lanes, float weight, double *squares) {
+    float of_rows[2 * FILL] = {0};
+    for (int64_t r = 0; r < rows; r++, sums += width, out += step)
+        for (int64_t i = 0; i < lanes; i++) {
+            of_rows[i] += sums[i] * sums[i];
+            out[i] += sums[i] * weight;
+        }
+    for (int64_t i = 0; i < lanes; i++) squares[i] += of_rows[i];
+}
 
 OUTER(wide_outer_12, WIDE, v16, 12, 2)
 OUTER(wide_outer_8, WIDE, v16, 8, 2)
@@ -69,23 +92,44 @@ OUTER(wide_outer_8_half, WIDE, v16, 8, 1)
 OUTER(wide_outer_4_half, WIDE, v16, 4, 1)
 OUTER(middle_outer_6, MIDDLE, v8, 6, 2)
 OUTER(middle_outer_4, MIDDLE, v8, 4, 2)
-WEIGHTED_SUMS(wide_weighted, WIDE, v16)
-WEIGHTED_SUMS(middle_weighted, MIDDLE, v8)
+WEIGHTED_TILE(wide_weighted, WIDE, v16, 12, 2)
+WEIGHTED_TILE(wide_weighted_8, WIDE, v16, 8, 2)
+WEIGHTED_TILE(middle_weighted, MIDDLE, v8, 6, 2)
 
-/* Adds positions to a panel of sums, (rows in it, width). */
+/* Whether a weighted tile of so many rows and columns is whole. */
+static int whole(int64_t rows, int64_t lanes, int level) {
+    return level == WIDE_LEVEL ? lanes == 2 * FILL && (rows == PANEL || rows == 8)
+                               : lanes == FILL && rows == PANEL;
+}
+
+static void weighted_tile(int64_t positions, const float *g, int64_t rows, const float *a,
+                          int64_t a_step, float *out, int64_t step, float weight, double *squares,
+                          int level) {
+    if (level == WIDE_LEVEL) {
+        (rows == PANEL ? wide_weighted : wide_weighted_8)(positions, g, rows, a, a_step, out, step,
+                                                          weight, squares);
+        return;
+    }
+    for (int64_t r = 0; r < rows; r += 6)
+        middle_weighted(positions, g + r, rows, a, a_step, out + r * step, step, weight, squares);
+}
+
+/* A panel of sums, (rows in it, width), rows of `out` a step apart. */
 static void outer_tile(int64_t positions, const float *g, int64_t rows, const float *a,
-                       int64_t width, float *sums, int level) {
+                       int64_t a_step, int64_t width, float *out, int64_t step, int how, int level) {
     if (level != WIDE_LEVEL) {
         int some = rows == PANEL ? 6 : 4;
         for (int64_t r = 0; r < rows; r += some)
-            (some == 6 ? middle_outer_6 : middle_outer_4)(positions, g + r, rows, a, sums + r * width);
+            (some == 6 ? middle_outer_6 : middle_outer_4)(positions, g + r, rows, a, a_step,
+                                                          out + r * step, step, how);
     } else if (width > FILL) {
-        (rows == 12 ? wide_outer_12 : rows == 8 ? wide_outer_8 : wide_outer_4)(positions, g, rows, a,
-                                                                                sums);
+        (rows == 12  ? wide_outer_12
+         : rows == 8 ? wide_outer_8
+                     : wide_outer_4)(positions, g, rows, a, a_step, out, step, how);
     } else {
         (rows == 12  ? wide_outer_12_half
          : rows == 8 ? wide_outer_8_half
-                     : wide_outer_4_half)(positions, g, rows, a, sums);
+                     : wide_outer_4_half)(positions, g, rows, a, a_step, out, step, how);
     }
 }
 
@@ -110,16 +154,18 @@ static void pack_rows(const float *g, int64_t step, int64_t positions, int64_t r
     }
 }
 
-/* Some columns, with positions first: (positions, width), zeros after the last column. */
-static void pack_columns(const float *a, int64_t step, int64_t positions, int64_t columns,
-                         int64_t width, float *out) {
-    for (int64_t t = 0; t < positions; t++, a += step, out += width) {
+/* Some columns, with positions first: (positions, width), zeros after the last column. Of positions
+   that are not all there, `which` are. */
+static void pack_columns(const float *a, int64_t step, const int32_t *which, int64_t positions,
+                         int64_t columns, int64_t width, float *out) {
+    for (int64_t t = 0; t < positions; t++, out += width) {
+        const float *from = a + (which ? which[t] : t) * step;
         if (columns == 2 * FILL) {
-            memcpy(out, a, sizeof(float) * 2 * FILL);
+            memcpy(out, from, sizeof(float) * 2 * FILL);
             continue;
         }
         memset(out, 0, sizeof(float) * width);
-        memcpy(out, a, sizeof(float) * columns);
+        memcpy(out, from, sizeof(float) * columns);
     }
 }
 
@@ -129,36 +175,59 @@ int64_t dpoptim_outer_room(int64_t positions, int64_t rows) {
     return some * (2 * FILL + rows + LEAST_PANEL);
 }
 
-/* Adds some positions to sum_t g[t, i] a[t, j], (rows, columns); returns the sum of the squares where
-   `how` is WEIGHTED. */
-static double outer_positions(const float *g, int64_t g_step, int64_t rows, const float *a,
-                              int64_t a_step, int64_t columns, int64_t positions, float *out,
-                              float *room, int how, float weight, int level) {
-    float *packed = room + positions * 2 * FILL, sums[PANEL * 2 * FILL];
-    double squares = 0.0;
-    pack_rows(g, g_step, positions, rows, packed);
+/* Adds some positions to sum_t g[t, i] a[t, j], (rows, columns), with rows of `out` a step apart;
+   adds the squares of columns side by side in each piece of so many rows, a multiple of PANEL, to
+   `squares`, (pieces, 2 * FILL), where `how` is WEIGHTED. `packed` is what `pack_rows` made of g, and
+   `which` as for `pack_columns`. */
+static void outer_tiles(const float *packed, int64_t rows, const float *a, int64_t a_step,
+                          const int32_t *which, int64_t columns, int64_t positions, float *out,
+                          int64_t step, float *room, int how, float weight, int64_t piece,
+                        double *squares, int level) {
+    _Alignas(64) float sums[PANEL * 2 * FILL] = {0.0f}; /* also where a panel has no rows */
     for (int64_t column = 0, width; column < columns; column += width) {
         int64_t left = columns - column;
         width = level == WIDE_LEVEL && left > FILL ? 2 * FILL : FILL;
         int64_t lanes = left < width ? left : width;
-        pack_columns(a + column, a_step, positions, lanes, width, room);
+        int as_it_is = !which && lanes == width && rows <= PANEL; /* read once, where it lies */
+        if (!as_it_is) pack_columns(a + column, a_step, which, positions, lanes, width, room);
         for (int64_t row = 0; row < rows; row += PANEL) {
             int64_t of_panel = panel(rows - row), some = rows - row < PANEL ? rows - row : PANEL;
-            float *to = out + row * columns + column;
+            float *to = out + row * step + column;
             for (int64_t r = 0; r < some; r++)
-                for (int64_t i = 0; i < lanes; i += FILL) __builtin_prefetch(to + r * columns + i, 1);
-            memset(sums, 0, sizeof(float) * of_panel * width);
+                for (int64_t i = 0; i < lanes; i += FILL) __builtin_prefetch(to + r * step + i, 1);
+            const float *g = packed + row * positions, *x = as_it_is ? a + column : room;
+            int64_t x_step = as_it_is ? a_step : width;
+            if (some == of_panel && lanes == width && how != WEIGHTED) {
+                outer_tile(positions, g, of_panel, x, x_step, width, to, step, how, level);
+                continue;
+            }
+            double *of_piece = how == WEIGHTED ? squares + row / piece * 2 * FILL : NULL;
+            if (how == WEIGHTED && whole(some, lanes, level)) {
+                weighted_tile(positions, g, some, x, x_step, to, step, weight, of_piece, level);
+                continue;
+            }
             for (int64_t r = 0; how == MORE && r < some; r++)
-                memcpy(sums + r * width, to + r * columns, sizeof(float) * lanes);
-            outer_tile(positions, packed + row * positions, of_panel, room, width, sums, level);
+                memcpy(sums + r * width, to + r * step, sizeof(float) * lanes);
+            outer_tile(positions, g, of_panel, x, x_step, width, sums, width,
+                       how == MORE ? MORE : ONLY, level);
             if (how == WEIGHTED)
-                squares += (level == WIDE_LEVEL ? wide_weighted : middle_weighted)(
-                    sums, width, to, columns, some, lanes, weight);
-            for (int64_t r = 0; how != WEIGHTED && r < some; r++)
-                memcpy(to + r * columns, sums + r * width, sizeof(float) * lanes);
+                weighted_edge(sums, width, to, step, some, lanes, weight, of_piece);
+            for (int64_t r = 0; how == ADDED && r < some; r++)
+                for (int64_t i = 0; i < lanes; i++) to[r * step + i] += sums[r * width + i];
+            for (int64_t r = 0; how < ADDED && r < some; r++)
+                memcpy(to + r * step, sums + r * width, sizeof(float) * lanes);
         }
     }
-    return squares;
+}
+
+static void outer_positions(const float *g, int64_t g_step, int64_t rows, const float *a,
+                              int64_t a_step, int64_t columns, int64_t positions, float *out,
+                              float *room, int how, float weight, int64_t piece, double *squares,
+                              int level) {
+    float *packed = room + positions * 2 * FILL;
+    pack_rows(g, g_step, positions, rows, packed);
+    outer_tiles(packed, rows, a, a_step, NULL, columns, positions, out, columns, room, how, weight,
+                piece, squares, level);
 }
 
 /* As `dpoptim_form`, of sums over positions of outer products: g (positions, rows), a (positions,
@@ -171,7 +240,7 @@ void dpoptim_outer(int64_t records, int64_t positions, int64_t rows, int64_t col
         for (int64_t from = 0; from == 0 || from < positions; from += POSITIONS) { /* none: zeros */
             int64_t some = positions - from < POSITIONS ? positions - from : POSITIONS;
             outer_positions(g + from * g_step, g_step, rows, a + from * a_step, a_step, columns,
-                            some, out, room, from > 0 ? MORE : ONLY, 0.0f, level);
+                            some, out, room, from > 0 ? MORE : ONLY, 0.0f, 0, NULL, level);
         }
         (level == WIDE_LEVEL ? wide_norms : middle_norms)(out, rows * columns, block, norms);
         norms += norms_stride;
@@ -179,14 +248,44 @@ void dpoptim_outer(int64_t records, int64_t positions, int64_t rows, int64_t col
 }
 
 /* Adds the same gradients, of POSITIONS positions at most, to a total, each times its weight, and
-   writes the sum of its squares; what has weight zero may be anything, and is written as zero. */
+   writes the sum of the squares of each piece of so many rows, (pieces, records); what has weight zero
+   may be anything, and is written as zero. A piece has PANEL rows or some times as many; `columns_of`
+   is room for 2 * FILL numbers of each. */
 void dpoptim_add_outer(int64_t records, int64_t positions, int64_t rows, int64_t columns,
                        const float *g, int64_t g_stride, int64_t g_step, const float *a,
                        int64_t a_stride, int64_t a_step, float *total, const float *weights,
-                       double *squares, float *room, int level) {
-    for (int64_t i = 0; i < records; i++, g += g_stride, a += a_stride)
-        squares[i] = weights[i] == 0.0f
-                         ? 0.0
-                         : outer_positions(g, g_step, rows, a, a_step, columns, positions, total,
-                                           room, WEIGHTED, weights[i], level);
+                       int64_t piece, double *squares, double *columns_of, float *room, int level) {
+    int64_t pieces = (rows + piece - 1) / piece;
+    for (int64_t i = 0; i < records; i++, g += g_stride, a += a_stride) {
+        memset(columns_of, 0, sizeof(double) * pieces * 2 * FILL);
+        if (weights[i] != 0.0f)
+            outer_positions(g, g_step, rows, a, a_step, columns, positions, total, room, WEIGHTED,
+                            weights[i], piece, columns_of, level);
+        for (int64_t k = 0; k < pieces; k++) {
+            double all = 0.0;
+            for (int j = 0; j < 2 * FILL; j++) all += columns_of[k * 2 * FILL + j];
+            squares[k * records + i] = all;
+        }
+    }
+}
+
+/* As vectors.h has it: weighted rows, of POSITIONS records at most, as positions of one sum. */
+void dpoptim_add_group(int64_t size, const float *weights, int64_t rows, const float *g,
+                       int64_t g_step, int64_t columns, const float *a, int64_t a_step, float *out,
+                       int64_t step, int more, float *room, int level) {
+    int32_t which[POSITIONS];
+    int64_t some = 0;
+    float *weighted = room + 2 * FILL * size, *packed = weighted + size * rows;
+    for (int64_t i = 0; i < size; i++, g += g_step) {
+        if (weights[i] == 0.0f) continue;
+        for (int64_t row = 0; row < rows; row++) weighted[some * rows + row] = weights[i] * g[row];
+        which[some++] = (int32_t)i;
+    }
+    pack_rows(weighted, rows, some, rows, packed);
+    outer_tiles(packed, rows, a, a_step, some < size ? which : NULL, columns, some, out, step, room,
+                more ? ADDED : ONLY, 0.0f, 0, NULL, level);
+}
+
+int64_t dpoptim_group_room(int64_t size, int64_t rows) {
+    return size * rows + dpoptim_outer_room(size, rows);
 }

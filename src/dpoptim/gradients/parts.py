@@ -21,14 +21,14 @@ def all_groups(groups: Groups) -> Iterator[slice]:
     return chain.from_iterable(slices(groups))
 
 
-def at_once(elements_per_record: int) -> int:
+def at_once(elements_per_record: int, most: int = CACHE_BLOCK) -> int:
     """Records of a part, but for the last ones of a group."""
-    return max(1, CACHE_BLOCK // max(1, elements_per_record))
+    return max(1, most // max(1, elements_per_record))
 
 
-def parts_of(group: slice, elements_per_record: int) -> Iterator[slice]:
+def parts_of(group: slice, elements_per_record: int, most: int = CACHE_BLOCK) -> Iterator[slice]:
     """Records of a group that are formed at once: what stays in cache, one at least."""
-    size = at_once(elements_per_record)
+    size = at_once(elements_per_record, most)
     for start in range(group.start, group.stop, size):
         yield slice(start, min(start + size, group.stop))
 

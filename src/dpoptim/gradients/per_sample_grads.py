@@ -82,7 +82,7 @@ class PerSampleGrad(ABC):
 
 
 FormMeasured = Callable[[slice, Tensor, Tensor, int], None]
-FormAdded = Callable[[slice, Tensor, Sequence[float]], Tensor]
+FormAdded = Callable[[slice, Tensor, Sequence[float], slice], Tensor]
 
 
 def record_by(form_measured: FormMeasured, entries: int) -> Callable[[int], Tensor]:
@@ -113,10 +113,11 @@ class Chunk:
         form_measured: forms all gradients of some consecutive records in room for them, (b,
             entries), and writes what `norms.read_part` would of them, for blocks of so many
             entries. Where it is there it is used.
-        form_added: forms all gradients of some consecutive records as ``form`` has them, adds each
-            times its weight to a total, float32, (entries,), and returns their squared norms,
-            float64, (b,), as `norms.in_blocks` reads them; zero, and nothing added, where the
-            weight is zero.
+        form_added: forms some pieces of the gradients of some consecutive records as ``form`` has
+            them, adds each times its weight to a total, float32, (entries,), and returns the
+            squared norms of each piece, float64, (pieces, b), as `norms.in_blocks` reads them;
+            zero, and nothing added, where the weight is zero.
+        pieces: that threads may share.
         positions: that a gradient is a sum over; its entries times these are the work by which
             chunks are dealt to threads.
     """
@@ -127,6 +128,7 @@ class Chunk:
     form_few: Callable[[slice, Tensor | None], Tensor] | None = None
     form_measured: FormMeasured | None = None
     form_added: FormAdded | None = None
+    pieces: int = 1
     positions: int = 1
 
 

@@ -5,7 +5,8 @@ Each is measured, weighted and summed before the next one's.
 Clipping needs the norm of a record's whole gradient before it can add the first number of it. To
 form all gradients and keep them takes memory for every record, mostly fresh pages; ghost
 norms (`sequence_outer`) take arithmetic. The gradients of a single record take neither, and
-mostly stay in cache; of small models, those of a few.
+mostly stay in cache; of small models, those of a few, so that threads need not wait for each other
+after every record.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ from dpoptim.gradients.worker_threads import worker_threads
 Weigh = Callable[[slice, Mapping[str, Tensor]], Mapping[str, Tensor]]
 Weights = Mapping[str, list[list[float]]]  # of some records, by unit: one for each sum
 FEW = 4  # records that must fit into cache for all to be formed at once
+# entries that wait for their weights: every wait is one for all threads, and a round of calls
+WAITING = 1 << 22
 
 
 def add_record_by_record(
@@ -72,7 +75,7 @@ def add_record_by_record(
             dtype = torch.float64 if group.stop - group.start > GROUP_ROWS else torch.float32
             of_group = {place: room(sums[place], dtype) for place in layers}
             weights: dict[str, list[list[float]]] = {}
-            for part in parts_of(group, entries):
+            for part in parts_of(group, entries, WAITING):
                 # what is formed of one part is added before the next takes its memory
                 run([partial(share.turn, of_group, weights, part, few=few) for share in shares])
                 weights = {
@@ -197,10 +200,6 @@ class Share:
         self.squared = torch.empty(shape, dtype=torch.float64, device="cpu")
         for place, (_, _, chunk) in enumerate(self.chunks):
             into = total[:, chunk.start : chunk.start + chunk.entries].unbind()
-            if chunk.form_added is not None and len(into) == 1 and native.serves(total):
-                of_sum = [of_record[0] for of_record in weights]
-                self.squared[place] = chunk.form_added(group, into[0], of_sum)
-                continue
             norms = torch.empty(len(weights), blocks_in(chunk.entries, self.block))
             for i, of_record in enumerate(weights):
                 record = slice(group.start + i, group.start + i + 1)

@@ -7,13 +7,6 @@
 
 #include "vectors.h"
 
-#if defined(__clang__) || __GNUC__ >= 12
-#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-typedef int32_t i4 __attribute__((vector_size(16)));
-#define PICK(a, b, ...) __builtin_shuffle(a, b, (i4){__VA_ARGS__})
-#endif
-
 enum { MOST_ROWS = 8, TOGETHER = 8 };
 
 /* As native.py writes it. Rows are runs of the kernel along its last axis: of (channel, place on
@@ -85,15 +78,15 @@ static void turn(const float *g, int64_t stride, int64_t outputs, int64_t positi
             const float *from = g + i * stride + t;
             v4 a = *(const v4 *)from, b = *(const v4 *)(from + stride);
             v4 c = *(const v4 *)(from + 2 * stride), d = *(const v4 *)(from + 3 * stride);
-            v4 low = PICK(a, b, 0, 4, 1, 5);
-            v4 high = PICK(a, b, 2, 6, 3, 7);
-            v4 low2 = PICK(c, d, 0, 4, 1, 5);
-            v4 high2 = PICK(c, d, 2, 6, 3, 7);
+            v4 low = PICK(i4, a, b, 0, 4, 1, 5);
+            v4 high = PICK(i4, a, b, 2, 6, 3, 7);
+            v4 low2 = PICK(i4, c, d, 0, 4, 1, 5);
+            v4 high2 = PICK(i4, c, d, 2, 6, 3, 7);
             float *to = out + t * filled + i;
-            *(v4 *)to = PICK(low, low2, 0, 1, 4, 5);
-            *(v4 *)(to + filled) = PICK(low, low2, 2, 3, 6, 7);
-            *(v4 *)(to + 2 * filled) = PICK(high, high2, 0, 1, 4, 5);
-            *(v4 *)(to + 3 * filled) = PICK(high, high2, 2, 3, 6, 7);
+            *(v4 *)to = PICK(i4, low, low2, 0, 1, 4, 5);
+            *(v4 *)(to + filled) = PICK(i4, low, low2, 2, 3, 6, 7);
+            *(v4 *)(to + 2 * filled) = PICK(i4, high, high2, 0, 1, 4, 5);
+            *(v4 *)(to + 3 * filled) = PICK(i4, high, high2, 2, 3, 6, 7);
         }
         for (; t < positions; t++)
             for (int64_t j = i; j < i + 4; j++) out[t * filled + j] = g[j * stride + t];

@@ -18,7 +18,8 @@ from dpoptim.gradients.batch_invariant import (
     sum_positions,
 )
 from dpoptim.gradients.choose_formula import CLAIMED_POSITIONS, PublicSizes, kept
-from dpoptim.gradients.ghost_norms import ghost_squared_norms, shortening
+from dpoptim.gradients.claimed_sums import Claims, add_claimed, add_claimed_in_turn
+from dpoptim.gradients.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.multiplication import (
     INNER,
     filled_up,
@@ -26,8 +27,8 @@ from dpoptim.gradients.multiplication import (
     plain,
     transposed_product,
 )
-from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
-from dpoptim.gradients.parts import add_group, all_groups, at_once, flat, parts_of, sum_of_group
+from dpoptim.gradients.norms import NORM_BLOCK, raised, row_squared_norms
+from dpoptim.gradients.parts import add_group, all_groups, at_once, flat, parts_of
 from dpoptim.gradients.per_sample_grads import (
     Chunk,
     Dense,
@@ -37,13 +38,16 @@ from dpoptim.gradients.per_sample_grads import (
     zero_outside,
 )
 from dpoptim.gradients.products import Groups, add_weighted_rows
-from dpoptim.gradients.record_by_record import sum_in_turn
 from dpoptim.gradients.sums import Sums
 
 GHOST_SLACK = 2.0**-20  # relative; more than forming and measuring round away
 SHORT, FEW_ENTRIES = 64, 1 << 16  # positions and entries: see `SequenceOuter.short`
 WHOLE = 16  # numbers of a widest vector
 CHUNK = 1 << 18  # entries that a thread forms, measures and adds up at a time: they stay in cache
+PIECE, TILE = (
+    1 << 15,
+    2 * native.PANEL,
+)  # such entries where norms are claimed; rows in two panels
 
 
 @dataclass
@@ -161,16 +165,19 @@ class SequenceOuter(PerSampleGrad):
             left, right = (x if x.stride(2) == 1 else x.contiguous() for x in of_part)
             native.outer(left, right, room, norms, block)
 
-        def add(part: slice, total: Tensor, weights: Sequence[float]) -> Tensor:
-            of_part = widened([g[part], a[part]])
+        def add(part: slice, total: Tensor, weights: Sequence[float], pieces: slice) -> Tensor:
+            some = slice(pieces.start * piece, min(pieces.stop * piece, rows))
+            of_part = widened([g[part][:, :, some], a[part]])
             left, right = (x if x.stride(2) == 1 else x.contiguous() for x in of_part)
-            return native.add_outer(left, right, total, weights)
+            into = total[some.start * d : some.stop * d]
+            return native.add_outer(left, right, into, weights, piece)
 
-        entries = rows * d
+        entries, piece = rows * d, rows_of_piece(rows, d)
         return Chunk(
             *(start * d, entries, record_by(form, entries)),
             form_measured=form,
             form_added=add if T <= CLAIMED_POSITIONS else None,
+            pieces=-(-rows // piece),
             positions=T,
         )
 
@@ -247,8 +254,14 @@ class SequenceOuter(PerSampleGrad):
                     parts_of(group, self.entries),
                     lambda part: (form(part), weights[:, part]),
                 )
+            elif self.alone:
+                add_claimed_in_turn(self, sums, group, weights, self._claims(self._ghost))
             else:
-                self._add_ghost_group(sums, group, form, weights, self._ghost)
+                add_claimed(form, sums, group, weights, self._claims(self._ghost))
+
+    def _claims(self, ghost: Tensor) -> Claims:
+        at_once = self.dtype == torch.float32 and self.g.is_cpu
+        return Claims(ghost, self.entries, self._block, at_once=at_once)
 
     def _in_one_room(self) -> Callable[[slice], Tensor]:
         """`form` for one part after the other, in the same memory."""
@@ -262,62 +275,6 @@ class SequenceOuter(PerSampleGrad):
 
         return form
 
-    def _add_ghost_group(
-        self,
-        sums: Sums,
-        group: slice,
-        form: Callable[[slice], Tensor],
-        weights: Tensor,
-        ghost: Tensor,
-    ) -> None:
-        """Add a group's gradients, and shorten those that are longer than their ghost norms.
-
-        Mostly none is: so they are measured while they are summed, and only where one is longer
-        all are formed again. That changes nothing for the others, whose gradients, weights and
-        places in the sum are the same both times.
-        """
-        if self.alone:
-            self._add_ghost_group_in_turn(sums, group, weights, ghost)
-            return
-        held = torch.zeros_like(ghost, dtype=torch.bool)
-        measured = torch.empty_like(ghost)
-
-        def measuring(part: slice) -> tuple[Tensor, Tensor]:
-            values = form(part)
-            measured[part] = in_blocks(values, self._block)
-            return values, weights[:, part]
-
-        def shortened(part: slice) -> tuple[Tensor, Tensor]:
-            values = form(part)
-            factors = shortening(ghost[part], row_squared_norms(values, block=self._block))
-            return values, weights[:, part] * torch.where(held[part], 1.0, factors)
-
-        # elsewhere, asking what was held would wait for the device
-        if self.dtype == torch.float32 and self.g.is_cpu:
-            of_group = sum_of_group(group, parts_of(group, self.entries), measuring)
-            # no if NaN
-            held[group] = raised(measured[group], self.entries, self._block) <= ghost[group]
-            if of_group is not None and bool((held[group] | (weights[:, group] == 0).all(0)).all()):
-                sums.add(of_group)
-                return
-        add_group(sums, group, parts_of(group, self.entries), shortened)
-
-    def _add_ghost_group_in_turn(
-        self, sums: Sums, group: slice, weights: Tensor, ghost: Tensor
-    ) -> None:
-        """`_add_ghost_group` where gradients are formed record by record: the same way again."""
-        of_group, squared = sum_in_turn(self, sums, group, weights, self._block)
-        if of_group is None:
-            return
-        counts = (weights[:, group] != 0).any(0)
-        squared = raised(squared, self.entries, self._block)
-        if not bool((squared <= ghost[group])[counts].all()):  # nor if NaN
-            shorter = weights.clone()
-            shorter[:, group] *= torch.where(counts, shortening(ghost[group], squared), 0.0)
-            of_group, _ = sum_in_turn(self, sums, group, shorter, self._block)
-        if of_group is not None:
-            sums.add(of_group)
-
     def without(self, keep: Tensor) -> Self:
         kept = None if self._kept is None else zero_outside(self._kept, keep)
         ghost = None if self._ghost is None else zero_outside(self._ghost, keep)
@@ -328,6 +285,12 @@ class SequenceOuter(PerSampleGrad):
             _kept=kept,
             _ghost=ghost,
         )
+
+
+def rows_of_piece(rows: int, columns: int) -> int:
+    """Rows of a piece that is added by one thread: of 1, 2, 4, 8... equal ones."""
+    pieces = 1 << max(0, math.ceil(math.log2(max(1, rows * columns) / PIECE)))
+    return max(TILE, -(-rows // pieces // TILE) * TILE)
 
 
 def positions(g: Tensor, a: Tensor) -> Outer | SequenceOuter:

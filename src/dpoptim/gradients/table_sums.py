@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.row_terms import RowTerms
 from dpoptim.gradients.sparse import sparse_rows
 from dpoptim.gradients.sums import Sums
 
 ONE = 1 << 30  # a count of one record that looks up one row
-PENDING = 1 << 22  # entries of terms that wait to be added up
 
 
 class TableSums(Sums):
@@ -40,23 +40,16 @@ class TableSums(Sums):
 
     def restart(self) -> None:
         super().restart()
-        self._rows: list[Tensor] = []
-        self._values: list[Tensor] = []
-        self._pending, self._room = 0, PENDING
-        self._counted: list[Tensor] = []
-        self._weights: list[Tensor] = []
+        self._terms = RowTerms(self.table_shape[1:], torch.float64, self.device)
+        self._counts = RowTerms([], torch.int64, self.device)
 
     @property
     def empty(self) -> bool:
-        return not self._rows
+        return not self._terms
 
     def add_rows(self, row: Tensor, values: Tensor, weights: Tensor) -> None:
         """Add as `Sums.add_rows`, in memory for the rows that are there."""
-        self._rows.append(row)
-        self._values.append(values * weights[0][:, None])
-        self._pending += values.numel()
-        if self._pending > self._room:
-            self._add_up()
+        self._terms.add(row, values * weights[0][:, None])
 
     def add(self, terms: Tensor, direction: Sequence[float] | None = None) -> None:
         self.refuse()
@@ -73,8 +66,7 @@ class TableSums(Sums):
 
     def add_counts(self, row: Tensor, weight: Tensor) -> None:
         """Add whole numbers to the counts of rows: both int64, (M,)."""
-        self._counted.append(row)
-        self._weights.append(weight)
+        self._counts.add(row, weight)
 
     def counted(self, row: Tensor) -> Tensor:
         """Whether each of some rows counts."""
@@ -88,35 +80,12 @@ class TableSums(Sums):
 
     def take_rows(self) -> Tensor:
         """The sum as a sparse tensor of the rows that are there, ascending; and a fresh start."""
-        self._add_up()
-        taken = sparse_rows(self._rows[0], self._values[0], self.table_shape)
-        self._rows, self._values, self._pending = [], [], 0
-        return taken
+        return sparse_rows(*self._terms.take(), self.table_shape)
 
     def take_counts(self) -> Tensor:
         """The counts as a sparse float64 tensor of the rows that are there, ascending."""
-        row, weight = self._joined(self._counted, []), self._joined(self._weights, [])
-        rows, counts = added_up(row, weight)
-        self._counted, self._weights = [], []
+        rows, counts = self._counts.take()
         return sparse_rows(rows, counts.double() / ONE, self.table_shape[:1])
-
-    def _add_up(self) -> None:
-        values = self._joined(self._values, self.table_shape[1:], torch.float64)
-        rows, total = added_up(self._joined(self._rows, []), values)
-        self._rows, self._values, self._pending = [rows], [total], total.numel()
-        self._room = max(PENDING, 2 * self._pending)  # so that terms are added up few times
-
-    def _joined(
-        self, parts: list[Tensor], shape: Sequence[int], dtype: torch.dtype = torch.int64
-    ) -> Tensor:
-        nothing = torch.zeros(0, *shape, dtype=dtype, device=self.device)
-        return torch.cat(parts) if parts else nothing
-
-
-def added_up(row: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Add the values of equal rows: the different rows, ascending, and their sums."""
-    rows, place = torch.unique(row, return_inverse=True)
-    return rows, values.new_zeros(len(rows), *values.shape[1:]).index_add_(0, place, values)
 
 
 def number_of_rows(records: Sequence[Tensor], count: int) -> Tensor:

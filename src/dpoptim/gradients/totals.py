@@ -9,6 +9,7 @@ from dpoptim.clipping import Directions, Units
 from dpoptim.gradients.boxes import Boxes
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.gradients.sums import Sums
+from dpoptim.noise.few_rows import Vector
 
 MEAN_BLOCK = 1 << 17  # entries that are rounded and divided at a time: they stay in cache
 
@@ -87,14 +88,17 @@ class Totals:
                     view.view(-1).copy_(held)
         return self._vectors
 
-    def take_by_parameter(self) -> list[Tensor]:
-        """The first sum, flat, one tensor a parameter, and a fresh start.
+    def take_by_parameter(self) -> Sequence[Vector]:
+        """The first sum, flat, one vector a parameter, and a fresh start.
 
         It is float32 where that is what was summed and what the parameter is stored in, else
-        float64.
+        float64; of a large table that was looked up, the rows that were, for noise to write out.
         """
-        taken = []
+        taken: list[Vector] = []
         for p, sums in zip(self._parameters, self.sums, strict=True):
+            if (rows := sums.take_few_rows(p.dtype)) is not None:
+                taken.append(rows)
+                continue
             held = sums.take()[0]
             if held is None:
                 held = torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
@@ -105,8 +109,8 @@ class Totals:
         """Write one released sum into ``.grad``, divided and rounded to its dtype.
 
         Args:
-            released: as `take` or `take_by_parameter` returned it; memory in that dtype is given
-                away.
+            released: as `take` or `take_by_parameter` returned it, written out; memory in that
+                dtype is given away.
         """
         for p, total in zip(self._parameters, self.split(released), strict=True):
             p.grad = mean_of(total, divisor, p.dtype)

@@ -15,12 +15,30 @@ typedef float v4 __attribute__((vector_size(16), aligned(4)));
 typedef float v8 __attribute__((vector_size(32), aligned(4)));
 typedef float v16 __attribute__((vector_size(64), aligned(4)));
 
+/* Some numbers of a, and of b after them, by their places. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define PICK(PLACES, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t i4 __attribute__((vector_size(16)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+typedef int32_t i16 __attribute__((vector_size(64)));
+#define PICK(PLACES, a, b, ...) __builtin_shuffle(a, b, (PLACES){__VA_ARGS__})
+#endif
+
+/* Before loops over vectors that are to stay in registers: else they are zeroed in memory first. */
+#if defined(__clang__)
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define UNROLLED _Pragma("GCC unroll 32")
+#endif
+
 enum { NONE, MIDDLE_LEVEL, WIDE_LEVEL };
 enum { FILL = 16, POSITIONS = 512 }; /* outputs side by side; positions that are added at a time */
 
 /* Norms of blocks of numbers, each block's squares added in float32. */
 #define NORMS(NAME, TARGET, VECTOR)                                                                \
-    TARGET static void NAME(const float *x, int64_t entries, int64_t block, float *out) {          \
+    TARGET static __attribute__((unused)) void NAME(const float *x, int64_t entries,              \
+                                                    int64_t block, float *out) {                  \
         enum { LANES = sizeof(VECTOR) / sizeof(float) };                                           \
         for (int64_t start = 0; start < entries; start += block) {                                 \
             int64_t end = start + block < entries ? start + block : entries, i = start;            \
@@ -40,3 +58,11 @@ enum { FILL = 16, POSITIONS = 512 }; /* outputs side by side; positions that are
     }
 NORMS(wide_norms, WIDE, v16)
 NORMS(middle_norms, MIDDLE, v8)
+
+/* The sum over a group of records of weights[i] outer(g[i], a[i]), (rows, columns), rows of `out` a
+   step apart; `more`: added to what is there. What has weight zero may be anything. The room is so
+   many floats. */
+void dpoptim_add_group(int64_t size, const float *weights, int64_t rows, const float *g,
+                       int64_t g_step, int64_t columns, const float *a, int64_t a_step, float *out,
+                       int64_t step, int more, float *room, int level);
+int64_t dpoptim_group_room(int64_t size, int64_t rows);

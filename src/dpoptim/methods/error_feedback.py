@@ -178,7 +178,10 @@ class HiddenStateNoise(StepMechanism):
         share = f"{self.residual / self.clip:g} times that"
         return (
             enforced(f"and at most {share} to the error state, which is reset {reset}"),
-            enforced("the error state is private: it is fed back clipped, never saved or shown"),
+            enforced(
+                "the error state is private: it is fed back clipped, never shown, and saved in "
+                "secret checkpoints alone"
+            ),
         )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.noise.ahead import DrawnAhead
+from dpoptim.noise.few_rows import FewRows, Vector, memory_of, write_out
 from dpoptim.noise.on_device import normals
 from dpoptim.noise.stream import BLOCK_WORDS, KeyStream
 from dpoptim.noise.ziggurat import (
@@ -74,7 +75,7 @@ def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None 
 
 
 def add_normal(
-    stream: KeyStream, out: Tensor | Sequence[Tensor], std: float, *, threads: int | None = None
+    stream: KeyStream, out: Vector | Sequence[Vector], std: float, *, threads: int | None = None
 ) -> None:
     """Add independent N(0, std^2) draws to `out`, in float64, then round to `out.dtype`.
 
@@ -85,7 +86,8 @@ def add_normal(
     Args:
         stream: where the randomness comes from.
         out: a contiguous floating-point tensor, changed in place; or several on one device, which
-            get what a single vector of all their entries would.
+            get what a single vector of all their entries would. Tables may be `FewRows`, which are
+            written out (with ``std`` 0 as well).
         std: in the units of ``out``, finite and >= 0; 0 leaves ``out`` as it is.
         threads: as for `fill_standard_normal`.
 
@@ -102,10 +104,10 @@ def add_normal(
     """
     if not (math.isfinite(std) and std >= 0):
         raise ValueError(f"std must be finite and >= 0, got {std}")
-    _draw(stream, [out] if isinstance(out, Tensor) else out, std, threads)
+    _draw(stream, [out] if isinstance(out, Tensor | FewRows) else out, std, threads)
 
 
-def draw_normal_ahead(stream: KeyStream, vectors: Sequence[Sequence[Tensor]]) -> None:
+def draw_normal_ahead(stream: KeyStream, vectors: Sequence[Sequence[Vector]]) -> None:
     """Let a spare thread draw what the next calls of `add_normal` want, for these vectors in turn.
 
     Nothing is done where torch may use one thread only, elsewhere than on the CPU, for vectors so
@@ -121,8 +123,7 @@ def draw_normal_ahead(stream: KeyStream, vectors: Sequence[Sequence[Tensor]]) ->
         _ahead.begin(stream, [size for size in sizes if size])
 
 
-def _draw(stream: KeyStream, out: Sequence[Tensor], std: float | None, threads: int | None) -> None:
-    """Check the arguments; `std` None means overwrite with N(0, 1)."""
+def _check(out: Sequence[Tensor], threads: int | None) -> None:
     for each in out:
         if not each.is_floating_point():
             raise TypeError(f"out must be a floating-point tensor, got {each.dtype}")
@@ -135,8 +136,18 @@ def _draw(stream: KeyStream, out: Sequence[Tensor], std: float | None, threads: 
             raise ValueError(f"out must be on one device, got {out[0].device} and {each.device}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be >= 1 or None, got {threads}")
-    flat = [each.detach().view(-1) for each in out if each.numel()]
-    if not flat or std == 0:
+
+
+def _draw(stream: KeyStream, out: Sequence[Vector], std: float | None, threads: int | None) -> None:
+    """Check the arguments; `std` None means overwrite with N(0, 1)."""
+    _check(memory_of(out), threads)
+    if std == 0:
+        write_out(out)
+        return
+    flat = [
+        each.detach().view(-1) if isinstance(each, Tensor) else each for each in out if each.numel()
+    ]
+    if not flat:
         return
     workers = threads or torch.get_num_threads()
     if flat[0].device.type == "cpu":
@@ -147,10 +158,10 @@ def _draw(stream: KeyStream, out: Sequence[Tensor], std: float | None, threads: 
         _draw_where_it_lies(stream, flat, std)
 
 
-Stretch = list[Tensor]  # consecutive entries of a vector that lies in several flat tensors
+Stretch = list[Vector]  # consecutive entries of a vector that lies in several flat tensors
 
 
-def _stretches(flat: Sequence[Tensor], size: int) -> Iterator[Stretch]:
+def _stretches(flat: Sequence[Vector], size: int) -> Iterator[Stretch]:
     """Cut a vector into stretches of ``size`` entries, but for the last."""
     stretch: Stretch = []
     room = size
@@ -169,7 +180,7 @@ def _stretches(flat: Sequence[Tensor], size: int) -> Iterator[Stretch]:
 
 
 def _put_stretch(stretch: Stretch, z: Tensor, std: float | None) -> None:
-    pieces = z.split([*map(Tensor.numel, stretch)]) if len(stretch) > 1 else [z]
+    pieces = z.split([*map(len, stretch)]) if len(stretch) > 1 else [z]
     for target, each in zip(stretch, pieces, strict=True):
         _put(target, each, std)
 
@@ -180,18 +191,18 @@ def _together(stretch: Stretch, *, pin_memory: bool = False) -> Tensor:
         sum(map(len, stretch)), dtype=torch.float64, device="cpu", pin_memory=pin_memory
     )
     for copy, each in zip(whole.split([*map(len, stretch)]), stretch, strict=True):
-        copy.copy_(each)
+        copy.copy_(each.dense() if isinstance(each, FewRows) else each)
     return whole
 
 
-def _draw_where_it_lies(stream: KeyStream, flat: Sequence[Tensor], std: float | None) -> None:
+def _draw_where_it_lies(stream: KeyStream, flat: Sequence[Vector], std: float | None) -> None:
     for stretch in _stretches(flat, _AT_ONCE):
         entries = sum(map(len, stretch))
         _put_stretch(stretch, normals(stream.branch(), entries, stretch[0].device), std)
 
 
 def _draw_through_host(
-    stream: KeyStream, flat: Sequence[Tensor], std: float | None, workers: int
+    stream: KeyStream, flat: Sequence[Vector], std: float | None, workers: int
 ) -> None:
     """Draw in pinned memory, a stretch at a time; copies block: each is there before the next."""
     for stretch in _stretches(flat, _PIECE):
@@ -201,7 +212,7 @@ def _draw_through_host(
 
 
 def _draw_on_cpu(
-    stream: KeyStream, flat: Sequence[Tensor], std: float | None, workers: int
+    stream: KeyStream, flat: Sequence[Vector], std: float | None, workers: int
 ) -> None:
     """Draw chunk by chunk, each from its own branch, so that threads do not change the draws."""
     chunks = [*_stretches(flat, _CHUNK)]
@@ -217,7 +228,7 @@ def _draw_on_cpu(
 
 
 def _draw_chunk(stream: KeyStream, stretch: Stretch, std: float | None) -> None:
-    drawn = _ahead.take(stream, sum(map(Tensor.numel, stretch)))
+    drawn = _ahead.take(stream, sum(map(len, stretch)))
     if drawn is None:
         _throw_and_settle(stream, stretch, std)
     else:
@@ -231,7 +242,7 @@ def _throw_and_settle(stream: KeyStream, stretch: Stretch, std: float | None) ->
     thrown = _thrown_at_once if _fit_compiled(stretch, std) else _thrown_in_blocks
     where, place, layer = map(np.concatenate, zip(*thrown(stream, stretch, std), strict=True))
     settled = torch.from_numpy(settle(stream, place, layer))
-    ends = list(accumulate(map(Tensor.numel, stretch)))
+    ends = list(accumulate(map(len, stretch)))
     upto = [0, *np.searchsorted(where, ends).tolist()]
     for target, end, (first, last) in zip(stretch, ends, pairwise(upto), strict=True):
         if first < last:
@@ -260,7 +271,7 @@ def _thrown_in_blocks(stream: KeyStream, stretch: Stretch, std: float | None) ->
     values = spare.numpy()
     start = 0
     for block in _stretches(stretch, BLOCK_WORDS):
-        entries = sum(map(Tensor.numel, block))
+        entries = sum(map(len, block))
         where, place, layer = throw(stream, values[:entries], scratch)
         values[where] = 0.0  # where a draw is not settled yet: adds nothing now
         _put_stretch(block, spare[:entries], std)
@@ -268,9 +279,14 @@ def _thrown_in_blocks(stream: KeyStream, stretch: Stretch, std: float | None) ->
         start += entries
 
 
-def _put(target: Tensor, z: Tensor, std: float | None) -> None:
+def _put(target: Vector, z: Tensor, std: float | None) -> None:
     """target <- z, or target + std z computed in float64 and rounded once."""
-    if std is None:
+    if isinstance(target, FewRows):
+        total = z if std is None else target.dense()
+        if std is not None:
+            _put(total, z, std)
+        target.out.copy_(total)
+    elif std is None:
         target.copy_(z)
     elif (add := _compiled_addition(target)) is not None:
         add(target.data_ptr(), len(target), z.data_ptr(), std)

@@ -22,6 +22,14 @@ typedef struct {
     double step, inner;
 } Layer;
 
+/* The rows of a table that hold a sum, ascending: the others hold 0. `first`: the entry of the table
+   that a target begins with. */
+typedef struct {
+    int64_t first, columns, count;
+    const int64_t *row;
+    const double *value;
+} Rows;
+
 /* Writes each word's place in its layer. Returns how many are outside of its inner part, and writes
    which (from `first` on), and their places and layers. `ANY` writes some places and returns
    whether any is outside. */
@@ -87,17 +95,34 @@ WIDE static inline int64_t wide_any_place(const int64_t *words, const Layer *lay
     }
 
 #define WRITE(NAME, TARGET, NUMBER)                                                                \
-    TARGET static void NAME(NUMBER *target, int64_t n, const double *z, double std) {              \
-        (void)std;                                                                                 \
+    TARGET static void NAME(NUMBER *target, int64_t n, const double *z) {                          \
         for (int64_t i = 0; i < n; i++) target[i] = (NUMBER)z[i];                                  \
+    }
+
+/* What `ADD` leaves where the target held the sums of these rows, and 0 elsewhere. `begin`: the
+   target's first entry in the table; `next`: a row that no entry from there on comes before. */
+#define OVER_ROWS(NAME, TARGET, NUMBER)                                                            \
+    TARGET static void NAME(NUMBER *target, int64_t n, const double *z, double std,                \
+                            const Rows *rows, int64_t begin, int64_t *next) {                      \
+        for (int64_t i = 0; i < n; i++) target[i] = (NUMBER)fma(z[i], std, 0.0);                   \
+        int64_t columns = rows->columns, k = *next;                                                \
+        for (; k < rows->count && rows->row[k] * columns < begin + n; k++) {                       \
+            int64_t at = rows->row[k] * columns - begin, end = at + columns;                       \
+            const double *value = rows->value + k * columns - at;                                  \
+            for (int64_t i = at < 0 ? 0 : at; i < (end < n ? end : n); i++)                        \
+                target[i] = (NUMBER)fma(z[i], std, value[i]);                                      \
+            if (end > n) break; /* its rest is to come */                                          \
+        }                                                                                          \
+        *next = k;                                                                                 \
     }
 
 /* What lies outside of its layer's inner part changes nothing yet: it is 0 here. */
 #define NORMALS(NAME, PLACES, PUT, TARGET, NUMBER)                                                 \
     TARGET static int64_t NAME(const uint8_t *key, uint64_t number, uint64_t start, int64_t n,     \
                                const Layer *layers, NUMBER *target, double std, int64_t *where,    \
-                               double *place, int64_t *layer) {                                    \
-        int64_t words[IN_CACHE], outside = 0;                                                      \
+                               double *place, int64_t *layer, const Rows *rows) {                  \
+        int64_t words[IN_CACHE], outside = 0, next = 0;                                            \
+        (void)std, (void)rows, (void)next;                                                         \
         double z[IN_CACHE];                                                                        \
         for (int64_t first = 0; first < n; first += IN_CACHE) {                                    \
             int64_t size = n - first < IN_CACHE ? n - first : IN_CACHE;                            \
@@ -106,7 +131,7 @@ WIDE static inline int64_t wide_any_place(const int64_t *words, const Layer *lay
                                    place + outside, layer + outside);                              \
             for (int64_t i = 0; i < found; i++) z[where[outside + i] - first] = 0.0;               \
             outside += found;                                                                      \
-            PUT(target + first, size, z, std);                                                     \
+            PUT;                                                                                   \
         }                                                                                          \
         memset(words, 0, sizeof words);                                                            \
         memset(z, 0, sizeof z);                                                                    \
@@ -117,9 +142,15 @@ WIDE static inline int64_t wide_any_place(const int64_t *words, const Layer *lay
 #define FOR_NUMBERS(WIDTH, TARGET, NUMBER)                                                         \
     ADD(WIDTH##_add_##NUMBER, TARGET, NUMBER)                                                      \
     WRITE(WIDTH##_write_##NUMBER, TARGET, NUMBER)                                                  \
-    NORMALS(WIDTH##_normals_added_to_##NUMBER, WIDTH##_places, WIDTH##_add_##NUMBER, TARGET,       \
-            NUMBER)                                                                                \
-    NORMALS(WIDTH##_normals_in_##NUMBER, WIDTH##_places, WIDTH##_write_##NUMBER, TARGET, NUMBER)
+    OVER_ROWS(WIDTH##_over_rows_of_##NUMBER, TARGET, NUMBER)                                       \
+    NORMALS(WIDTH##_normals_added_to_##NUMBER, WIDTH##_places,                                     \
+            WIDTH##_add_##NUMBER(target + first, size, z, std), TARGET, NUMBER)                    \
+    NORMALS(WIDTH##_normals_in_##NUMBER, WIDTH##_places,                                           \
+            WIDTH##_write_##NUMBER(target + first, size, z), TARGET, NUMBER)                       \
+    NORMALS(WIDTH##_normals_over_rows_of_##NUMBER, WIDTH##_places,                                 \
+            WIDTH##_over_rows_of_##NUMBER(target + first, size, z, std, rows,                      \
+                                          rows->first + first, &next),                             \
+            TARGET, NUMBER)
 
 #define FOR_PROCESSORS(WIDTH, TARGET)                                                              \
     PLACES(WIDTH##_places, TARGET, WIDTH##_any_place)                                              \
@@ -154,11 +185,14 @@ void dpoptim_add_double(double *target, int64_t n, const double *z, double std) 
 #define PUBLIC(NAME, NUMBER)                                                                       \
     int64_t dpoptim_##NAME(const uint8_t *key, uint64_t number, uint64_t start, int64_t n,         \
                            const Layer *layers, NUMBER *target, double std, int64_t *where,        \
-                           double *place, int64_t *layer) {                                        \
-        return WIDEST(NAME)(key, number, start, n, layers, target, std, where, place, layer);      \
+                           double *place, int64_t *layer, const Rows *rows) {                      \
+        return WIDEST(NAME)(key, number, start, n, layers, target, std, where, place, layer,       \
+                            rows);                                                                 \
     }
 
 PUBLIC(normals_added_to_float, float)
 PUBLIC(normals_added_to_double, double)
 PUBLIC(normals_in_float, float)
 PUBLIC(normals_in_double, double)
+PUBLIC(normals_over_rows_of_float, float)
+PUBLIC(normals_over_rows_of_double, double)

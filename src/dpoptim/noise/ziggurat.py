@@ -43,9 +43,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dpoptim import compiled
+from dpoptim.noise.few_rows import FewRows, Vector
 from dpoptim.noise.keystream import compiled_keystream
 from dpoptim.noise.stream import KeyStream
 
@@ -79,6 +79,8 @@ _LAYERS = np.stack([_STEP, _INNER], 1)
 _FLOOR = _HEIGHTS[:-1].copy()
 _RISE = np.diff(_HEIGHTS)
 
+WAYS = ("in", "added_to", "over_rows_of")  # of `ziggurat.c` to put draws into a vector
+
 
 def tables() -> tuple[Floats, Floats]:
     """For each layer: what a signed word is multiplied with, and the edge of its inner part."""
@@ -99,24 +101,19 @@ def functions() -> ctypes.CDLL | None:
     found.functions.dpoptim_places.restype = whole
     for add in (found.functions.dpoptim_add_float, found.functions.dpoptim_add_double):
         add.argtypes, add.restype = [some, whole, some, real], None
-    for normals in (adding(found.functions, std) for std in (None, 1.0)):
-        for put in normals.values():
+    for way in WAYS:
+        for put in putting(found.functions, way).values():
             put.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, whole, some, some]
-            put.argtypes += [real, some, some, some]
+            put.argtypes += [real, some, some, some, some]
             put.restype = whole
     return found.functions
 
 
-def adding(library: ctypes.CDLL, std: float | None) -> dict[torch.dtype, Any]:
-    """The functions that add draws to numbers of a dtype, or (None) write them there."""
-    if std is None:
-        return {
-            torch.float32: library.dpoptim_normals_in_float,
-            torch.float64: library.dpoptim_normals_in_double,
-        }
+def putting(library: ctypes.CDLL, way: str) -> dict[torch.dtype, Any]:
+    """The functions that put draws into numbers of a dtype, in one of `WAYS`."""
     return {
-        torch.float32: library.dpoptim_normals_added_to_float,
-        torch.float64: library.dpoptim_normals_added_to_double,
+        torch.float32: getattr(library, f"dpoptim_normals_{way}_float"),
+        torch.float64: getattr(library, f"dpoptim_normals_{way}_double"),
     }
 
 
@@ -177,13 +174,13 @@ def places_of(words: NDArray[np.uint64], out: Floats, scratch: Scratch) -> Throw
     return where, out[where], layer[where]
 
 
-def thrown_by_one_call(out: Tensor) -> bool:
+def thrown_by_one_call(out: Vector) -> bool:
     """Whether `throw_onto` can: with the library, on a processor with instructions for AES."""
     served = out.is_cpu and out.dtype in (torch.float32, torch.float64)
     return served and functions() is not None and compiled_keystream() is not None
 
 
-def throw_onto(stream: KeyStream, out: Tensor, std: float | None, scratch: Scratch) -> Throws:
+def throw_onto(stream: KeyStream, out: Vector, std: float | None, scratch: Scratch) -> Throws:
     """`throw`, and add ``std`` times its draws to ``out``, or (None) write them, in one pass.
 
     Nothing is added where `settle` has to decide, and 0 is written there.
@@ -194,12 +191,18 @@ def throw_onto(stream: KeyStream, out: Tensor, std: float | None, scratch: Scrat
     library = functions()
     assert library is not None
     assert len(out) <= len(scratch.where)
-    assert out.is_contiguous()
+    if isinstance(out, FewRows):
+        assert std is not None
+        target, rows, way = out.out, ctypes.byref(out.rows()), "over_rows_of"
+    else:
+        target, rows, way = out, None, "in" if std is None else "added_to"
+    assert target.is_contiguous()
     m = stream.spend(
         len(out),
-        adding(library, std)[out.dtype],
-        *(_LAYERS.ctypes.data, out.data_ptr(), 0.0 if std is None else std),
+        putting(library, way)[out.dtype],
+        *(_LAYERS.ctypes.data, target.data_ptr(), 0.0 if std is None else std),
         *(each.ctypes.data for each in (scratch.where, scratch.edge, scratch.layer)),
+        rows,
     )
     return scratch.where[:m].copy(), scratch.edge[:m].copy(), scratch.layer[:m].copy()
 

@@ -5,7 +5,9 @@ It holds public figures only. Scores are in it only where the run's data was dec
 
 import json
 import math
-from dataclasses import asdict, dataclass
+import shlex
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +21,7 @@ from dpoptim.documents import dump, with_digest
 from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
 from dpoptim.plan_words import of_each
+from dpoptim.runs.plans import plan_by_numbers
 from dpoptim.runs.result import LedgerEntry, RunResult
 
 FORMAT = "dpoptim.certificate/3"
@@ -245,16 +248,55 @@ def ledger_entry(entry: LedgerEntry | None) -> dict[str, str] | None:
 
 
 def account_command(plan: Plan) -> str | None:
-    """The command that computes epsilon again from public numbers; None without a proof."""
+    """The command that computes epsilon again from public numbers.
+
+    None without a proof, and where no command makes the plan's event.
+    """
     if plan.guarantee.status != "proven":
         return None
-    size, steps, noise = plan.batch_size, plan.steps, plan.noise_multiplier
     if isinstance(plan.event, dp_accounting.GaussianDpEvent):  # the whole run is one Gaussian
-        size, steps, noise = plan.n, 1, plan.event.noise_multiplier
+        return command_of(plan, plan.n, 1, plan.event.noise_multiplier)
+    size, steps, noise = plan.batch_size, plan.steps, plan.noise_multiplier
+    settings = settings_in_words(plan)
+    for method, setting in (("dp-sgd", []), (plan.method.name, settings)):
+        with suppress(ValueError, TypeError):  # a method that the command does not know
+            made = plan_by_numbers(
+                method,
+                n=plan.n,
+                batch_size=size,
+                epochs=None,
+                steps=steps,
+                neighboring=plan.neighboring,
+                setting=setting,
+                noise_multiplier=noise,
+                delta=plan.guarantee.delta,
+            )
+            if made.event == plan.event:
+                words = [] if method == "dp-sgd" else ["--method", method]
+                words += [word for each in setting for word in ("--set", each)]
+                return " ".join([command_of(plan, size, steps, noise), *map(shlex.quote, words)])
+    return None
+
+
+def command_of(plan: Plan, size: int, steps: int, noise: float) -> str:
+    """The command for steps of DP-SGD, with the plan's other numbers."""
     return (
         f"dpoptim account --n {plan.n} --batch-size {size} --steps {steps} --noise-multiplier "
         f"{noise!r} --delta {plan.guarantee.delta!r} --neighboring {plan.neighboring}"
     )
+
+
+def settings_in_words(plan: Plan) -> list[str]:
+    """The method's settings that are not its defaults, each as --set takes it.
+
+    The clip norm is left out: noise is stated over it.
+    """
+    found = ((field, getattr(plan.method, field.name)) for field in fields(plan.method))  # type: ignore[arg-type]
+    return [
+        f"{field.name}={value if isinstance(value, str) else json.dumps(_jsonable(value))}"
+        for field, value in found
+        if field.name != "clip_norm" and value != field.default
+    ]
 
 
 def percent_up(share: float) -> str:

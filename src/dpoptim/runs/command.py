@@ -30,13 +30,9 @@ from dpoptim.runs.plans import defaults_of, plan_of, relation_kept
 from dpoptim.runs.processes import launched, refused_together
 from dpoptim.runs.result import kind_of_model
 from dpoptim.runs.saved_model import save_model
-from dpoptim.runs.train import (
-    Optimization,
-    comparison_epochs,
-    train_privately,
-    train_without_privacy,
-)
+from dpoptim.runs.train import Optimization, train_privately
 from dpoptim.runs.train_solver import row_norm, solver_clip, train_by_solver
+from dpoptim.runs.train_without_privacy import comparison_epochs, train_without_privacy
 from dpoptim.terminal import say
 from dpoptim.training.progress import StepsPerSecond
 from dpoptim.unit import Unit
@@ -160,6 +156,7 @@ def planned_run(request: TrainRequest, data: Data, kept: str | None) -> tuple[Pl
     """
     bundled, clip = request.data in BUNDLED, solver_clip(data)
     defaults = defaults_of(request, data, bundled=bundled)
+    refuse_views(request, data)
     plan = plan_of(
         request, data.units, bundled=bundled, largest_gradient=clip, defaults=defaults, kept=kept
     )
@@ -173,7 +170,22 @@ def planned_run(request: TrainRequest, data: Data, kept: str | None) -> tuple[Pl
         physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
         iterate=request.iterate,
         projection=request.projection,
+        views=request.views,
     )
+
+
+def refuse_views(request: TrainRequest, data: Data) -> None:
+    """Refuse views of what cannot be moved, or whose rows are a person's."""
+    if request.views > 1 and (data.x.ndim != 4 or request.features is not None):
+        raise ValueError(
+            "--views are of pixels, moved across the image: tables and features have none. Fix: "
+            "leave out --views, or --features."
+        )
+    if request.views > 1 and data.persons is not None:
+        raise ValueError(
+            "--views: the rows of a step belong to persons here. Fix: leave out --views, or "
+            "--person-column."
+        )
 
 
 def default_rate(defaults: Recipe, plan: Plan) -> float:

@@ -15,12 +15,9 @@ from dpoptim.runs.command import planned_run
 from dpoptim.runs.inputs import load
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
-from dpoptim.runs.train import (
-    comparison_epochs,
-    train_privately,
-    train_without_privacy,
-)
+from dpoptim.runs.train import train_privately
 from dpoptim.runs.train_solver import train_by_solver
+from dpoptim.runs.train_without_privacy import comparison_epochs, train_without_privacy
 
 WITHOUT_PRIVACY = "without privacy"
 

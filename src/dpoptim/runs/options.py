@@ -113,6 +113,14 @@ class TrainRequest:
         Literal["scattering"] | None,
         typer.Option(help="Of images: scattering, which no data has taught."),
     ] = None
+    views: Annotated[
+        int,
+        typer.Option(
+            help="Views of each image a step, moved by up to a pixel and clipped as one: for "
+            "images that lie about, as handwriting does.",
+            min=1,
+        ),
+    ] = 1
     cache: Annotated[
         Path | None,
         typer.Option(help="Folder in which features of images are kept, for their owner alone."),

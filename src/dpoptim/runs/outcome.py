@@ -75,10 +75,11 @@ def parameters_of(model: nn.Module) -> int:
 def printable_settings(
     request: TrainRequest, data: Data, plan: Plan, optimization: Optimization
 ) -> dict[str, str]:
-    decay = in_words(decay_of(plan))
+    decay, views = in_words(decay_of(plan)), optimization.views
     by_loop = {
         "optimizer": f"SGD, momentum {optimization.momentum:g}",
         "learning rate": f"{optimization.learning_rate:g}" + (decay and f", {decay}"),
+        **({"views": f"{views} of each image, moved by up to a pixel"} if views > 1 else {}),
         **iterates_in_words(optimization),
     }
     solver = plan.method.solver if isinstance(plan.method, WholeRun) else None

@@ -133,6 +133,8 @@ def refuse_for_solver(chosen: Entry, options: TrainRequest) -> None:
         raise ValueError(
             f"--method {chosen.name} keeps one clip norm all along; leave out --clip-quantile."
         )
+    if options.views > 1:
+        raise ValueError(f"--method {chosen.name} takes each record as it is; leave out --views.")
     if options.iterate != "average" or options.projection is not None:
         raise ValueError(
             f"--method {chosen.name} knows itself which iterates are good, and where they may be; "
@@ -187,7 +189,7 @@ def defaults_of(options: TrainRequest, data: Data, *, bundled: bool) -> Recipe:
     Large image sets keep the recipe, which was found on one of 60,000 images.
     """
     n = options.n or data.units
-    base = recipe(options.model, n, options.features)
+    base = recipe(options.model, n, options.features, options.views)
     chosen = entry(single_pass_method(options))
     if chosen.solver or not is_small_and_linear(options, data, n):
         return base

@@ -1,4 +1,4 @@
-"""Train a model on a data set that fits memory, with and (on public data) without privacy."""
+"""Train a model with privacy, on a data set that fits memory."""
 
 import dataclasses
 import math
@@ -15,9 +15,10 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import positive_number
+from dpoptim.arguments import positive_number, whole_number
 from dpoptim.assumptions import Assumption, trusted
 from dpoptim.data import Data
+from dpoptim.data.views import moved, repeated
 from dpoptim.gradients import native
 from dpoptim.iterate import Iterate
 from dpoptim.plan import Plan
@@ -32,7 +33,6 @@ BY_THE_CLOCK = trusted("how many steps a clock left time for tells nothing about
 PUBLIC_WEIGHTS = trusted(
     "the weights of the classes are public: nobody counted these records for them"
 )
-SMALL_DATA = 10_000  # records below which ordinary training takes smaller batches and larger steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Optimization:
         averaged: the share of the last ones that are averaged into the result; 0: the last one.
         iterate: "random": one by chance instead.
         projection: see `attach`.
+        views: of each image that a step looks at; more than one are moved by up to a pixel.
     """
 
     learning_rate: float
@@ -51,11 +52,23 @@ class Optimization:
     physical_batch_size: int | None = None
     iterate: Iterate = "average"
     projection: float | None = None
+    views: int = 1
 
     def __post_init__(self) -> None:
         positive_number("learning_rate", self.learning_rate)
+        whole_number("views", self.views, least=1)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}.")
+
+    def records(self, data: Data) -> TensorDataset:
+        """Inputs and labels, each as often as it has views."""
+        return TensorDataset(
+            *(repeated(torch.from_numpy(each), self.views) for each in (data.x, data.y))
+        )
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Rows as a step looks at them."""
+        return moved(x) if self.views > 1 else x
 
 
 @torch.no_grad()
@@ -159,9 +172,9 @@ def train_privately(
         plan,
         model,
         optimizer,
-        TensorDataset(torch.from_numpy(data.x), torch.from_numpy(data.y)),
+        optimization.records(data),
         persons=None if data.persons is None else data.persons.tolist(),
-        rows_per_record=plan.unit.most_rows,
+        rows_per_record=plan.unit.most_rows * optimization.views,
         ledger=None if plan.noise_multiplier == 0 else ledger,
         label=label,
         noise_seed=noise_seed,
@@ -178,7 +191,7 @@ def train_privately(
             ended = end_in_time(private, saved, time.perf_counter() - started >= most_seconds)
         size = optimization.physical_batch_size
         for x, y in () if ended else private.batches(physical_batch_size=size):
-            private.backward(losses(model, (x, y)))
+            private.backward(losses(model, (optimization.seen(x), y)))
             rate.before(private.steps_done)
             optimizer.step()
             if not private.finished_step:
@@ -247,96 +260,6 @@ def public_hold_out(data: Data) -> tuple[Tensor, Tensor] | None:
     if not data.public or data.x_test is None or data.y_test is None:
         return None
     return torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
-
-
-def comparison_epochs(data: Data) -> int:
-    """Enough for the comparison to be strong, however short the private run is."""
-    return 30 if len(data.x) <= SMALL_DATA else 10
-
-
-def train_without_privacy(
-    data: Data, model: nn.Module, *, epochs: int, seed: int
-) -> tuple[float, ...]:
-    """Hold-out scores after each epoch of ordinary training, which private training may not see.
-
-    A strong comparison, so that the price of privacy is not made to look low. The columns of a
-    table are standardised. A linear model is fitted by L-BFGS, ten iterations an epoch, with
-    scikit-learn's default penalty; other models by Adam with a cosine schedule on small shuffled
-    batches.
-
-    Raises:
-        ValueError: the data is not public, or has no hold-out.
-    """
-    hold_out = public_hold_out(data)
-    if hold_out is None:
-        raise ValueError(
-            "training without privacy needs data declared public (--data-is-public), with a "
-            "hold-out."
-        )
-    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
-    if x.dim() == 2:
-        mean, deviation = x.mean(0), x.std(0, correction=0)
-        deviation = torch.where(deviation > 0, deviation, 1)
-        x, hold_out = (x - mean) / deviation, ((hold_out[0] - mean) / deviation, hold_out[1])
-    weights = weights_of(data)
-    linear = all(
-        isinstance(module, nn.Sequential | nn.Flatten | nn.Linear) for module in model.modules()
-    )
-    one_layer = sum(isinstance(module, nn.Linear) for module in model.modules()) == 1
-    train_epoch = (
-        by_lbfgs(model, x, y, weights)
-        if linear and one_layer
-        else by_adam(model, x, y, weights, epochs=epochs, seed=seed)
-    )
-    scores = []
-    for _ in range(epochs):
-        train_epoch()
-        scores.append(score(model, *hold_out))
-    return tuple(scores)
-
-
-def by_lbfgs(
-    model: nn.Module, x: Tensor, y: Tensor, of_classes: Tensor | None
-) -> Callable[[], None]:
-    """Ten iterations on the whole table, at each call."""
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=10, line_search_fn="strong_wolfe")
-    weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        penalty = sum((weight.square().sum() for weight in weights), start=torch.zeros(())) / (
-            2 * len(x)
-        )
-        loss = record_losses(model(x), y, of_classes).mean() + penalty
-        loss.backward()
-        return loss
-
-    def epoch() -> None:
-        optimizer.step(closure)
-
-    return epoch
-
-
-def by_adam(
-    model: nn.Module, x: Tensor, y: Tensor, of_classes: Tensor | None, *, epochs: int, seed: int
-) -> Callable[[], None]:
-    """One of ``epochs`` epochs at each call."""
-    small = len(x) <= SMALL_DATA
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if small else 3e-3)
-    batch_size = 32 if small else 256
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, epochs * math.ceil(len(x) / batch_size)
-    )
-    generator = torch.Generator().manual_seed(seed)
-
-    def epoch() -> None:
-        for indices in torch.randperm(len(x), generator=generator).split(batch_size):
-            optimizer.zero_grad()
-            record_losses(model(x[indices]), y[indices], of_classes).mean().backward()
-            optimizer.step()
-            scheduler.step()
-
-    return epoch
 
 
 def package_versions() -> dict[str, str]:

@@ -73,7 +73,7 @@ class BallsInBins(CyclicPoissonSampling):
     def promise(self) -> str:
         return (
             f"each record is in one of {self.parts} bins, by a coin of its own, and takes part in "
-            f"every {self.parts}th step"
+            f"one step in {self.parts}, its bin's"
         )
 
 

@@ -97,6 +97,6 @@ class CyclicPoissonSampling(SamplingByCoins):
 
     def promise(self) -> str:
         return (
-            f"each record is in one of {self.parts} parts, by a coin of its own, and joins every "
-            f"{self.parts}th step by another coin, q={self.rate:.6g}"
+            f"each record is in one of {self.parts} parts, by a coin of its own, and joins its "
+            f"part's steps, one in {self.parts}, by another coin each, q={self.rate:.6g}"
         )

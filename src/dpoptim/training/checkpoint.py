@@ -31,7 +31,7 @@ from dpoptim.plan import Plan
 from dpoptim.printable import printable
 from dpoptim.training.privacy_units import Units
 
-MARK = b"dpoptim checkpoint 6, secret, "
+MARK = b"dpoptim checkpoint 7, secret, "
 PLAIN, SEALED = MARK + b"sha256 ", MARK + b"sealed, sha256 "
 KEY_BYTES, NONCE_BYTES = 32, 12
 SEAL_BYTES = NONCE_BYTES + 16  # by which what is sealed is longer: its tag, too
@@ -274,6 +274,8 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
         "parameters": "the same model, its parameters in the same order",
         "optimizers": "the same optimizers, in the same order, over the same parameters",
         "records": "the same data set, with the same persons and rows_per_record",
+        "places of records": "the same records in the same order (a seeded shuffle or split), and "
+        "the same persons",
         "iterates": "the same projection and random_iterate",
         "loss_reduction": f"loss_reduction={theirs['loss_reduction']!r}",
     }

@@ -14,6 +14,7 @@ from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss, RecordsAlone, engine_sums, trainable, worst_mismatch
 from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import RowsOfRecords
+from dpoptim.noise.few_rows import Vector, memory_of
 from dpoptim.torch_internals import pytree
 from dpoptim.training.foreign import hint_of
 from dpoptim.training.isolation_words import first_sentence
@@ -199,12 +200,13 @@ class Comparison:
 
     def _adds_up(self, gradients: RecordsAlone, reduction: Reduction) -> bool:
         """Whether the batch's gradient is the mean or sum of the records' own."""
-        rest, share = self._whole(), 1 / self.rows if reduction == "mean" else 1.0
+        rest: list[Vector] = [*self._whole()]
+        share = 1 / self.rows if reduction == "mean" else 1.0
         counts = [self._order.count(i) for i in range(len(self.alone))]
         gradients.subtract(rest, [share * count for count in counts])
         norms = gradients.squared.sqrt().tolist()
         size = sum(count * norm for count, norm in zip(counts, norms, strict=True))
-        return self._norm(rest) <= max(1e-3, self._tolerance) * size
+        return self._norm(memory_of(rest)) <= max(1e-3, self._tolerance) * size
 
     def _weighs_records(self, gradients: RecordsAlone) -> bool:
         """Whether the batch's gradient is the records' own, with weights that add up to 1."""

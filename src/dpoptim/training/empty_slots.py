@@ -27,10 +27,13 @@ class WithEmptySlots(Dataset[Any]):
 
 def made_up_like(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
-        return made_up(leaf).expand(leaf.shape)
+        return made_up(leaf, one_number=not leaf.dim()).expand(leaf.shape)
     if isinstance(leaf, np.ndarray | np.generic):
-        return np.ones_like(leaf) if np.issubdtype(leaf.dtype, np.floating) else np.zeros_like(leaf)
-    return type(leaf)() if isinstance(leaf, int | float | str) else leaf
+        ones = not leaf.ndim or np.issubdtype(leaf.dtype, np.floating)
+        return np.ones_like(leaf) if ones else np.zeros_like(leaf)
+    if isinstance(leaf, int | float):
+        return type(leaf)(1)
+    return "" if isinstance(leaf, str) else leaf
 
 
 @dataclass(frozen=True)

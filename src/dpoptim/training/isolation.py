@@ -216,17 +216,8 @@ def with_another_record(
 ) -> list[Tensor] | None:
     """The outputs with another first record, of the first size that the model takes; or None."""
     for size in sizes:
-
-        def change(x: Tensor, size: float = size) -> Tensor:
-            changed = x.clone()
-            if x.is_floating_point():
-                changed[0] = torch.randn_like(x[0]) * size
-            elif x.dtype != torch.bool:
-                changed[0] = 1 - x[0].clamp(0, 1)
-            return changed
-
         try:
-            return sample.map_records(change).outputs(model)
+            return sample.with_another_first(size).outputs(model)
         except ValueError:
             if len(sizes) == 1:
                 raise
@@ -288,8 +279,9 @@ class Trials:
         return SamplesInteractError(
             "records are mixed, or the first axis of some layer is not the record: "
             f"{failure.reason}. Usual causes: positions of shape (T,) instead of (1, T), a "
-            '(T, B, ...) layout. Fix: isolation="auto", which finds another way; or keep the batch '
-            "axis first."
+            "(T, B, ...) layout, records sorted by length to be packed. Fix: "
+            'isolation="auto", which finds another way; or keep the batch axis first, and records '
+            "in their order (pack_padded_sequence(..., enforce_sorted=False))."
         )
 
     def _clock(self, indices: range) -> float:

@@ -94,7 +94,9 @@ class Iterates:
         if self._swapped:
             raise PrivacyError(
                 "the model has the random iterate, from which training does not go on. Fix: "
-                "private.swap_random_iterate() again."
+                "private.swap_random_iterate() again; to keep this point, save "
+                "model.state_dict() while it is there (a Trainer's save_model, or "
+                "save_checkpoint(path, weights_only=True))."
             )
 
     def state(self) -> dict[str, Any]:

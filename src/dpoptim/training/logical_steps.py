@@ -71,7 +71,8 @@ class LogicalStep:
             raise PrivacyError(
                 f"step {self.number} was begun when {self._training.steps_done} steps were done. "
                 "Fix: iterate over each item of private.steps() in order, and call "
-                "optimizer.step() once after it."
+                "step() of the optimizer that attach was given once after it (another one "
+                "finds no gradients)."
             )
         self._used = True
         yield next(self._microbatches)

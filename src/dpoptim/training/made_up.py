@@ -28,6 +28,7 @@ class Sample:
             of one axis have them there.
         returned: which leaves of what the model returns are floating-point tensors with records,
             and on which axis.
+        least: whole numbers are this or one more.
     """
 
     args: tuple[Any, ...]
@@ -35,6 +36,7 @@ class Sample:
     rows: int
     axis: int = 0
     returned: tuple[tuple[int, int], ...] = ()
+    least: int = 0
 
     def call(self, model: Model) -> Any:
         return model(*self.args, **self.kwargs)
@@ -73,6 +75,37 @@ class Sample:
     def with_ones(self) -> "Sample":
         """With whole numbers, of which some may be masks, all one."""
         return self.map_records(lambda x: x if x.is_floating_point() else torch.ones_like(x))
+
+    def from_one(self) -> "Sample":
+        """With whole numbers 1 and 2 for 0 and 1, for models that pack records of these lengths.
+
+        What is one number a record ends higher than it begins: sorted by it, from the longest on,
+        records change places.
+        """
+
+        def lengths(x: Tensor) -> Tensor:
+            if x.is_floating_point() or x.dtype == torch.bool:
+                return x
+            x = x + 1
+            if x.dim() == 1:
+                x[0], x[-1] = 1, 2
+            return x
+
+        return replace(self.map_records(lengths), least=1)
+
+    def with_another_first(self, size: float) -> "Sample":
+        """With another first record, of numbers of about this size."""
+
+        def change(x: Tensor) -> Tensor:
+            changed = x.clone()
+            if x.is_floating_point():
+                changed[0] = torch.randn_like(x[0]) * size
+            elif x.dtype != torch.bool:
+                most = self.least + 1
+                changed[0] = self.least + most - x[0].clamp(self.least, most)
+            return changed
+
+        return self.map_records(change)
 
     def time_first(self) -> "Sample":
         """The same records on the second axis of whatever has two."""
@@ -151,9 +184,13 @@ def samples(
     found = [made_up_batch(model, train_set)]
     if collate is not None:
         found.append(collated_batch(model, train_set, collate))
-    for batch, rows in filter(None, found):
-        for args, kwargs in calls(model, batch):
-            yield Sample(args, kwargs, rows)
+    likely = [
+        Sample(args, kwargs, rows)
+        for batch, rows in filter(None, found)
+        for args, kwargs in calls(model, batch)
+    ]
+    yield from likely
+    yield from (sample.from_one() for sample in likely)
 
 
 def calls(model: nn.Module, batch: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:

@@ -181,7 +181,7 @@ def peak_memory(
             for part, size in ((rows_of(batch, 1), 1), (batch, rows)):
                 engine.begin_microbatch(size)
                 loss(model, part).sum().backward()
-            engine.take_sums(by_parameter=not reads_sums(plan))
+            _ = engine.take_sums() if reads_sums(plan) else engine.take_by_parameter()
         finally:
             engine.detach()
             with torch.no_grad():

@@ -18,9 +18,17 @@ from torch.utils.data import Dataset
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import whole_number
-from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption, enforced
+from dpoptim.assumptions import (
+    ONE_RECORD_A_PERSON,
+    OWNERS_ARE_NAMED,
+    PLACES_ARE_KEPT,
+    Assumption,
+    enforced,
+)
+from dpoptim.distributed.agreement import sample_of
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.stream import KeyStream
+from dpoptim.plan import Plan
 from dpoptim.sampling import Indices
 from dpoptim.torch_internals import pytree
 from dpoptim.training.collation import collate_records, refuse_missing
@@ -169,11 +177,22 @@ class Units:
         if self.persons is None:
             return (*planned, once) if K > 1 else planned
         own = enforced("persons are sampled, not rows, and choose their rows by coins of their own")
+        others = (item for item in planned if item != PLACES_ARE_KEPT)
         return (
-            *(OWNERS_ARE_NAMED if item == ONE_RECORD_A_PERSON else item for item in planned),
+            *(OWNERS_ARE_NAMED if item == ONE_RECORD_A_PERSON else item for item in others),
+            PLACES_ARE_KEPT,
             own,
             once,
         )
+
+    def places_in(self, train_set: Dataset[Any], plan: Plan) -> str:
+        """A digest of what is known of who is where; "" of a run that does not rest on it. Private.
+
+        By coins tossed anew in each step records may lie anywhere, but not rows of persons.
+        """
+        if self.persons is not None:
+            return f"{self.persons.digest}, {sample_of(train_set)}"
+        return sample_of(train_set) if plan.rests_on_places else ""
 
 
 def units_of(
@@ -248,15 +267,21 @@ def rows_of_tensors(tensors: Sequence[Tensor], index: Tensor, K: int) -> list[Te
     if some_empty:
         empty = (index == NO_ROW).nonzero()[:, 0]
         for rows, tensor in zip(taken, tensors, strict=True):
-            rows[empty.to(rows.device)] = made_up(tensor)
+            one_number = tensor.dim() == (1 if K == 1 else 2)
+            rows[empty.to(rows.device)] = made_up(tensor, one_number=one_number)
     if K == 1:
         return taken
     return [t.flatten(0, 1) if t.dim() > 1 else t.repeat_interleave(K) for t in taken]
 
 
-def made_up(like: Tensor) -> Tensor:
-    """The record to make empty slots of: 1, or 0 where integers may be indices."""
-    return torch.full((), float(like.is_floating_point()), dtype=like.dtype, device=like.device)
+def made_up(like: Tensor, *, one_number: bool) -> Tensor:
+    """The record to make empty slots of: 1, or 0 where integers may be indices.
+
+    Args:
+        one_number: what is one number a record is more often a length or a label, which are 1.
+    """
+    value = float(one_number or like.is_floating_point())
+    return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
 def present_rows(brought: Indices) -> tuple[Indices, Tensor | None]:

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
+from torch import Tensor
+
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine
+from dpoptim.noise.few_rows import Vector
 from dpoptim.plan import Plan
 from dpoptim.training.engines import training_method
 from dpoptim.training.microbatches import BatchQueue, Microbatch
@@ -107,13 +110,8 @@ class Steps:
         """
         self._ranks.begin_release(self.done)
         self.gate.open()  # first: a refusal must leave the sums as they were
-        sums = self._engine.take_sums(by_parameter=self.gate.joined)
-        if self.choice is not None:
-            sums = self.choice.scaled(sums)
+        sums, query = self._sums_and_query()
         trains = self.choice is None or self.choice.found
-        query = self._side.query(sums) if self._side is not None and trains else sums[0]
-        if self.choice is not None:
-            query = self.choice.query(query)
         noisy = self.gate.release_sum(query)
         # if what follows is interrupted, the run is over: the step must not happen twice
         self._state = "released"
@@ -135,6 +133,17 @@ class Steps:
             self.noise_shares = shares
             self.moved = True
         self._state, self.microbatches = "idle", 0
+
+    def _sums_and_query(self) -> tuple[list[list[Tensor]], Sequence[Vector]]:
+        """This step's sums where something but the gate reads them, and what the gate gets."""
+        if self.gate.joined:
+            return [], self._engine.take_by_parameter()
+        sums = self._engine.take_sums()
+        if self.choice is not None:
+            sums = self.choice.scaled(sums)
+        trains = self.choice is None or self.choice.found
+        query = self._side.query(sums) if self._side is not None and trains else sums[0]
+        return sums, query if self.choice is None else self.choice.query(query)
 
     def _noise_of(self, step: int, gain: float) -> float:
         return gain * self._plan.query.released_deviation(step) / self._plan.expected_batch(step)

@@ -107,8 +107,10 @@ def refuse_lookups(name: str, isolation: Isolation) -> None:
     ):
         raise PrivacyError(
             f"parameter {name!r}: which rows a record looks up is not told by isolation "
-            f"{isolation.tier!r} (or by a layer that looks up the same for all records). Fix: "
-            'isolation="rules" and one value a record for private.backward; or dpoptim.DPSGD.'
+            f"{isolation.tier!r}: a layer looks up the same for all records, or the table is used "
+            "outside its layer (F.linear(x, table.weight)), or without rules for layers. Fix: "
+            'isolation="rules", the table called as a layer and one value a record for '
+            "private.backward; or dpoptim.DPSGD."
         )
 
 

@@ -1,5 +1,7 @@
 """LayerNorm, RMSNorm, GroupNorm, InstanceNorm: gradients are sums over a record's positions."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -116,29 +118,39 @@ class GroupNormRule(LayerRule[InGroups]):
         return output, (x, mean, rstd, module.weight)
 
     def input_gradient(self, module: InGroups, saved: Saved, g: Tensor) -> Tensor:
-        x, mean, rstd, weight = saved
-        B, C, positions = x.shape[0], x.shape[1], x[0, 0].numel()
-        return group_norm_backward(
-            g.contiguous(),
-            x,
-            mean,
-            rstd,
-            weight,
-            B,
-            C,
-            positions,
-            groups_of(module),
-            [True, False, False],
-        )[0]
+        return backward_in_groups(module, saved, g, [True, False, False])[0].view_as(g)
 
     def per_sample_grads(self, module: InGroups, saved: Saved, g: Tensor) -> PerSampleGrads:
-        x, mean, rstd, _ = saved
-        B, C = x.shape[:2]
-        x, g = (never_alone(each.reshape(B, C, -1)) for each in (x, g))
-        bias = g.sum(2)[:B]
-        in_channels = (B, groups_of(module), C // groups_of(module))
-        mean, rstd = (
-            value.view(B, -1, 1).expand(in_channels).reshape(B, C) for value in (mean, rstd)
-        )
-        weight = (torch.linalg.vecdot(x, g)[:B] - mean * bias) * rstd
-        return {"weight": Dense(weight), "bias": Dense(bias)}
+        _, *formed = backward_in_groups(module, saved, g, [False, True, True])
+        return of_parameters(formed, g)
+
+    def all_gradients(
+        self, module: InGroups, saved: Saved, g: Tensor
+    ) -> tuple[Tensor, PerSampleGrads]:
+        x_gradient, *formed = backward_in_groups(module, saved, g, [True, True, True])
+        return x_gradient.view_as(g), of_parameters(formed, g)
+
+
+def backward_in_groups(
+    module: InGroups, saved: Saved, g: Tensor, wanted: list[bool]
+) -> Sequence[Tensor]:
+    """PyTorch's gradients of input, weight and bias, with the channels of all records as one's.
+
+    What it sums over records is then one record's own, channel by channel: (1, B C, positions),
+    (B C,) and (B C,). It needs the sums over positions for the input's gradient anyway.
+
+    **Guarantee.** A record's numbers are functions of its own rows, to the last bit, whoever else
+    is in the batch and with any number of threads (tested: kernels are the vendor's).
+    """
+    x, mean, rstd, weight = saved
+    B, C = x.shape[:2]
+    # three axes, which lie in one way only
+    x, g = (each.reshape(1, B * C, -1) for each in (x, g.contiguous()))
+    mean, rstd, weight = mean.view(1, -1), rstd.view(1, -1), weight.repeat(B)
+    in_groups = 1, B * C, x.shape[2], B * groups_of(module)
+    return group_norm_backward(g, x, mean, rstd, weight, *in_groups, wanted)
+
+
+def of_parameters(formed: Sequence[Tensor], g: Tensor) -> PerSampleGrads:
+    weight, bias = (each.view(g.shape[:2]) for each in formed)
+    return {"weight": Dense(weight), "bias": Dense(bias)}

@@ -53,6 +53,13 @@ class LayerRule(ABC, Generic[Module]):
     def per_sample_grads(self, module: Module, saved: Saved, g: Tensor) -> PerSampleGrads:
         """The per-record gradients of the parameters, by their names in the module."""
 
+    def all_gradients(
+        self, module: Module, saved: Saved, g: Tensor
+    ) -> tuple[Tensor | None, PerSampleGrads]:
+        """`input_gradient` and `per_sample_grads` of layers that make them ``at_once``."""
+        formed = self.per_sample_grads(module, saved, g)
+        return self.input_gradient(module, saved, g), formed
+
 
 AnyRule = LayerRule[Any]
 

@@ -1,0 +1,240 @@
+"""Layers in which a record is a single row, measured in one call and summed in another.
+
+A record's gradient is one outer product of two rows, and the sum one product over records. Where
+compiled functions (`single_rows.c`) serve, all such layers of a pass are taken together; without
+them `per_sample_grads` does the same, layer by layer, within the same bounds, but with other last
+bits.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from dpoptim import compiled
+from dpoptim.compiled import Library
+from dpoptim.gradients.norms import RAISED_IN_FLOAT64, SAFE_SQUARES, most_lost
+from dpoptim.gradients.per_sample_grads import LONGEST_FACTOR, Bias, Outer, PerSampleGrad
+from dpoptim.gradients.products import GROUP_ROWS, Groups, slices
+from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.worker_threads import worker_threads
+
+WORTH_A_THREAD = 1 << 21  # multiplications that take longer than to wake a thread for them
+UNTRAINED = -1
+# `Limits` of `single_rows.c`
+LIMITS = struct.pack("=4d", *SAFE_SQUARES, RAISED_IN_FLOAT64, LONGEST_FACTOR**2)
+
+
+# `Layer` and `Totals` of `single_rows.c`
+LAYER, TOTALS = struct.Struct("=QQqqqqqqdddd"), struct.Struct("=QQ")
+
+
+@cache
+def library() -> Library | None:
+    """The compiled functions, declared; None where there are none."""
+    found = compiled.library()
+    if found is None:
+        return None
+    functions = found.functions
+    whole, some, level = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
+    functions.dpoptim_group_room.argtypes = [whole, whole]
+    functions.dpoptim_group_room.restype = whole
+    given, part = (whole, some, whole, some), (level, whole, whole, some)
+    for function, types in (
+        (functions.dpoptim_measure_rows, (*given, some, whole, some, some, *part)),
+        (functions.dpoptim_add_rows, (*given, some, some, whole, some, whole, *part)),
+    ):
+        function.argtypes, function.restype = types, None
+    return found
+
+
+@dataclass
+class Sides:
+    """A layer's rows, float32 on the CPU, each dense, and the places of its trained parameters."""
+
+    g: Tensor
+    a: Tensor
+    weight: int | None
+    bias: int | None
+
+
+class SingleRows:
+    """The layers of a pass in which a record is a single row.
+
+    Args:
+        layers: one at least, with as many records each, one at least.
+        units: the unit of each place.
+
+    **Guarantee.** A squared norm is a function of the record's rows, to the last bit, and never
+    below the true one: chains of at most 10 additions in float32 lose less than
+    `norms.most_lost` of blocks of any size. A group's sum is one chain over its records in their
+    order, without those of weight zero, and the groups of a block are added in float32: conditions
+    2 to 4 of the theorem in `products`. Threads share records to measure and columns to add, so
+    that how many there are changes no bit.
+    """
+
+    def __init__(self, layers: Sequence[Sides], units: Sequence[str]) -> None:
+        found = library()
+        assert found is not None
+        self._functions, self._level = found.functions, found.level
+        self._layers, self._records, self._unit_of = layers, layers[0].g.shape[0], units
+        self.places = [
+            place for each in layers for place in (each.weight, each.bias) if place is not None
+        ]
+        self._units = list(dict.fromkeys([units[place] for place in self.places]))
+        self._squared: Sequence[Tensor] = ()
+        self._in_c = b""
+
+    @classmethod
+    def among(cls, gradients: Mapping[int, PerSampleGrad], units: Sequence[str]) -> Self | None:
+        """Those of a pass's gradients that compiled functions serve; None where none is.
+
+        Decided by types, devices and dtypes, which are public.
+        """
+        if library() is None:
+            return None
+        found: dict[int, Sides] = {}
+        for place, each in gradients.items():
+            of = each.outer if isinstance(each, Bias) else each
+            if not isinstance(of, Outer) or not serves(of):
+                continue
+            sides = found.get(id(of))
+            if sides is None:
+                sides = found[id(of)] = Sides(dense(of.g), dense(of.a), None, None)
+            if isinstance(each, Bias):
+                sides.bias = place
+            else:
+                sides.weight = place
+        return cls([*found.values()], units) if found else None
+
+    def measure(self, block: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Squared norms of each unit's part of the records' gradients, and of their longest g.
+
+        Args:
+            block: of `norms.row_squared_norms`.
+        """
+        self._in_c = b"".join([self._layer(each, block) for each in self._layers])
+        count, units, records = len(self._layers), len(self._units), self._records
+        measured = torch.empty(count + units + 1, records, dtype=torch.float64, device="cpu")
+        start, of_row = measured.data_ptr(), measured.element_size() * records
+        self._call(
+            self._functions.dpoptim_measure_rows,
+            *(start, LIMITS, units, start + count * of_row, start + (count + units) * of_row),
+            work=records * sum(each.g.shape[1] + each.a.shape[1] for each in self._layers),
+        )
+        rows = measured.unbind()
+        self._squared = rows[:count]
+        return dict(zip(self._units, rows[count:], strict=False)), rows[-1]
+
+    def _layer(self, each: Sides, block: int) -> bytes:
+        g, a, of = each.g, each.a, self._number
+        rows, columns = g.shape[1], a.shape[1]
+        return LAYER.pack(
+            *(g.data_ptr(), a.data_ptr(), g.stride(0), a.stride(0), rows, columns),
+            *(of(each.weight), of(each.bias), *most_lost(rows, block), *most_lost(columns, block)),
+        )
+
+    def _number(self, place: int | None) -> int:
+        """The number of a parameter's unit."""
+        return UNTRAINED if place is None else self._units.index(self._unit_of[place])
+
+    def add(self, weights: Mapping[str, Tensor], sums: Sequence[Sums], groups: Groups) -> None:
+        """Add ``sum_i weights[i] * gradient_i`` to the sum of each parameter.
+
+        Args:
+            weights: of each unit, float64, (1, B); zero: what is there may be anything.
+            sums: of all parameters, by place, one of each.
+            groups: as for `add_weighted_outer`.
+        """
+        of_units = [weights[unit].cpu() for unit in self._units]
+        factors = torch.cat(of_units) if len(of_units) > 1 else of_units[0].contiguous()
+        for block in slices(groups):
+            sizes = [part.stop - part.start for part in block]
+            if max(sizes) <= GROUP_ROWS:
+                self._add_groups(factors, sums, block[0].start, sizes)
+                continue
+            # a group's own sum is the same, whether or not another of its block is too large
+            for part, size in zip(block, sizes, strict=True):
+                if size <= GROUP_ROWS:
+                    self._add_groups(factors, sums, part.start, [size])
+                else:
+                    self._add_large(weights, sums, part)
+
+    def _add_groups(
+        self, factors: Tensor, sums: Sequence[Sums], first: int, sizes: Sequence[int]
+    ) -> None:
+        """Add the sum of some groups."""
+        if not sum(sizes):
+            return
+        terms: dict[int, Tensor] = {}
+        pointers, products = [], 0
+        for each in self._layers:
+            rows, columns = each.g.shape[1], each.a.shape[1]
+            products += rows * columns
+            weight = bias = 0
+            if each.weight is not None:
+                terms[each.weight] = torch.empty(rows * columns, dtype=torch.float32, device="cpu")
+                weight = terms[each.weight].data_ptr()
+            if each.bias is not None:
+                terms[each.bias] = torch.empty(rows, dtype=torch.float64, device="cpu")
+                bias = terms[each.bias].data_ptr()
+            pointers.append(TOTALS.pack(weight, bias))
+        self._call(
+            self._functions.dpoptim_add_rows,
+            *(self._squared[0].data_ptr(), factors.data_ptr(), b"".join(pointers)),
+            *(len(sizes), struct.pack(f"={len(sizes)}q", *sizes), first),
+            work=sum(sizes) * products,
+            room=self._functions.dpoptim_group_room(
+                max(sizes), max([each.g.shape[1] for each in self._layers])
+            ),
+        )
+        for place, term in terms.items():
+            sums[place].add(term)
+
+    def _add_large(self, weights: Mapping[str, Tensor], sums: Sequence[Sums], part: slice) -> None:
+        """Add a group that is too large for float32."""
+        for each, squared in zip(self._layers, self._squared, strict=True):
+            rows = Outer(each.g[part], each.a[part], _squared=squared[part])
+            for place, of_rows in ((each.weight, rows), (each.bias, rows.bias())):
+                if place is not None:
+                    of_group = weights[self._unit_of[place]][:, part]
+                    of_rows.without(of_group[0] > 0).add_weighted_sums(
+                        sums[place], of_group, [[part.stop - part.start]]
+                    )
+
+    def _call(
+        self, function: Callable[..., None], *given: object, work: int, room: int = 0
+    ) -> None:
+        """Call a compiled function for all parts of the work, each on one thread.
+
+        Args:
+            work: multiplications.
+            room: float32 numbers that each part needs.
+        """
+        about = len(self._layers), self._in_c, self._records
+
+        def one(part: int, parts: int) -> None:
+            own = torch.empty(room, dtype=torch.float32, device="cpu")
+            function(*about, *given, self._level, part, parts, own.data_ptr())
+
+        hands = min(torch.get_num_threads(), work // WORTH_A_THREAD)
+        if hands <= 1:
+            one(0, 1)
+            return
+        with worker_threads(hands) as run:
+            run([partial(one, part, hands) for part in range(hands)])
+
+
+def serves(outer: Outer) -> bool:
+    """Whether compiled functions read its sides."""
+    return outer.g.dtype == outer.a.dtype == torch.float32 and outer.g.is_cpu and len(outer.g) > 0
+
+
+def dense(rows: Tensor) -> Tensor:
+    """The same numbers, each row dense."""
+    return rows if rows.stride(1) == 1 else rows.contiguous()

@@ -1,0 +1,234 @@
+"""Layers in which a record is a single row: measured and summed by compiled functions."""
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dpoptim import clipping, compiled
+from dpoptim.audit.sensitivity import clipped_sums
+from dpoptim.clipping import Clipping, Style
+from dpoptim.gradients import single_rows
+from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
+from dpoptim.gradients.per_sample_grads import Bias, Outer
+from dpoptim.gradients.products import GROUP_ROWS
+from dpoptim.gradients.single_rows import SingleRows
+from dpoptim.gradients.sums import Sums
+from support import joint_norm
+
+BUILT = single_rows.library() is not None
+built = pytest.mark.skipif(not BUILT, reason="this package was built without compiled functions")
+U = 2.0**-24
+
+
+def level_of(level: int, patch: pytest.MonkeyPatch) -> None:
+    """Narrower vectors than this processor may have."""
+    found = single_rows.library()
+    if level > found.level:
+        pytest.skip("this processor has no such vectors")
+    patch.setattr(single_rows, "library", lambda: compiled.Library(found.functions, level))
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def together(*sides: tuple[Tensor, Tensor]) -> SingleRows:
+    """A weight and a bias of each layer, all in one unit."""
+    outers = [Outer(g, a) for g, a in sides]
+    gradients = dict(enumerate([*outers, *map(Bias, outers)]))
+    found = SingleRows.among(gradients, [""] * len(gradients))
+    assert found is not None
+    assert sorted(found.places) == sorted(gradients)
+    return found
+
+
+def added(
+    rows: SingleRows, weights: Tensor, groups: Sequence[Sequence[int]], *shapes: Sequence[int]
+) -> list[Tensor]:
+    sums = [Sums(shape) for shape in shapes]
+    rows.measure(LONG_BLOCK)
+    rows.add({"": weights[None]}, sums, groups)
+    return [each.take()[0] for each in sums]
+
+
+@built
+@pytest.mark.parametrize("block", [NORM_BLOCK, LONG_BLOCK])
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("entries", [1, 10, 16, 47, 64, 511, 512, 1000, 5000])
+@pytest.mark.parametrize("size", [0, 1e-42, 1e-30, 1e-12, 1.0, 1e18, 1e30, math.inf, math.nan])
+def test_norms_are_never_read_low(
+    size: float, entries: int, level: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    level_of(level, monkeypatch)
+    torch.manual_seed(0)
+    g, a = torch.rand(3, 7) + 0.5, torch.randn(3, entries) + 5
+    g[1] *= size
+    a[2] *= size
+    norms, longest = together((g, a)).measure(block)
+    left, right = (x.double().square().sum(1) for x in (g, a))
+    for found, exact in zip(norms[""].tolist(), (left * right + left).tolist(), strict=True):
+        if math.isfinite(exact) and found != math.inf:
+            assert exact <= found <= exact * (1 + 1e-3)
+        else:
+            assert not math.isfinite(found)
+    assert math.isnan(size) or bool((left <= longest).all())
+
+
+@built
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, GROUP_ROWS), min_size=1, max_size=4),
+    rows=st.integers(1, 40),
+    columns=st.integers(1, 100),
+    seed=st.integers(0, 99),
+)
+def test_groups_are_chains_that_err_by_little_anywhere(
+    sizes: list[int], rows: int, columns: int, seed: int
+) -> None:
+    """Within the theorem's bound; with the same bits in any layout, vectors and threads."""
+    torch.manual_seed(seed)
+    records = sum(sizes) or 1
+    sizes = sizes if sum(sizes) else [1]
+    g, a, weights = torch.randn(records, rows), torch.randn(records, columns), torch.rand(records)
+    weights[records // 2] = 0
+    weights = weights.double()
+    left_out = [(g.clone(), a.clone())]
+    g[records // 2] = a[records // 2] = math.nan
+    shapes = (rows, columns), (rows,)
+    found = added(together((g, a)), weights, [sizes], *shapes)
+    exact, terms = (
+        torch.mm((of(left_out[0][0].double()) * weights[:, None]).T, of(left_out[0][1].double()))
+        for of in (lambda t: t, torch.abs)
+    )
+    steps = GROUP_ROWS + len(sizes) + 2
+    assert ((found[0] - exact).abs() <= steps * U / (1 - steps * U) * terms).all()
+    assert found[1].dtype == torch.float64
+    torch.testing.assert_close(
+        found[1], (weights[:, None] * left_out[0][0].double()).sum(0), rtol=1e-12, atol=1e-12
+    )
+    wider_g, wider_a = torch.randn(records, rows + 3), torch.randn(records, columns + 5)
+    wider_g[:, 1 : rows + 1], wider_a[:, 2 : columns + 2] = g, a
+    views = wider_g[:, 1 : rows + 1], wider_a[:, 2 : columns + 2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(single_rows, "WORTH_A_THREAD", 1)
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            again = added(together(views), weights, [sizes], *shapes)
+            assert all(map(torch.equal, again, found))
+        level_of(1, patch)
+        again = added(together((g.T.contiguous().T, a)), weights, [sizes], *shapes)
+        assert all(map(torch.equal, again, found))
+
+
+@built
+def test_a_group_that_is_too_large_leaves_the_others_as_they_are() -> None:
+    """Its record more may change its own product, and no other."""
+    torch.manual_seed(0)
+    sizes = [100, GROUP_ROWS, 90]
+    g, a = torch.randn(sum(sizes) + 1, 12), torch.randn(sum(sizes) + 1, 50)
+    weights = torch.rand(len(g), dtype=torch.float64)
+    place = 100 + GROUP_ROWS  # of the record more
+    others = torch.arange(len(g)) != place
+    shapes = (12, 50), (12,)
+    large = added(together((g, a)), weights, [[100, GROUP_ROWS + 1, 90]], *shapes)
+    usual = added(together((g[others], a[others])), weights[others], [sizes], *shapes)
+    own = weights[place] * torch.outer(g[place].double(), a[place].double())
+    assert float((large[0] - usual[0] - own).norm()) <= 2.0**-8 * float(own.norm())
+    weights[place], g[place] = 0, math.nan
+    without = added(together((g, a)), weights, [[100, GROUP_ROWS + 1, 90]], *shapes)
+    torch.testing.assert_close(without[0], usual[0].double(), rtol=1e-5, atol=1e-5)
+
+
+@built
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("style", ["flat", "automatic", "per-layer"])
+@pytest.mark.parametrize("records", [1, 7, 200, 700])
+def test_sums_are_those_of_other_operations(
+    records: int, style: Style, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Extreme records included, to rounding; a frozen weight and a frozen bias, too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Linear(30, 33), nn.Tanh(), nn.Linear(33, 20), nn.Tanh(), nn.Linear(20, 5))
+    )
+    model[2].weight.requires_grad_(False)
+    model[4].bias.requires_grad_(False)
+    x = torch.randn(records, 30)
+    if records > 5:
+        x[2], x[3], x[4] = 0, math.nan, 1e30
+
+    def loss(module: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+        squares = module(batch[0]).square()
+        return squares.sum() if reduction == "sum" else squares.sum(1).mean()
+
+    def sums() -> list[Tensor]:
+        rule = Clipping(0.7, style)
+        return clipped_sums(model, (x,), loss, rule, capacity=records, reduction=reduction)
+
+    found = sums()
+    with monkeypatch.context() as patch:
+        patch.setattr(single_rows, "library", lambda: None)
+        others = sums()
+    assert all(each.isfinite().all() for each in found)
+    difference = joint_norm([a - b for a, b in zip(found, others, strict=True)])
+    assert difference <= 1e-6 * joint_norm(others)
+
+
+@built
+def test_one_record_moves_the_sum_by_no_more_than_the_bound() -> None:
+    """Aligned records, whose errors add up, with and without an adversary's."""
+    torch.manual_seed(0)
+    g, a = torch.randn(1, 9).repeat(601, 1), torch.randn(1, 70).repeat(601, 1)
+    g, a = g * (1 + 1e-3 * torch.rand(601, 1)), a * (1 + 1e-3 * torch.rand(601, 1))
+    groups = [[150, 160, 141], [150]]
+    largest = 0.0
+    for distorted in (1.0, -1e3, 1e-6, 1e25):
+        g[0] = distorted * g[600]
+        sums = []
+        for first in (0, 1):
+            rows = together((g[first:], a[first:]))
+            norms, _ = rows.measure(LONG_BLOCK)
+            weights = Clipping(1.0).factors(norms[""], 2.0**-8 + 2.0**-32 * 601)
+            of_world = [[150 - first, *groups[0][1:]], *groups[1:]]
+            terms = [Sums((9, 70)), Sums((9,))]
+            rows.add({"": weights[None]}, terms, of_world)
+            sums.append([each.take()[0].double() for each in terms])
+        largest = max(largest, joint_norm([p - q for p, q in zip(*sums, strict=True)]))
+    assert 0.99 < largest <= 1
+
+
+@pytest.mark.parametrize("records", [1, 7, 1000])
+@pytest.mark.parametrize("style", ["flat", "automatic"])
+@pytest.mark.parametrize("norm", [1e-6, 0.3, 1e8, math.inf])
+def test_factors_never_carry_a_record_beyond_its_bound(
+    norm: float, style: Style, records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In exact arithmetic, rounded to float32; the same by other operations, to rounding."""
+    if style == "automatic" and math.isinf(norm):
+        return
+    torch.manual_seed(0)
+    squared = torch.rand(records, dtype=torch.float64) * 10 ** (40 * torch.rand(records) - 20)
+    if records > 6:
+        extremes = [0, 5e-324, 1e-300, 1e300, math.inf, math.nan]
+        squared[: len(extremes)] = torch.tensor(extremes, dtype=torch.float64)
+    rule = Clipping(norm, style)
+    factors = rule.factors(squared, 2.0**-8)
+    for factor, square in zip(factors.float().tolist(), squared.tolist(), strict=True):
+        if not math.isfinite(square):
+            assert factor == 0
+        elif math.isfinite(norm):
+            bound = Fraction(norm) * (1 - Fraction(1, 256))
+            assert Fraction(factor) ** 2 * Fraction(square) <= bound**2
+    with monkeypatch.context() as patch:
+        patch.setattr(clipping, "compiled_factors", lambda *given: None)
+        others = rule.factors(squared, 2.0**-8)
+    torch.testing.assert_close(factors, others, rtol=1e-14, atol=0)
