@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from hypothesis import settings
 
-from dpoptim.gradients import multiplication, native
+from dpoptim.gradients import multiplication, native, row_products
 from dpoptim.gradients.layers import kernels
 
 pytest_plugins = ["repeatable", "slow_tests"]
@@ -52,17 +52,21 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def library(request: pytest.FixtureRequest) -> Iterator[str]:
     """All float32 products by "MKL", or all by "oneDNN", whatever the processor and the sizes; or
-    "compiled": those of convolutions by the compiled functions, others by MKL (`indirect=True`).
+    "compiled": those of convolutions by the compiled functions, others by MKL; or "rows": as
+    "oneDNN", but those of rows with a matrix by the compiled functions (`indirect=True`).
     """
     if request.param == "oneDNN" and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this PyTorch has no products by oneDNN")
     if request.param == "compiled" and native.library() is None:
         pytest.skip("this package was built without compiled functions")
+    if request.param == "rows" and not row_products.serve():
+        pytest.skip("no compiled products of rows for this processor")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "LEAST_FILLED", 0)
-        if request.param != "compiled":
+        if request.param not in ("compiled", "rows"):
             patch.setattr(native, "library", lambda: None)
-        patch.setattr(multiplication, "onednn_is_faster", lambda: request.param == "oneDNN")
+        by_onednn = request.param in ("oneDNN", "rows")
+        patch.setattr(multiplication, "onednn_is_faster", lambda: by_onednn)
         patch.setattr(multiplication, "whole_vectors", lambda: True)
         patch.setattr(multiplication, "LEAST_ENTRIES", 0)
         yield str(request.param)

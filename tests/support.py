@@ -195,7 +195,7 @@ def sequential(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-LIBRARIES = ("MKL", "oneDNN", "compiled")
+LIBRARIES = ("MKL", "oneDNN", "compiled", "rows")
 
 CASES = [
     Case("linear-2d", lambda: sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (7,)),

@@ -1,5 +1,5 @@
-"""Products by oneDNN: those of torch, and each row of them the same to the last bit in any
-company.
+"""Products by oneDNN and by compiled functions: those of torch, and each row of them the same to
+the last bit in any company.
 """
 
 import copy
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import multiplication
+from dpoptim.gradients import multiplication, row_products
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.multiplication import (
     BLOCKS,
@@ -25,11 +25,13 @@ from dpoptim.torch_internals import has_onednn
 from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, vmap_gradients
 
 ONEDNN = pytest.mark.parametrize("library", ["oneDNN"], indirect=True)
+ROWS = pytest.mark.parametrize("library", ["rows"], indirect=True)
+NOT_MKL = pytest.mark.parametrize("library", ["oneDNN", "rows"], indirect=True)
 SIZES = [(3, 5), (784, 10), (10, 784), (256, 1024), (1500, 130), (333, 77), (50, 192)]
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many products oneDNN made."""
+    """Outputs of the matrices that rows were multiplied with elsewhere than by MKL."""
     seen = []
     honest = multiplication.by_onednn
 
@@ -37,7 +39,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(w))
         return honest(x, w, bias)
 
+    class Panels(row_products.Panels):
+        def __init__(self, w: Tensor) -> None:
+            seen.append(len(w))
+            super().__init__(w)
+
     monkeypatch.setattr(multiplication, "by_onednn", by_onednn)
+    monkeypatch.setattr(row_products, "Panels", Panels)
     return seen
 
 
@@ -51,6 +59,7 @@ def test_thin_matrices_go_to_onednn_if_their_rows_are_long(
 ) -> None:
     """Whatever the batch: one record may not choose the library of others."""
     monkeypatch.setattr(multiplication, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(row_products, "serve", lambda: False)
     seen = counted(monkeypatch)
     w = torch.randn(rows, columns)
     for batch in (1, 5, 500):
@@ -60,7 +69,7 @@ def test_thin_matrices_go_to_onednn_if_their_rows_are_long(
         seen.clear()
 
 
-@ONEDNN
+@NOT_MKL
 @pytest.mark.parametrize("columns", SIZES)
 @pytest.mark.parametrize("shape", [(1,), (7,), (2, 3), (1, 1), (0,), (2, 0)], ids=str)
 def test_products_are_those_of_torch(
@@ -117,7 +126,7 @@ def test_zeros_that_fill_up_an_inner_length_change_no_bit(library: str, threads:
         assert torch.equal(transposed_product(left, right), transposed_product(*filled))
 
 
-@ONEDNN
+@NOT_MKL
 @pytest.mark.parametrize("threads", [1, 2, 4], indirect=True)
 @pytest.mark.parametrize("columns", [(64, 520), (520, 64), (333, 77)])
 def test_many_rows_at_once_are_rounded_as_few(
@@ -137,6 +146,44 @@ def test_many_rows_at_once_are_rounded_as_few(
     assert torch.equal(linear(turned, w, bias), apart.view(128, 32, n).transpose(0, 1))
 
 
+def one_chain(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    """``x @ w.T + bias``, every number added up in the order of the inner length."""
+    total = bias.expand(len(x), len(w))
+    for i in range(x.shape[1]):  # a product of two floats is exact in float64
+        product = x[:, i, None].double() * w[:, i].double()
+        total = (total.double() + product).float()
+    return total
+
+
+@ROWS
+@pytest.mark.parametrize("threads", [1, 2, 3, 8], indirect=True)
+@pytest.mark.parametrize("rows", [1, 5, 14, 15, 61])
+@pytest.mark.parametrize(
+    "columns", [(2, 2), (33, 5), (400, 16), (17, 47), (385, 33), (1100, 300), (20, 9000)], ids=str
+)
+def test_compiled_products_are_one_chain_for_each_number(
+    columns: tuple[int, int],
+    rows: int,
+    library: str,
+    threads: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However it is cut to fit caches and dealt to threads. The chain here is rounded twice where
+    its float64 sum lies halfway between two float32: seldom, and by one unit.
+    """
+    monkeypatch.setattr(row_products, "WORTH_A_THREAD", 1)
+    torch.manual_seed(0)
+    k, n = columns
+    x, w, bias = torch.randn(rows, k), torch.randn(n, k), torch.randn(n)
+    found = linear(x, w, bias)
+    assert (found != one_chain(x, w, bias)).double().mean() < 1e-3
+    for other in (w.T.contiguous().T, torch.stack([w, w], 2)[..., 0]):  # by columns, and apart
+        assert torch.equal(linear(x, other, bias), found)
+    assert torch.equal(linear(torch.stack([x, x], 1)[:, 0], w, bias), found)
+    apart = torch.cat([linear(row[None], w, bias) for row in x])
+    assert torch.equal(apart, found)
+
+
 @pytest.mark.parametrize("library", LIBRARIES, indirect=True)
 @pytest.mark.parametrize("rows", [1, 2, 4, 45, 60, 64, 70, 300, 5000])
 def test_a_weight_chosen_once_multiplies_as_each_time(library: str, rows: int) -> None:
@@ -145,7 +192,7 @@ def test_a_weight_chosen_once_multiplies_as_each_time(library: str, rows: int) -
     assert torch.equal(linear_by(w.T, x @ w.T)(x @ w.T), linear(x @ w.T, w.T))
 
 
-@ONEDNN
+@NOT_MKL
 def test_a_bias_may_lie_anyhow(library: str) -> None:
     """oneDNN reads it as if it were contiguous: what lay beside it got into the sum."""
     torch.manual_seed(0)
@@ -162,7 +209,7 @@ def test_a_bias_may_lie_anyhow(library: str) -> None:
         linear(x, w, torch.randn(9, dtype=torch.float64))
 
 
-@ONEDNN
+@NOT_MKL
 @pytest.mark.parametrize("threads", [1, 4], indirect=True)
 @pytest.mark.parametrize("columns", SIZES)
 def test_a_row_is_rounded_alike_in_any_company(
@@ -179,7 +226,7 @@ def test_a_row_is_rounded_alike_in_any_company(
         assert torch.equal(linear(x[-rows:], w), together[-rows:])
 
 
-@ONEDNN
+@NOT_MKL
 def test_rows_may_overlap_or_repeat(library: str) -> None:
     torch.manual_seed(0)
     long = torch.randn(200)
@@ -193,7 +240,7 @@ def test_rows_may_overlap_or_repeat(library: str) -> None:
             assert torch.equal(linear(x, w), linear(x.contiguous(), w.contiguous()))
 
 
-@ONEDNN
+@NOT_MKL
 def test_what_is_not_finite_stays_in_its_row(library: str) -> None:
     x, w = torch.randn(40, 64), torch.randn(80, 64)
     expected = linear(x, w)
@@ -236,9 +283,9 @@ def test_other_precisions_and_switches_are_left_to_torch(library: str) -> None:
         torch.backends.mkldnn.matmul.fp32_precision = before
 
 
-@ONEDNN
+@NOT_MKL
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_sums_by_onednn_are_those_of_whole_model_vmap(case: Case, library: str) -> None:
+def test_sums_are_those_of_whole_model_vmap(case: Case, library: str) -> None:
     torch.manual_seed(0)
     model = case.build()
     x, target = case.inputs(8, torch.float32)
@@ -287,7 +334,7 @@ def test_frozen_layers_are_multiplied_alike_and_restored(
     seen.clear()
     sums = by_engine(model, x, target, Clipping(1.0), capacity=8, reduction="sum")
     # four layers forward, two back to their inputs
-    assert seen.count(30) == (6 if library == "oneDNN" else 0)
+    assert seen.count(30) == (6 if library in ("oneDNN", "rows") else 0)
     assert not any("forward" in vars(module) for module in model.modules())
     expected = clipped(truth, Clipping(1.0), 8, "sum")
     assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(
@@ -295,7 +342,7 @@ def test_frozen_layers_are_multiplied_alike_and_restored(
     )
 
 
-@ONEDNN
+@NOT_MKL
 def test_frozen_layers_do_what_they_did(library: str, tmp_path: Path) -> None:
     """Second derivatives, other weights, compilation, saving: as without the faster products."""
     torch.manual_seed(0)
@@ -400,7 +447,7 @@ class Mapped(nn.Module):
         return self.head(torch.vmap(self.frozen)(x))
 
 
-@ONEDNN
+@NOT_MKL
 @pytest.mark.parametrize("build", [Token, Mapped])
 def test_what_follows_tensors_through_a_model_passes_frozen_layers(
     build: type[nn.Module], library: str

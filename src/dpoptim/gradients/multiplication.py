@@ -1,4 +1,4 @@
-"""Matrix products by the faster of the two libraries that PyTorch has for them.
+"""Matrix products by the fastest of what there is for them.
 
 PyTorch multiplies float32 matrices with MKL, which uses the wide vectors (AVX-512) of Intel's
 processors only. oneDNN, which PyTorch carries for convolutions, uses them on all, and there
@@ -7,8 +7,9 @@ user's switch (``torch.backends.mkldnn``) and on the size of one matrix, never o
 there are, which records could influence.
 
 oneDNN compiles a kernel for each shape, and keeps it. Batches have any number of rows, and texts
-any length, so products are cut and filled up to few shapes: else memory would grow with every new
-one.
+any length, so rows are multiplied with a matrix by compiled functions, as fast, which keep nothing
+(`row_products`). Without these, and in other products, what oneDNN is given is cut and filled up
+to few shapes: else memory would grow with every new one.
 """
 
 import math
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpoptim.gradients import row_products
 from dpoptim.torch_internals import has_onednn, is_functorch_tensor, onednn_linear
 
 LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its kernel pays
@@ -92,15 +94,19 @@ def plain(x: Tensor) -> bool:
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ w.T + bias``: x of shape (..., k), w (n, k), bias (n,) -> (..., n). Not for autograd.
 
-    **Guarantee.** By oneDNN, each row of the result is a function of that row of ``x``, to the
-    last bit, beside any other rows. Kernels are the vendor's: tested, not proved.
+    **Guarantee.** Where not by MKL, each row of the result is a function of that row of ``x``, to
+    the last bit, beside any other rows. oneDNN's kernels are the vendor's: tested, not proved.
     """
     usual = bias is None or (bias.dtype == x.dtype and bias.shape == w.shape[:1])
     fits = usual and w.dtype == x.dtype and x.numel() > 0 and x.shape[-1] == w.shape[1]
     least = LEAST_OF_LONG if w.shape[-1] >= LONG else None
     if not fits or not onednn_multiplies(x, *w.shape, least=least):
         return F.linear(x, w, bias)
-    bias = None if bias is None else bias.contiguous()  # oneDNN reads it as if it were
+    bias = None if bias is None else bias.contiguous()  # it is read as if it were
+    if row_products.serve():
+        product = row_products.Panels(w).multiply(x.reshape(-1, x.shape[-1]), bias)
+        # in its own shape: a view must not be changed in place
+        return product if x.dim() == 2 else product.resize_(*x.shape[:-1], w.shape[0])
     if math.prod(x.shape[:-1]) in BLOCKS:
         return by_onednn(x if x.dim() == 2 else x.contiguous(), w, bias)
     # in its own shape: a view must not be changed in place
@@ -116,6 +122,8 @@ def linear_by(w: Tensor, like: Tensor) -> Callable[[Tensor], Tensor]:
     """`linear` with one weight for many inputs of the shape of ``like`` (B, k), chosen once."""
     rows, width = like.shape
     fits = rows > 0 and like.dtype == w.dtype and onednn_multiplies(like, *w.shape)
+    if fits and row_products.serve():
+        return row_products.Panels(w).multiply
     whole = min((size for size in BLOCKS if size >= rows), default=0)
     if not fits or not well_filled(whole) <= rows <= whole <= ALWAYS:
         return partial(linear, w=w)
