@@ -103,13 +103,19 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     if not fits or not onednn_multiplies(x, *w.shape, least=least):
         return F.linear(x, w, bias)
     bias = None if bias is None else bias.contiguous()  # it is read as if it were
-    if row_products.serve():
-        product = row_products.Panels(w).multiply(x.reshape(-1, x.shape[-1]), bias)
-        # in its own shape: a view must not be changed in place
-        return product if x.dim() == 2 else product.resize_(*x.shape[:-1], w.shape[0])
+    return (compiled_linear if row_products.serve() else onednn_in_blocks)(x, w, bias)
+
+
+def compiled_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    product = row_products.Panels(w).multiply(x.reshape(-1, x.shape[-1]), bias)
+    # in its own shape: a view must not be changed in place
+    return product if x.dim() == 2 else product.resize_(*x.shape[:-1], w.shape[0])
+
+
+def onednn_in_blocks(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     if math.prod(x.shape[:-1]) in BLOCKS:
         return by_onednn(x if x.dim() == 2 else x.contiguous(), w, bias)
-    # in its own shape: a view must not be changed in place
+    # in its own shape, as above
     result = x.new_empty(*x.shape[:-1], w.shape[0])
     if x.dim() == 2:
         in_blocks_of_rows(x, w, bias, result)
