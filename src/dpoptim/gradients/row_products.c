@@ -4,7 +4,7 @@
    order and in float32, whatever other rows there are, wherever they lie and to whichever thread they
    are dealt. The matrix is laid out once in panels of PANEL outputs, (inner, PANEL) each; some rows of x
    are copied beside each other first, because rows a power of two apart would push each other out of
-   cache. */
+   cache; meanwhile the next ones are asked for. */
 
 #include "vectors.h"
 
@@ -141,9 +141,12 @@ void dpoptim_multiply_rows(int64_t rows, int64_t inner, int64_t outputs, const f
                 int64_t stop = begun + deep < inner ? begun + deep : inner;
                 for (int64_t i = begun; i < stop; i += INNER) {
                     int64_t length = stop - i < INNER ? stop - i : INNER;
-                    for (int64_t each = 0; each < count; each++)
-                        memcpy(room + each * APART, x + (r + each) * x_step + i,
-                               length * sizeof(float));
+                    for (int64_t each = 0; each < count; each++) {
+                        const float *from = x + (r + each) * x_step + i;
+                        memcpy(room + each * APART, from, length * sizeof(float));
+                        for (int64_t j = 0; j < length && r + each + ROWS < end; j += SIDE)
+                            __builtin_prefetch(from + ROWS * x_step + j, 0, 2);
+                    }
                     for (int64_t o = chunk; o < last; o += PANEL)
                         with_panel(count, length, room, panels + o * inner + i * PANEL,
                                    to + o - chunk, outputs, outputs - o, edge);
