@@ -37,6 +37,7 @@ __all__ = [
     "convolution_backward",
     "delays_gradients",
     "global_step_hooks",
+    "gradient_dtypes",
     "gradient_hook_ids",
     "gradient_hooks",
     "graph_task",
@@ -122,6 +123,11 @@ def has_onednn() -> bool:
 def onednn_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ w.T + bias`` by oneDNN."""
     return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+
+
+def gradient_dtypes(node: Any) -> list[torch.dtype]:
+    """Dtypes of the gradients that a node of a graph gets."""
+    return [each.dtype for each in node._input_metadata]
 
 
 def gradient_hooks(p: Tensor) -> list[Any]:
@@ -223,6 +229,27 @@ def _backward_passes() -> bool:
         OUTSIDE_BACKWARD < first < second
         and called == again == -2
         and graph_task() == OUTSIDE_BACKWARD
+    )
+
+
+def _graphs() -> bool:
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return gradients[0]
+
+    with torch.enable_grad():
+        narrow = applied(Same, torch.ones(1, requires_grad=True).bfloat16())
+        last: Any = narrow.float().grad_fn
+    before = last.next_functions[0][0]
+    return (
+        gradient_dtypes(last) == [torch.float32]
+        and gradient_dtypes(before) == [torch.bfloat16]
+        and gradient_dtypes(before.next_functions[0][0]) == [torch.bfloat16]
     )
 
 
@@ -339,6 +366,7 @@ def _backward_operations() -> bool:
 
 FEATURES = (
     Feature("per-sample gradients (the end of a backward pass is not seen)", _backward_passes),
+    Feature("the watch on roundings under a mean", _graphs),
     Feature("the watch on weights and buffers (writes are not counted)", _versions),
     Feature("the watch on hooks of modules and parameters", _hooks),
     Feature("the gate ahead of other hooks on an optimizer", _step_hooks),

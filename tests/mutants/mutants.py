@@ -308,6 +308,12 @@ MUTANTS: tuple[Mutant, ...] = (
         _s.functional_use_unseen,
         "refusals",
     ),
+    Mutant(
+        "roundings under a mean unseen",
+        "gradients.backward_pass.narrow_operation",
+        _s.roundings_unseen,
+        "refusals",
+    ),
     Mutant("writes through .data unseen", "values.Values.changed", _i.values_unseen, "isolation"),
     Mutant("padding with others unseen", "training.loss_check", _i.padding_unseen, "isolation"),
     Mutant(
