@@ -72,12 +72,14 @@ layer_norm_backward = torch.ops.aten.native_layer_norm_backward
 group_norm_backward = torch.ops.aten.native_group_norm_backward
 
 
-def never_compiled(function: Function) -> Function:
+def never_compiled(function: Function, *, alone: bool = False) -> Function:
     """`torch.compiler.disable` without importing the compiler, which takes over a second."""
+    # alone: of calls by themselves; as a part of what is compiled it is compiled as well
     inside: Any = torch._C._dynamo.eval_frame
     skip = inside._FrameAction.SKIP
-    inside.set_code_exec_strategy(function.__code__, inside._FrameExecStrategy(skip, skip))
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    called = inside._FrameAction.DEFAULT if alone else skip
+    inside.set_code_exec_strategy(function.__code__, inside._FrameExecStrategy(skip, called))
+    function._torchdynamo_disable = not alone  # type: ignore[attr-defined]
     return function
 
 
@@ -290,21 +292,18 @@ def _functorch() -> bool:
 
 def _trees() -> bool:
     leaves, shape = pytree.tree_flatten({"a": (1, [2]), "b": 3})
-    collated = collate_by_type([{"a": 1}, {"a": 2}], collate_fn_map=collated_types)
-    if collated["a"].tolist() != [1, 2]:
-        return False
-    return leaves == [1, 2, 3] and pytree.tree_unflatten(leaves, shape) == {"a": (1, [2]), "b": 3}
+    back = pytree.tree_unflatten(leaves, shape)
+    collated = collate_by_type([{"a": 1}, {"a": 2}], collate_fn_map=collated_types)["a"].tolist()
+    return (leaves, back, collated) == ([1, 2, 3], {"a": (1, [2]), "b": 3}, [1, 2])
 
 
 def _dispatch() -> bool:
     names: list[str] = []
 
     class Look(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
             names.append(str(func))
-            return func(*args, **(kwargs or {}))
+            return func(*args, **(kw or {}))
 
     with Look():
         torch.zeros(2) + 1
