@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -42,6 +43,20 @@ def test_selected_rows_are_timed_and_learn(monkeypatch: pytest.MonkeyPatch) -> N
     assert [float(row["ms"]) > 0 for row in sparse_rows.times(2, skipped=0)] == [True] * 5
     for trial in (sparse_rows.Trial("plain", 0.0), sparse_rows.Trial("SparseSGD", 4.0, 0.5, 1e-2)):
         assert 0.4 < float(sparse_rows.learned(trial, 0)["auc"]) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
+def test_compiled_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None for an `nn.Sequential`, whose hooks would be compiled with it."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import compiled_graphs
+    from workloads import WORKLOADS
+
+    found = list(compiled_graphs.counted(WORKLOADS["MLP 784-256-10"]))
+    assert [graphs for _, graphs, _ in found] == [0] * 5
+    assert found[-1][2] >= found[0][2] > 0
+    torch.compiler.reset()
 
 
 RESULTS = BENCHMARKS / "results"

@@ -24,7 +24,7 @@ from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
 from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.refusals import batch_statistics, refuse_wrapped, watch_batch_statistics
-from dpoptim.torch_internals import SpectralNormalised, applied, pytree
+from dpoptim.torch_internals import SpectralNormalised, applied, never_compiled, pytree
 
 
 class HookManager:
@@ -284,6 +284,7 @@ class InputHook:
     def __init__(self, hooks: HookManager | None) -> None:
         self._hooks = None if hooks is None else weakref.ref(hooks)
 
+    @never_compiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hooks = None if self._hooks is None else self._hooks()
         if hooks is not None:
@@ -299,6 +300,7 @@ class InputHook:
 class OutputHook(InputHook):
     """Tells the hooks that the model's forward pass is over."""
 
+    @never_compiled
     def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
         hooks = None if self._hooks is None else self._hooks()
         if hooks is not None:
