@@ -186,6 +186,34 @@ def test_a_run_of_accuracies(bench: Callable[[str], ModuleType], name: str, tmp_
         assert getattr(found, tail) == pytest.approx(getattr(known, tail), abs=1.0)
 
 
+@fashion
+@pytest.mark.parametrize("name", ["mechanisms", "rates", "scales", "views"])
+def test_accuracies_are_of_settings_that_the_command_has(
+    bench: Callable[[str], ModuleType], name: str
+) -> None:
+    """No line is left of what the command once tried, and every group of settings was tested."""
+    made = bench("accuracy")
+    request = made.Request(Path(FASHION_MNIST_DIRECTORY))
+    groups = [group for _, each in made.EXPERIMENTS[name](request) for group in each]
+    rows = made.Table(RESULTS / f"accuracy_{name}.csv").rows
+    assert {made.settings(row) for row in rows} <= {trial for group in groups for trial in group}
+    tested = {made.settings(row) for row in rows if row.part == "test"}
+    assert all(tested & set(group) for group in groups)
+
+
+def test_what_planning_takes(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line is worked through once, on a smaller table."""
+    made = bench("planning")
+    monkeypatch.setattr(made, "seconds", lambda work, repeats=1: work(0) or 1.0)
+    found, known = list(made.rows(records=2_000)), rows_of("planning.csv")
+    assert len(found) == len(known)
+    for again, row in zip(found, known, strict=True):
+        assert row["what"] == str(again["what"]).replace("2,000 x", f"{made.RECORDS:,} x")
+        assert float(row["seconds"]) > 0
+
+
 CNN_SHAPES = {"pixels": (1, 28, 28), "J=1": (9, 14, 14), "J=2": (81, 7, 7)}
 
 
