@@ -71,6 +71,7 @@ COMMANDS = {
     "plan_ranks.csv": "python benchmarks/plan_ranks.py --out {out}",
     "planning.csv": "python benchmarks/planning.py --out {out}",
     "search_shares.csv": "python benchmarks/search_shares.py --out {out}",
+    "several_rows.csv": "python benchmarks/several_rows.py --out {out}",
     "sparse_clicks.csv": "python benchmarks/sparse_rows.py --out {out}",
     "sparse_rows.csv": "python benchmarks/sparse_rows.py --out {out}",
     "srgd_exponents.csv": f"{REPRODUCE} srgd-rates --out {{out}}",

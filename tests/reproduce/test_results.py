@@ -201,6 +201,16 @@ def test_accuracies_are_of_settings_that_the_command_has(
     assert all(tested & set(group) for group in groups)
 
 
+def test_steps_of_several_rows(bench: Callable[[str], ModuleType]) -> None:
+    """A round of every line of one model."""
+    made = bench("several_rows")
+    known = [(row["model"], int(row["rows a record"])) for row in rows_of("several_rows.csv")]
+    assert known == [(model, rows) for model in made.BATCHES for rows in made.ROWS]
+    again = list(made.compared("mlp", 8, 1))
+    assert [each["rows a record"] for each in again] == list(made.ROWS)
+    assert all(each["ms"] > 0 for each in again)
+
+
 def test_what_planning_takes(
     bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
