@@ -24,6 +24,7 @@ COMMANDS = {
     },
     "amplified_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
     "audit_peers.csv": "python benchmarks/audit_peers.py --out {out}/audit_peers.csv",
+    "averaging.csv": "python benchmarks/averaging.py --out {out}",
     "convolutions.csv": "python benchmarks/convolutions.py --out {out}",
     "choose_cnn.csv": "python benchmarks/choose_cnn.py --out {out}",
     "choose_defaults.csv": "python benchmarks/choose_defaults.py --out {out}",

@@ -201,6 +201,12 @@ def test_accuracies_are_of_settings_that_the_command_has(
     assert all(tested & set(group) for group in groups)
 
 
+def test_what_averages_gain(bench: Callable[[str], ModuleType]) -> None:
+    """All of it: nothing is trained."""
+    again = [{key: str(value) for key, value in row.items()} for row in bench("averaging").lines()]
+    assert again == rows_of("averaging.csv")
+
+
 def test_steps_of_several_rows(bench: Callable[[str], ModuleType]) -> None:
     """A round of every line of one model."""
     made = bench("several_rows")
