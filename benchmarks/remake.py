@@ -6,7 +6,7 @@
 ``{out}`` stands for the folder; ``{tweets}`` for a folder that holds TweetEval's ``emotion`` and
 ``emoji``, ``{e2e}`` for that of the E2E challenge, ``{peer}`` for an environment with diffprivlib
 (benchmarks/tables.py says which). Times are of the machine they are taken on.
-`tests/reproduce/test_results.py` makes a cheap slice of each table again.
+`tests/reproduce/test_results*.py` make a cheap slice of each table again.
 """
 
 import argparse
