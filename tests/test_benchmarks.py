@@ -59,36 +59,6 @@ def test_compiled_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
 
 
-RESULTS = BENCHMARKS / "results"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mechanisms", "optimizers", "scales", "scattering", "views"])
-def test_a_line_of_the_accuracies_is_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cheapest run of each table, on data that come with a package."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import accuracy
-
-    task, groups = next(accuracy.EXPERIMENTS[name](accuracy.Request(Path("nowhere"))))
-    assert task.name.startswith("digits")
-    rows = [
-        row
-        for row in accuracy.Table(RESULTS / f"accuracy_{name}.csv").rows
-        if row.task == task.name and row.part == accuracy.TEST
-    ]
-    # shifted images amplify rounding
-    row = min(rows, key=lambda row: (row.method != "DP-SGD", row.shift, row.seconds))
-    trial = next(
-        each
-        for group in groups
-        for each in group
-        if accuracy.settings(each) == accuracy.settings(row)
-    )
-    again = accuracy.run(trial, task, row.part, row.seed)
-    for tail in accuracy.TAILS:  # other kernels round otherwise: three of 359 digits
-        assert getattr(again, tail) == pytest.approx(getattr(row, tail), abs=0.9)
-
-
 @pytest.mark.slow
 def test_private_and_plain_steps_in_two_processes_make_the_guide_s_tables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.apart import prices
+from dpoptim.audit.calibrations import calibrations
 from dpoptim.audit.charging import audit_charging
 from dpoptim.audit.checkpoint_parts import checkpoint_parts
 from dpoptim.audit.encoding import encoding
@@ -313,6 +314,7 @@ DETECTORS: dict[str, Detector] = {
     "balls in bins": partial(named_audits, "dp-ftrl, balls in bins"),
     "b-min-sep": partial(named_audits, "dp-ftrl, b-min-sep"),
     "b-min-sep accounting": prices,
+    "calibration": calibrations,
     "solvers": partial(named_audits, "noisy-gd", "kl-spider", "adaptive-gd", "accelerated-srgd"),
     "norms": partial(named_audits, "adaptive-gd, norms"),
     "selection": partial(named_audits, "quantile"),
