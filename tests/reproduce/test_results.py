@@ -16,7 +16,6 @@ import torch
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.data import FASHION_MNIST_DIRECTORY
-from dpoptim.data.preparation import Scatter, SquareRoot
 from dpoptim.methods import DPSGD, DiceSGD
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.reproduce import (
@@ -173,11 +172,11 @@ def test_a_run_of_accuracies(bench: Callable[[str], ModuleType], name: str, tmp_
     )
     model = known.task.removeprefix("digits, ")
     if model == "scattering":
-        data = made.load_digits(0, made.SCATTERED, tmp_path)
+        data = made.load_digits(0, made.WHITENED, tmp_path)
         task = tasks.by_recipe(data, "softmax", "scattering")
     elif model == "cnn, scattering":
-        steps = (SquareRoot(), Scatter())
-        task = tasks.by_recipe(made.load_digits(0, steps, tmp_path), "cnn", "scattering")
+        data = made.load_digits(0, made.SCATTERED, tmp_path)
+        task = tasks.by_recipe(data, "cnn", "scattering")
     else:
         task = tasks.digits(model)
     assert task.name == known.task
