@@ -31,7 +31,7 @@ from dpoptim.methods import DPFTRL, DPSGD, ScaledClipNorm
 from dpoptim.optim import AdamBC
 from dpoptim.plan import Plan
 from dpoptim.recipes import Recipe, recipe, steady_rate
-from dpoptim.runs.inputs import GREY_PLANES
+from dpoptim.runs.models import GREY_PLANES
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
 

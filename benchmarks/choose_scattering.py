@@ -1,11 +1,11 @@
-"""Models on scattering features, chosen on made-up colour images, garments and moved digits.
+"""Models on scattering features of colour images, chosen on made-up ones.
 
     python benchmarks/choose_scattering.py --pictures FOLDER --font FILE --out benchmarks/results
 
 writes choose_scattering.csv, a line a run of `TRIALS`, as runs end, and goes on where it was
 interrupted. FOLDER holds ten or more photographs (*.jpg) and FILE is Noto Color Emoji; Debian's
 packages mate-backgrounds (its folder "nature") and fonts-noto-color-emoji hold both. See
-colour_images.py for what is made of them, choose_cnn.py for the others.
+colour_images.py for what is made of them.
 
 Each step has the noise of a whole run on `RECORDS` images at `EPSILON`, as in choose_cnn.py: a
 simulation, for comparing settings. No image is one of CIFAR-10's, and none tests.
@@ -24,10 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-import choose_cnn
 import colour_images
 from accuracy_tasks import Arrays, cross_entropy, percent
-from dpoptim.data import FASHION_MNIST_DIRECTORY
 from dpoptim.data.preparation import OpponentColours, Scatter, SquareRoot, Whiten
 from dpoptim.methods import DPSGD
 from dpoptim.recipes import recipe, steady_rate
@@ -35,7 +33,7 @@ from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
 
 RECORDS, EPSILON, DELTA = 50_000, 3.0, 1e-5
-TRAINING, CHOOSING = 20_000, 4_000
+TRAINING, CHOOSING = 10_000, 4_000
 ROWS = {"linear": 512, "cnn": 192}  # images a step
 BY_RECIPE = 0.0
 
@@ -59,46 +57,37 @@ class Trial:
     epochs: int = 0
 
 
-WHITENED = "0.3 0.25"
 COLOURED = [Trial("objects"), Trial("textures")]
-GREY = [Trial(name, "grey") for name in ("Fashion-MNIST", "moved digits")]
+BEFORE = {"colours": "RGB", "whitening": "0.3 0.25", "learning_rate": 1.2}
 OF_LITERATURE = {"learning_rate": 0.4, "clip_norm": 0.1, "batch_size": 8192, "epochs": 60}
 TRIALS = [
-    *(
-        replace(base, colours=colours, whitening=whitening, learning_rate=rate)
-        for base in COLOURED
-        for colours in ("RGB", "opponent")
-        for whitening in ("", WHITENED)
-        for rate in (BY_RECIPE, 1.2)
-    ),
-    *(replace(base, **OF_LITERATURE) for base in COLOURED),
-    *(
-        replace(base, whitening=whitening)
-        for base in GREY
-        for whitening in ("", "0.3 0", "1 0.25", WHITENED)
-    ),
-    *(replace(base, width=width) for base in (*COLOURED, *GREY) for width in (32, 64)),
-    *(replace(base, colours="RGB", width=32) for base in COLOURED),
+    trial
+    for base in COLOURED
+    for trial in (
+        base,
+        *(replace(base, width=width) for width in (32, 64)),
+        replace(base, **BEFORE),
+        replace(base, colours="RGB"),
+        replace(base, colours="RGB", **OF_LITERATURE),
+        replace(base, colours="RGB", width=32),
+    )
 ]
 
 
 @cache
-def images(name: str, pictures: Path, font: Path, data: Path) -> tuple[Arrays, Arrays]:
+def images(name: str, pictures: Path, font: Path) -> tuple[Arrays, Arrays]:
     """Images to train on and to choose on, pixels as `dpoptim train` has them."""
-    if name in ("objects", "textures"):
-        if name == "objects":
-            x, y = colour_images.objects(pictures, font, TRAINING + CHOOSING, 0)
-        else:
-            parts = (
-                colour_images.textures(pictures, TRAINING, 0, held_out=False),
-                colour_images.textures(pictures, CHOOSING, 1, held_out=True),
-            )
-            x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
-        pixels = torch.from_numpy(SquareRoot()(x.astype(np.float32) / 255))
-        labels = torch.from_numpy(y)
-        return (pixels[:TRAINING], labels[:TRAINING]), (pixels[TRAINING:], labels[TRAINING:])
-    (x, y), (x_choosing, y_choosing) = choose_cnn.images(name, data)
-    return (x[:TRAINING], y[:TRAINING]), (x_choosing[:CHOOSING], y_choosing[:CHOOSING])
+    if name == "objects":
+        x, y = colour_images.objects(pictures, font, TRAINING + CHOOSING, 0)
+    else:
+        parts = (
+            colour_images.textures(pictures, TRAINING, 0, held_out=False),
+            colour_images.textures(pictures, CHOOSING, 1, held_out=True),
+        )
+        x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
+    pixels = torch.from_numpy(SquareRoot()(x.astype(np.float32) / 255))
+    labels = torch.from_numpy(y)
+    return (pixels[:TRAINING], labels[:TRAINING]), (pixels[TRAINING:], labels[TRAINING:])
 
 
 @cache
@@ -192,7 +181,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the CSV")
     parser.add_argument("--pictures", type=Path, required=True, help="folder of photographs")
     parser.add_argument("--font", type=Path, required=True, help="Noto Color Emoji, .ttf")
-    parser.add_argument("--data", type=Path, default=Path(FASHION_MNIST_DIRECTORY))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "choose_scattering.csv"
@@ -204,7 +192,7 @@ def main() -> None:
     for trial in TRIALS:
         if tuple(str(value) for value in asdict(trial).values()) in done:
             continue
-        row = {**asdict(trial), **run(trial, options.pictures, options.font, options.data)}
+        row = {**asdict(trial), **run(trial, options.pictures, options.font)}
         known.append({name: str(value) for name, value in row.items()})
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(row))

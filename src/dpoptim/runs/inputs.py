@@ -30,11 +30,11 @@ from dpoptim.data.preparation import (
 from dpoptim.data.schema import Schema
 from dpoptim.data.table_files import is_table
 from dpoptim.estimators.table import public_weights
+from dpoptim.runs.models import GREY_PLANES
 from dpoptim.runs.options import TrainRequest
 
 BUNDLED = ("digits", "fashion-mnist")
 SCATTERING = "scattering"
-GREY_PLANES = 81  # of scattering, of an image of one channel
 REGRESSION = "regression"
 UNSCALED = (
     "Note: without public bounds each record is scaled to norm 1 by itself, which suits features "
