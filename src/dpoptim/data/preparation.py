@@ -164,7 +164,7 @@ class Whiten:
         shared: what the mean over planes, at each place, is multiplied by; > 0.
         detail: frequency (i, j) of each plane's two-dimensional cosine transform is multiplied by
             ``(1 + (i^2 + j^2) / 2) ** detail``.
-        most_planes: records of more planes stay as they are; None: none do.
+        most_planes: records of more planes stay as they are; None: all are whitened.
 
     **Guarantee.** A map of each record alone, by public numbers.
     """
