@@ -104,14 +104,14 @@ def test_whitened_planes_of_a_record_are_its_own_to_the_last_bit() -> None:
         Whiten()(x[:, 0])
 
 
-def test_opponent_colours_keep_norms_and_leave_grey_nothing_but_brightness() -> None:
+def test_opponent_colours_scale_norms_and_leave_grey_nothing_but_brightness() -> None:
     x = images(7, channels=3).numpy()
     mixed = OpponentColours()(x)
     lengths, expected = (np.linalg.norm(each, axis=1) for each in (mixed, x))
-    np.testing.assert_allclose(lengths, expected, rtol=1e-5)
+    np.testing.assert_allclose(lengths, 8 * expected, rtol=1e-5)
     grey = np.repeat(x[:, :1], 3, axis=1)
     np.testing.assert_allclose(OpponentColours()(grey)[:, 1:], 0, atol=1e-6)
-    rotation = OpponentColours()(np.eye(3, dtype=np.float32)[:, :, None, None])[:, :, 0, 0]
+    rotation = OpponentColours(1.0)(np.eye(3, dtype=np.float32)[:, :, None, None])[:, :, 0, 0]
     np.testing.assert_allclose(rotation @ rotation.T, np.eye(3), atol=1e-6)
 
 
