@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from committed import RESULTS, columns, fashion, rows_of
 from dpoptim.data import FASHION_MNIST_DIRECTORY
-from dpoptim.data.preparation import Scatter, SquareRoot
 from dpoptim.runs.models import build_model
 
 ACCURACIES = [
@@ -43,11 +44,11 @@ def test_a_run_of_accuracies(bench: Callable[[str], ModuleType], name: str, tmp_
     )
     model = known.task.removeprefix("digits, ")
     if model == "scattering":
-        data = made.load_digits(0, made.SCATTERED, tmp_path)
+        data = made.load_digits(0, made.WHITENED, tmp_path)
         task = tasks.by_recipe(data, "softmax", "scattering")
     elif model == "cnn, scattering":
-        steps = (SquareRoot(), Scatter())
-        task = tasks.by_recipe(made.load_digits(0, steps, tmp_path), "cnn", "scattering")
+        data = made.load_digits(0, made.SCATTERED, tmp_path)
+        task = tasks.by_recipe(data, "cnn", "scattering")
     else:
         task = tasks.digits(model)
     assert task.name == known.task
@@ -105,6 +106,30 @@ def test_the_cnn_is_as_chosen(
     x = torch.randn(3, *CNN_SHAPES[features])
     torch.testing.assert_close(model[:-1](x), chosen[:-1](x))
     assert repr(model) == repr(chosen)
+
+
+def test_the_cnn_of_colour_images_is_as_chosen(bench: Callable[[str], ModuleType]) -> None:
+    made = bench("choose_scattering")
+    assert repr(build_model("cnn", (243, 8, 8), 10)) == repr(made.build(64, (243, 8, 8)))
+
+
+def test_colour_images_are_made_of_pictures(
+    bench: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    made = bench("colour_images")
+    rng = np.random.default_rng(0)
+    with pytest.raises(FileNotFoundError, match="give ten or more"):
+        made.photographs(tmp_path)
+    for i in range(10):
+        picture = rng.integers(0, 256, (90, 120, 3), dtype=np.uint8)
+        Image.fromarray(picture).save(tmp_path / f"{i}.jpg")
+    x, y = made.textures(tmp_path, 30, 0, held_out=False)
+    assert x.shape == (30, 3, 32, 32)
+    assert set(y) <= set(range(10))
+    again, labels = made.textures(tmp_path, 30, 0, held_out=False)
+    assert np.array_equal(x, again)
+    assert np.array_equal(y, labels)
+    assert not np.array_equal(made.textures(tmp_path, 30, 0, held_out=True)[0], x)
 
 
 @fashion
