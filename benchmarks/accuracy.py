@@ -25,17 +25,19 @@ import accuracy_tasks as tasks
 from accuracy_tasks import Task
 from dpoptim.data import FASHION_MNIST_DIRECTORY, Data, load_arrays, load_digits, load_fashion_mnist
 from dpoptim.data.arrays import PIXELS
-from dpoptim.data.preparation import Scatter, SquareRoot, Step, Whiten
+from dpoptim.data.preparation import OpponentColours, Scatter, SquareRoot, Step, Whiten
 from dpoptim.data.views import moved
 from dpoptim.methods import DPFTRL, DPSGD, ScaledClipNorm
 from dpoptim.optim import AdamBC
 from dpoptim.plan import Plan
 from dpoptim.recipes import Recipe, recipe, steady_rate
+from dpoptim.runs.models import GREY_PLANES
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
 
 CHOICE, TEST = "choice", "test"
-SCATTERED = (SquareRoot(), Scatter(), Whiten())  # as `dpoptim train` has them
+SCATTERED = (SquareRoot(), OpponentColours(), Scatter())  # as `dpoptim train` has them
+WHITENED = (*SCATTERED, Whiten(most_planes=GREY_PLANES))  # for linear models
 TAILS = {"last": 0.0, "fifth": 0.2, "half": 0.5}  # share of the last iterates that is averaged
 
 
@@ -324,9 +326,9 @@ def mechanisms(request: Request) -> Experiment:
     yield task, by_mechanism(base, epsilons, (0.03, *rates))
     task = tasks.fashion("softmax", request.fashion)
     yield task, by_mechanism(replace(base, task=task.name, batch_size=1000), epsilons, rates)
-    task = tasks.fashion("cnn", request.fashion, training=10_000, halved=True)
-    base = replace(base, task=task.name, batch_size=1000, epochs=10)
-    yield task, by_mechanism(base, (4.0, 8.0), (0.5, 1.0, 2.0, 4.0))
+    task = tasks.fashion(tasks.TRAINED_CNN, request.fashion, training=10_000, halved=True)
+    base = replace(base, task=task.name, batch_size=500, epochs=10)
+    yield replace(task, tries=3), by_mechanism(base, (8.0, 4.0, 1.0, 2.0), (0.25, 0.5, 1.0, 2.0))
 
 
 def scales(request: Request) -> Experiment:
@@ -385,17 +387,18 @@ def scattering(request: Request) -> Experiment:
     """A linear classifier on scattering features, by the recipe; of digits, of Fashion-MNIST, and
     of MNIST and CIFAR-10 where they are given.
     """
-    for data, epsilon in given_sets(request, SCATTERED, (3.0, 2.7, 2.93, 3.0)):
+    for data, epsilon in given_sets(request, WHITENED, (3.0, 2.7, 2.93, 3.0)):
         task = tasks.by_recipe(data, "softmax", "scattering")
         n = len(data.x)
-        yield task, [[trial_by_recipe(task, recipe("softmax", n, "scattering"), n, epsilon)]]
+        by = recipe("softmax", n, "scattering", size=math.prod(data.x.shape[1:]))
+        yield task, [[trial_by_recipe(task, by, n, epsilon)]]
 
 
 def cnn(request: Request) -> Experiment:
     """The CNN of `dpoptim train`, by its recipe, on scattering features and on pixels; on pixels
     also with four views of each image, itself moved by up to a pixel.
     """
-    kinds = {"scattering": (SquareRoot(), Scatter()), "pixels": (SquareRoot(),)}
+    kinds = {"scattering": SCATTERED, "pixels": (SquareRoot(),)}
     for features, steps in kinds.items():
         for data, epsilon in given_sets(request, steps, (2.93, 2.93, 2.93, 3.0)):
             task, n = tasks.by_recipe(data, "cnn", features), len(data.x)

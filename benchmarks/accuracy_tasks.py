@@ -22,6 +22,7 @@ RANK = 4  # of adapters
 TOKENS = 40  # of a tweet; longer ones are cut
 SCORED = 300  # texts that the language model is scored on
 KNOWN_WORDS = 256  # of E2E
+TRAINED_CNN = "cnn of ReLU"
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,17 @@ def percent(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def images(name: str, model: str, parts: tuple[Arrays, Arrays, Arrays], classes: int) -> Task:
+    """A task on images.
+
+    Args:
+        model: of `dpoptim train`, but that ``"cnn"`` is one of tanh, and its is `TRAINED_CNN`.
+    """
     shape = tuple(parts[0][0].shape[1:])
+    kind = "cnn" if model == TRAINED_CNN else model
     return Task(
         f"{name}, {model}",
         *parts,
-        lambda: tanh_cnn(shape, classes) if model == "cnn" else build_model(model, shape, classes),
+        lambda: tanh_cnn(shape, classes) if model == "cnn" else build_model(kind, shape, classes),
         cross_entropy,
         percent,
         physical_batch_size=None if model == "softmax" else 512,

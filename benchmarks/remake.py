@@ -6,7 +6,7 @@
 ``{out}`` stands for the folder; ``{tweets}`` for a folder that holds TweetEval's ``emotion`` and
 ``emoji``, ``{e2e}`` for that of the E2E challenge, ``{peer}`` for an environment with diffprivlib
 (benchmarks/tables.py says which). Times are of the machine they are taken on.
-`tests/reproduce/test_results.py` makes a cheap slice of each table again.
+`tests/reproduce/test_results*.py` make a cheap slice of each table again.
 """
 
 import argparse
@@ -24,6 +24,7 @@ COMMANDS = {
     },
     "amplified_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
     "audit_peers.csv": "python benchmarks/audit_peers.py --out {out}/audit_peers.csv",
+    "averaging.csv": "python benchmarks/averaging.py --out {out}",
     "convolutions.csv": "python benchmarks/convolutions.py --out {out}",
     "choose_cnn.csv": "python benchmarks/choose_cnn.py --out {out}",
     "choose_defaults.csv": "python benchmarks/choose_defaults.py --out {out}",
@@ -71,6 +72,7 @@ COMMANDS = {
     "plan_ranks.csv": "python benchmarks/plan_ranks.py --out {out}",
     "planning.csv": "python benchmarks/planning.py --out {out}",
     "search_shares.csv": "python benchmarks/search_shares.py --out {out}",
+    "several_rows.csv": "python benchmarks/several_rows.py --out {out}",
     "sparse_clicks.csv": "python benchmarks/sparse_rows.py --out {out}",
     "sparse_rows.csv": "python benchmarks/sparse_rows.py --out {out}",
     "srgd_exponents.csv": f"{REPRODUCE} srgd-rates --out {{out}}",

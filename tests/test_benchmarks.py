@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -44,34 +45,18 @@ def test_selected_rows_are_timed_and_learn(monkeypatch: pytest.MonkeyPatch) -> N
         assert 0.4 < float(sparse_rows.learned(trial, 0)["auc"]) < 1
 
 
-RESULTS = BENCHMARKS / "results"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mechanisms", "optimizers", "scales", "scattering", "views"])
-def test_a_line_of_the_accuracies_is_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cheapest run of each table, on data that come with a package."""
+@pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
+def test_compiled_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None for an `nn.Sequential`, whose hooks would be compiled with it."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import accuracy
+    import compiled_graphs
+    from workloads import WORKLOADS
 
-    task, groups = next(accuracy.EXPERIMENTS[name](accuracy.Request(Path("nowhere"))))
-    assert task.name.startswith("digits")
-    rows = [
-        row
-        for row in accuracy.Table(RESULTS / f"accuracy_{name}.csv").rows
-        if row.task == task.name and row.part == accuracy.TEST
-    ]
-    # shifted images amplify rounding
-    row = min(rows, key=lambda row: (row.method != "DP-SGD", row.shift, row.seconds))
-    trial = next(
-        each
-        for group in groups
-        for each in group
-        if accuracy.settings(each) == accuracy.settings(row)
-    )
-    again = accuracy.run(trial, task, row.part, row.seed)
-    for tail in accuracy.TAILS:  # other kernels round otherwise: three of 359 digits
-        assert getattr(again, tail) == pytest.approx(getattr(row, tail), abs=0.9)
+    found = list(compiled_graphs.counted(WORKLOADS["MLP 784-256-10"]))
+    assert [graphs for _, graphs, _ in found] == [0] * 5
+    assert found[-1][2] >= found[0][2] > 0
+    torch.compiler.reset()
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim import torch_internals
-from dpoptim.torch_internals import FEATURES, require
+from dpoptim import attach, torch_internals  # imported before anything is patched
+from dpoptim.torch_features import FEATURES, require
 
 SOURCE = Path(dpoptim.__file__).parent
 PRIVATE = re.compile(
@@ -77,7 +77,7 @@ def test_what_is_lost_is_said_before_training(name: str, monkeypatch: pytest.Mon
     plan = dpoptim.DPSGD(1.0).plan(n=4, batch_size=2, steps=1, noise_multiplier=1.0, delta=1e-5)
     try:
         with pytest.raises(dpoptim.PrivacyError, match=f"changed inside.*{lost}"):
-            dpoptim.attach(
+            attach(
                 plan, model, torch.optim.SGD(model.parameters(), lr=0.1), Records(torch.zeros(4, 2))
             )
     finally:

@@ -12,6 +12,7 @@ from dpoptim.planning.sweep import MOST_STEPS as MOST
 from dpoptim.planning.sweep import Question, candidates
 from dpoptim.planning.targets import EpsilonAtMost, NotEstimatedError
 
+GREY_FEATURES = 81 * 7 * 7  # scattering features of an image of 28 x 28, by which rates were found
 MOST_STEPS = 1_000  # of a planned default: more gain little, and take their time
 
 
@@ -41,7 +42,9 @@ class Recipe:
     walk: float = math.inf
 
 
-def recipe(model: str, n: int, features: str | None = None, views: int = 1) -> Recipe:
+def recipe(
+    model: str, n: int, features: str | None = None, views: int = 1, size: int = GREY_FEATURES
+) -> Recipe:
     """The defaults for a softmax, mlp or cnn model on ``n`` records (n is public).
 
     Tuned on Fashion-MNIST (public). The batch is n / 15, and larger on small data.
@@ -50,11 +53,21 @@ def recipe(model: str, n: int, features: str | None = None, views: int = 1) -> R
         features: ``"scattering"``: of images, large and of similar norms, so that nearly every
             gradient is clipped.
         views: of each image; what several show takes longer to learn.
+        size: numbers in a record. Scattering features, brought to deviation 1, have a norm of
+            about its root, and weights of linear models are as small as rows are long.
     """
     batch_size = min(n, max(512, n // 15))
     if model == "softmax" and features == "scattering":
+        shorter = math.sqrt(GREY_FEATURES / size)
         return Recipe(
-            min(n, max(512, n // 7)), 40, 1.0, 1.5, 0.9, 0.2, physical_batch_size=None, walk=0.1
+            batch_size=min(n, max(512, n // 7)),
+            epochs=40,
+            clip_norm=1.0,
+            learning_rate=float(f"{1.5 * shorter:.2g}"),
+            momentum=0.9,
+            averaged=0.2,
+            physical_batch_size=None,
+            walk=0.1 * shorter,
         )
     if model == "softmax":
         return Recipe(batch_size, 40, 1.0, 2.0, 0.9, averaged=0.5, physical_batch_size=None)

@@ -374,6 +374,25 @@ def test_renyi_divergence_of_a_sampled_step_against_quadrature():
     )
 
 
+@pytest.mark.parametrize("order", [1.1, 1.5, 1.9])
+@pytest.mark.parametrize("rate", [0.25, 0.5])
+def test_where_a_series_does_not_converge_the_next_whole_order_bounds(rate, order):
+    """Budgets with a large epsilon are kept at orders below 2: a cost without bound would refuse
+    every second run.
+    """
+
+    def moment(x):  # of the worse direction, under its other law
+        return norm.pdf(x) * (1 - rate + rate * np.exp(x - 0.5)) ** order
+
+    moments = integrate.quad(moment, -12, 14, points=[0, 1, 2], limit=500)[0]
+    truth = math.log(moments) / (order - 1)
+    event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(1.0))
+    found = renyi_divergence(event, order, "add-or-remove-one")
+    assert truth <= found <= renyi_divergence(event, 2.0, "add-or-remove-one")
+    thrice = renyi_divergence(dp.SelfComposedDpEvent(event, 3), order, "add-or-remove-one")
+    assert math.isclose(thrice, 3 * found)
+
+
 def test_a_renyi_divergence_that_rounds_to_zero_is_not_perfect_privacy():
     assert renyi_divergence(Sampled(1e-8, Gaussian(100.0)), 2.0, "zero-out") > 0
 

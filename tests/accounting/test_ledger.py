@@ -60,6 +60,12 @@ def path(tmp_path: Path) -> Path:
 
 
 class TestKeeping:
+    def test_a_large_budget_holds_several_runs_of_large_batches(self) -> None:
+        """It is kept at a Renyi order below 2, where their series do not converge."""
+        with Ledger(epsilon=20, delta=1e-3, neighboring=AR) as ledger:
+            reserve_often(ledger, dp_sgd(0.5, 1.0, 4), 3)
+            assert ledger.spent().epsilon <= 20
+
     @pytest.mark.parametrize("in_memory", [True, False])
     def test_reserve_commit_entries(self, path: Path, in_memory: bool) -> None:
         with Ledger(None if in_memory else path, epsilon=3, delta=1e-6) as ledger:

@@ -16,6 +16,7 @@ from dpoptim.data.feature_files import roomy
 from dpoptim.data.preparation import (
     ChannelsFirst,
     Divide,
+    OpponentColours,
     Scatter,
     SquareRoot,
     UnitNorm,
@@ -101,6 +102,38 @@ def test_whitened_planes_of_a_record_are_its_own_to_the_last_bit() -> None:
     assert np.array_equal(Whiten()(x[40:41])[0], whole[40])
     with pytest.raises(ValueError, match="takes planes"):
         Whiten()(x[:, 0])
+
+
+def test_opponent_colours_scale_norms_and_leave_grey_nothing_but_brightness() -> None:
+    x = images(7, channels=3).numpy()
+    mixed = OpponentColours()(x)
+    lengths, expected = (np.linalg.norm(each, axis=1) for each in (mixed, x))
+    np.testing.assert_allclose(lengths, 8 * expected, rtol=1e-5)
+    grey = np.repeat(x[:, :1], 3, axis=1)
+    np.testing.assert_allclose(OpponentColours()(grey)[:, 1:], 0, atol=1e-6)
+    rotation = OpponentColours(1.0)(np.eye(3, dtype=np.float32)[:, :, None, None])[:, :, 0, 0]
+    np.testing.assert_allclose(rotation @ rotation.T, np.eye(3), atol=1e-6)
+
+
+def test_opponent_colours_of_a_record_are_its_own_to_the_last_bit() -> None:
+    x = images(70, channels=3).numpy()
+    whole = OpponentColours()(x)
+    other = x.copy()
+    other[np.arange(70) != 40] = 0.5
+    assert np.array_equal(OpponentColours()(other)[40], whole[40])
+    assert np.array_equal(OpponentColours()(x[40:41])[0], whole[40])
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_images_of_other_channels_have_no_opponent_colours(channels: int) -> None:
+    x = images(3, channels=channels).numpy()
+    assert np.array_equal(OpponentColours()(x), x)
+
+
+def test_whitening_stops_at_a_number_of_planes() -> None:
+    x = images(5, channels=6).numpy()
+    assert np.array_equal(Whiten(most_planes=5)(x), x)
+    assert np.array_equal(Whiten(most_planes=6)(x), Whiten()(x))
 
 
 def test_whitening_against_scipy() -> None:
@@ -191,7 +224,7 @@ def test_large_arrays_have_no_name_on_disk(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_preparation_is_written_and_read_back() -> None:
     image = (ChannelsFirst(), Divide(255.0), SquareRoot(), UnitNorm())
-    steps = (*image, Scatter(2, 4, 5), Whiten(0.5))
+    steps = (*image, OpponentColours(), Scatter(2, 4, 5), Whiten(0.5, most_planes=9))
     preparation = Preparation((8, 8), steps)
     assert Preparation.from_json(preparation.to_json()) == preparation
     with pytest.raises(ValueError, match=r"shape \(9, 9\); the model was trained on \(8, 8\)"):

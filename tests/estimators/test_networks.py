@@ -116,6 +116,7 @@ def test_fits_are_charged_to_a_ledger_and_can_go_on() -> None:
         ({"activation": "sigmoid"}, "activation must be one of 'tanh'"),
         ({"hidden_layer_sizes": (0,)}, "hidden_layer_sizes must be"),
         ({"clip_norm": 0}, "clip_norm must be"),
+        ({"clip_norm": PrivateQuantile(0.5)}, "Fix: method_options={'clip_norm': PrivateQ"),
         ({"batch_size": 10**6}, "batch_size"),
         ({"classes": [0, 1]}, "none of the declared classes"),
         ({"neighboring": "add-or-remove-one"}, "n is missing"),

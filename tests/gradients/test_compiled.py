@@ -3,6 +3,7 @@ engine.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch import nn
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.forwards import WithGradients
+from dpoptim.gradients.layers import frozen
 from dpoptim.torch_internals import never_compiled
 
 ROWS = 8
@@ -97,6 +100,114 @@ def test_steps_and_engines_share_what_was_compiled_once(compiled_anew: list[str]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
+def test_nothing_is_compiled_again_for_another_layer_or_engine(compiled_anew: list[str]) -> None:
+    once = torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True)
+    with once:
+        for _ in range(3):
+            engine = engine_of(model := GELU())
+            run, x = torch.compile(model, backend="eager"), torch.randn(ROWS, 7)
+            for _ in range(2):
+                assert float(clipped_sum(engine, run, x).norm()) > 0
+            engine.detach()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
+def test_evaluations_between_steps_are_one_graph(compiled_anew: list[str]) -> None:
+    """Another one for training mode and for the first other number of rows; none of our own code.
+    Steps in between are recorded as before, with the one graph that they have of their own.
+    """
+    torch.manual_seed(2)
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        compiled_anew.append(" ".join(str(node.target) for node in graph.graph.nodes))
+        return graph
+
+    engine = engine_of(model := GELU())
+    evaluated = torch.compile(model, backend=backend, fullgraph=True)
+    trained = torch.compile(model, backend=backend)
+    x = torch.randn(ROWS, 7)
+    for rows, graphs in ((ROWS, 2), (ROWS, 2), (ROWS - 1, 4), (ROWS - 2, 4)):
+        with torch.no_grad():
+            torch.testing.assert_close(evaluated(x[:rows]), model(x[:rows]))
+        compiled, eager = (clipped_sum(engine, each, x[:rows]) for each in (trained, model))
+        assert float(eager.norm()) > 0
+        torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-9)
+        assert len(compiled_anew) == graphs
+    engine.detach()
+    assert all("tanh" in graph for graph in compiled_anew), "the model's code alone"
+    assert ["linear" in graph for graph in compiled_anew] == [True, False] * 2
+
+
+class Mixed(GELU):
+    """A layer that is used with gradients and without, in one forward pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = self.into(x).cos()
+        return self.out(self.into(x) * target)
+
+
+class Frozen(GELU):
+    """Its first layer does not train: it has a forward pass without hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into.requires_grad_(False)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
+@pytest.mark.parametrize("kind", [Mixed, Frozen])
+def test_what_runs_without_gradients_is_compiled_and_the_rest_recorded(
+    kind: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, compiled_anew: list[str]
+) -> None:
+    monkeypatch.setattr(frozen, "onednn_multiplies", lambda *_: True)
+    torch.manual_seed(3)
+    engine = engine_of(model := kind())
+    run, x = torch.compile(model, backend="aot_eager"), torch.randn(ROWS, 7)
+    for _ in range(2):
+        compiled, eager = (clipped_sum(engine, each, x) for each in (run, model))
+        assert float(eager.norm()) > 0
+        torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-9)
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), model(x))
+    engine.detach()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
+def test_layers_that_a_compiler_took_with_their_gradients_are_refused(
+    monkeypatch: pytest.MonkeyPatch, compiled_anew: list[str]
+) -> None:
+    def without_hooks(forward: WithGradients, *args: object) -> object:
+        return forward._original(*args)
+
+    monkeypatch.setattr(WithGradients, "__call__", without_hooks)
+    engine = engine_of(model := GELU())
+    with pytest.raises(PrivacyError, match="outside its module's forward pass"):
+        clipped_sum(engine, torch.compile(model, backend="aot_eager"), torch.randn(ROWS, 7))
+    assert not torch.cat(engine.take()).any()
+    engine.detach()
+
+
+class Writes(GELU):
+    """Carries what it sees out in a parameter."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.into.bias.add_(x.mean(0)[:6])
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
+def test_a_compiled_evaluation_may_not_write_into_parameters(compiled_anew: list[str]) -> None:
+    engine = engine_of(model := Writes())
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        with torch.no_grad(), pytest.raises(PrivacyError, match="was changed"):
+            run(torch.randn(ROWS, 7))
+    engine.detach()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
 def test_one_record_moves_a_compiled_models_sum_by_the_clip_norm_at_most() -> None:
     torch.manual_seed(1)
     engine = engine_of(model := GELU())
@@ -158,3 +269,30 @@ def test_what_is_never_compiled_is_not_nor_is_what_it_calls() -> None:
     assert {"sin", "cos"} <= names, "the rest is compiled"
     assert not any("add" in name or "mul" in name for name in names)
     assert compiling == [False] * 8
+
+
+def test_what_is_never_compiled_alone_is_compiled_with_what_calls_it() -> None:
+    graphs: list[list[str]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_method"])
+        return graph
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x.tan()
+
+    @partial(never_compiled, alone=True)
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return inner(x).exp()
+
+    def called(x: torch.Tensor) -> torch.Tensor:
+        return outer(x.sin()).cos()
+
+    x = torch.ones(2)
+    for function, expected in (
+        (called, [["sin", "tan", "exp", "cos"]]),
+        (outer, [["tan"]]),  # what it calls, by itself
+    ):
+        torch.testing.assert_close(torch.compile(function, backend=backend)(x), function(x))
+        assert graphs == expected
+        graphs.clear()

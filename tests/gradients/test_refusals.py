@@ -614,3 +614,11 @@ def test_complex_parameters_are_named_and_what_is_said_to_do_works() -> None:
 def test_models_of_torch_jit_are_refused_by_name() -> None:
     with pytest.raises(PrivacyError, match=r"compiled by torch.jit.*Fix: attach the model as it"):
         refuse_model(torch.jit.trace(nn.Linear(3, 2), torch.randn(2, 3)))
+
+
+def test_lazy_modules_are_named_and_what_is_said_to_do_works() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(PrivacyError, match=r"'0.weight' has no shape yet.*run model\(x\) once"):
+        refuse_model(model)
+    model(torch.zeros(1, 3))
+    refuse_model(model)

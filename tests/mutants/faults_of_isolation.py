@@ -84,7 +84,7 @@ def stale_rows() -> Iterator[None]:
         honest(self, finished)
 
     with (
-        patch.object(HookManager, "see_output", lambda self: None),
+        patch.object(HookManager, "see_output", lambda self, output: None),
         patch.object(Engine, "_close", close),
     ):
         yield

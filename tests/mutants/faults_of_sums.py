@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import claimed_sums, native, record_by_record, sequence_outer
+from dpoptim.gradients import backward_pass, claimed_sums, native, record_by_record, sequence_outer
 from dpoptim.gradients import engine as engine_module
 from dpoptim.gradients import per_sample_grads as per_sample_grads_module
 from dpoptim.gradients.backward_pass import BackwardPass
@@ -334,6 +334,10 @@ def absent_rows_counted() -> AbstractContextManager[Any]:
         "of_records",
         lambda self, rows, count, present: honest(self, rows, count, None),
     )
+
+
+def roundings_unseen() -> AbstractContextManager[Any]:
+    return patch.object(backward_pass, "narrow_operation", lambda results: None)
 
 
 @contextmanager

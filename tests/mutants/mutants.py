@@ -15,6 +15,7 @@ from mutants import (
     faults_of_isolation,
     faults_of_iterates,
     faults_of_methods,
+    faults_of_prices,
     faults_of_refunds,
     faults_of_rows,
     faults_of_statistics,
@@ -308,6 +309,12 @@ MUTANTS: tuple[Mutant, ...] = (
         _s.functional_use_unseen,
         "refusals",
     ),
+    Mutant(
+        "roundings under a mean unseen",
+        "gradients.backward_pass.narrow_operation",
+        _s.roundings_unseen,
+        "refusals",
+    ),
     Mutant("writes through .data unseen", "values.Values.changed", _i.values_unseen, "isolation"),
     Mutant("padding with others unseen", "training.loss_check", _i.padding_unseen, "isolation"),
     Mutant(
@@ -556,6 +563,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "accounting.Replicas",
         _c.cross_terms_left_out,
         "b-min-sep accounting",
+    ),
+    Mutant(
+        "a search that ends above its target",
+        "accounting.calibration._descend",
+        faults_of_prices.a_search_that_ends_above_its_target,
+        "calibration",
+    ),
+    Mutant(
+        "remembered noise not priced again",
+        "accounting.calibrate_remembered",
+        faults_of_prices.remembered_noise_believed,
+        "calibration",
     ),
     Mutant("one turn charged", f"{TURNS}.event", _c.one_turn_charged, "banded noise"),
     Mutant(

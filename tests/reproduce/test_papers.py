@@ -1,9 +1,15 @@
 """The table of the papers has no empty cell, and names nothing that is not there."""
 
 from importlib import import_module
+from pathlib import Path
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+import dpoptim
+from dpoptim.cli import app
+from dpoptim.estimators import DPLogisticRegression, DPSGDClassifier
 from dpoptim.registry import BUILT_IN
 from dpoptim.reproduce.experiments import EXPERIMENTS
 from dpoptim.reproduce.papers import ITEMS, Item, table
@@ -47,3 +53,35 @@ def test_the_table_is_a_table() -> None:
     lines = table().splitlines()
     assert len(lines) == len(ITEMS) + 2
     assert len({line.count("|") for line in lines}) == 1
+
+
+CELLS = sorted({tuple(item.row()[2:5]) for item in ITEMS if item.method and not item.elsewhere})
+SOME = {"epsilon": 50.0, "delta": 1e-5}
+
+
+def code(cell: str) -> str:
+    return cell.partition("`")[2].partition("`")[0]
+
+
+@pytest.mark.parametrize("cells", CELLS, ids=lambda cells: code(cells[2]))
+@pytest.mark.filterwarnings("ignore:DiceSGD.accounting='paper'")
+def test_methods_are_reached_as_the_table_says(cells: tuple[str, str, str], tmp_path: Path) -> None:
+    """Written as its cells are: the method, an estimator that fits, a run by the same method."""
+    attached, trained, line = map(code, cells)
+    names = {name: getattr(dpoptim, name) for name in dpoptim.__all__} | {"dpoptim": dpoptim}
+    made = eval(attached, names)
+    x = np.random.default_rng(0).uniform(-1, 1, (2_000, 2))
+    estimators = {each.__name__: each for each in (DPLogisticRegression, DPSGDClassifier)}
+    model = eval(trained, names | estimators)
+    if "batch_size" in model.get_params():
+        model.set_params(batch_size=400, epochs=2)
+    fitted = model.set_params(**SOME, classes=[False, True], noise_seed=0).fit(x, x[:, 0] > 0)
+    assert fitted.privacy_.epsilon <= SOME["epsilon"]
+    options = ["--data", "digits", "--neighboring", "zero-out", "--epsilon", "50"]
+    if isinstance(made, dpoptim.methods.TrainingMethod):
+        options += ["--epochs", "1", "--batch-size", "200", "--no-compare"]
+    done = CliRunner().invoke(app, ["train", *line.split(), *options, "--out", str(tmp_path / "a")])
+    assert done.exit_code == 0, done.output
+    if isinstance(made, dpoptim.methods.TrainingMethod):
+        (said,) = [row for row in done.output.splitlines() if row.startswith(type(made).__name__)]
+        assert "".join(said.split()) == "".join(repr(made).split())

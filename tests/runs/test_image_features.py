@@ -92,6 +92,16 @@ def test_the_recipe_knows_the_features() -> None:
     assert recipe("cnn", 60_000, "scattering") == recipe("cnn", 60_000)
 
 
+def test_rates_are_for_rows_as_long_as_they_are() -> None:
+    """Noise moves what a weight adds to an output as far, however many features there are."""
+    grey, colour = (recipe("softmax", 50_000, "scattering", size=size) for size in (3_969, 15_552))
+    assert grey == recipe("softmax", 50_000, "scattering")
+    for name in ("learning_rate", "walk"):
+        ratio = getattr(colour, name) / getattr(grey, name)
+        assert ratio * math.sqrt(15_552 / 3_969) == pytest.approx(1, rel=0.03)
+    assert recipe("cnn", 50_000, "scattering", size=15_552) == recipe("cnn", 50_000)
+
+
 def test_the_cnn_reads_pixels_and_planes_of_features() -> None:
     pixels, planes = build_model("cnn", (3, 8, 8), 10), build_model("cnn", (81, 2, 2), 10)
     assert pixels(torch.rand(5, 3, 8, 8)).shape == (5, 10)

@@ -354,6 +354,6 @@ def test_memory_for_less_than_a_record_is_refused() -> None:
             stacked(),
             rows_per_record=K,
         ) as private,
-        pytest.raises(ValueError, match="physical_batch_size"),
+        pytest.raises(ValueError, match="the 3 rows of a record, .* Fix: at least 3"),
     ):
         next(iter(private.batches(physical_batch_size=K - 1)))

@@ -101,7 +101,24 @@ def renyi_divergences(
 def renyi_at(
     orders: Sequence[float], leaves: Leaves, relation: dp.NeighboringRelation
 ) -> NDArray[np.float64]:
-    """The divergences at these orders, each of which may make the others tighter."""
+    """The divergences at these orders, each of which may make the others tighter.
+
+    Where a series does not converge, as at orders below 2 of what is often sampled, it is that at
+    the next whole order: they never fall with the order (van Erven and Harremoes 2014, theorem 3).
+    """
+    found = _renyi_at(orders, leaves, relation)
+    unknown = np.isinf(found) & (np.mod(orders, 1) > 0)
+    if unknown.any():
+        above = np.ceil(np.asarray(orders)[unknown])
+        whole = np.unique(above)
+        known = _renyi_at([float(each) for each in whole], leaves, relation)
+        found[unknown] = known[np.searchsorted(whole, above)]
+    return found
+
+
+def _renyi_at(
+    orders: Sequence[float], leaves: Leaves, relation: dp.NeighboringRelation
+) -> NDArray[np.float64]:
     accountant = dp.rdp.RdpAccountant(orders, relation)
     reserve = np.zeros(len(orders))
     for leaf, count in leaves:
@@ -112,7 +129,7 @@ def renyi_at(
         # A sampled Gaussian's divergence is the logarithm of a number near 1: it may round to 0,
         # and is then read as perfect privacy.
         reserve += count * 4 * sys.float_info.epsilon / (np.asarray(orders) - 1)
-    return np.maximum(np.nan_to_num(accountant._rdp, nan=math.inf), 0) + reserve
+    return np.maximum(np.nan_to_num(accountant._rdp, nan=math.inf, posinf=math.inf), 0) + reserve
 
 
 class LossDistribution:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.apart import prices
+from dpoptim.audit.calibrations import calibrations
 from dpoptim.audit.charging import audit_charging
 from dpoptim.audit.checkpoint_parts import checkpoint_parts
 from dpoptim.audit.encoding import encoding
@@ -241,13 +242,28 @@ def refusals() -> str:
         loss.backward(retain_graph=True)
         loss.backward()
 
+    def rounded_mean(model: nn.Linear, x: Tensor) -> None:
+        model(x).mean().backward()
+
     loops = (functional, penalty, two_passes)
     accepted = [f.__name__ for f in loops if not refused(partial(one_step, f))]
+    if not refused(partial(one_step, rounded_mean, Rounds())):
+        accepted.append(rounded_mean.__name__)
     return f"refuted: accepted {', '.join(accepted)}" if accepted else ""
 
 
-def one_step(backward: Callable[[nn.Linear, Tensor], None]) -> None:
-    model = nn.Linear(3, 1)
+class Rounds(nn.Linear):
+    """A layer whose gradients are rounded to bfloat16 before they come to it."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).bfloat16().float()
+
+
+def one_step(backward: Callable[[nn.Linear, Tensor], None], model: nn.Linear | None = None) -> None:
+    model = nn.Linear(3, 1) if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(n=8, batch_size=8, steps=1, noise_multiplier=1.0, delta=1e-5)
     data = TensorDataset(torch.ones(8, 3))
@@ -298,6 +314,7 @@ DETECTORS: dict[str, Detector] = {
     "balls in bins": partial(named_audits, "dp-ftrl, balls in bins"),
     "b-min-sep": partial(named_audits, "dp-ftrl, b-min-sep"),
     "b-min-sep accounting": prices,
+    "calibration": calibrations,
     "solvers": partial(named_audits, "noisy-gd", "kl-spider", "adaptive-gd", "accelerated-srgd"),
     "norms": partial(named_audits, "adaptive-gd, norms"),
     "selection": partial(named_audits, "quantile"),

@@ -160,6 +160,11 @@ class NetworkFit(PrivateSettings):
                 f"DPLogisticRegression(solver={self.method!r}), or DPLinearRegression."
             )
         settings = chosen.checked("method_options", self.method_options or {})
+        if hasattr(self.clip_norm, "start"):  # of a policy
+            raise ValueError(
+                "clip_norm must be a number, by which the learning rate goes; one that changes is "
+                f"the method's. Fix: method_options={{'clip_norm': {self.clip_norm!r}}}."
+            )
         clip_norm = real_number("clip_norm", self.clip_norm)
         made: TrainingMethod = chosen.make(**{"clip_norm": clip_norm} | settings)
         return made.plan(

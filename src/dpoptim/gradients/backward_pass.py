@@ -23,7 +23,14 @@ from dpoptim.gradients.arithmetic import NARROW, kinds_of_device, widened, witho
 from dpoptim.gradients.batch_invariant import row_by_row
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
-from dpoptim.torch_internals import OUTSIDE_BACKWARD, after_backward, graph_task
+from dpoptim.torch_internals import (
+    OUTSIDE_BACKWARD,
+    after_backward,
+    gradient_dtypes,
+    graph_task,
+    never_compiled,
+    pytree,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -86,13 +93,16 @@ class BackwardRecorder:
         close: of an engine while it is attached. (One that held it longer would hold its sums.)
         may_round: whether no loss will be a mean, so that nobody need look for rounding (see
             `refuse_rounding`).
+        looks: whether the next loss may be a mean that is not handed over, so that what the model
+            returns must be looked at.
         rounded: whether a layer ran in narrow precision (torch.autocast, or as it is stored).
     """
 
     def __init__(self, *, may_round: bool = False) -> None:
         self.close: Callable[[BackwardPass], None] = self.refuse_undelivered
         self.may_round, self.rounded = may_round, False
-        # the first layer that ran in narrow precision since a delivery
+        self.looks = not may_round
+        # the first that ran in narrow precision since a delivery
         self._narrow: str | None = None
         self._task = self._latest = OUTSIDE_BACKWARD
         self._pass = BackwardPass()
@@ -107,16 +117,22 @@ class BackwardRecorder:
                 "private.batches(), and call private.backward(losses) once for each."
             )
 
-    def begin(self) -> None:
-        """A new batch, or a part of one, is delivered."""
-        self._narrow = None
+    def begin(self, stored_narrow: str | None) -> None:
+        """A new batch, or a part of one, is delivered to a model with such a layer, if any."""
+        self._narrow = stored_narrow
+        self.rounded |= stored_narrow is not None
 
     def note_narrow(self, layer: str) -> None:
         """A layer ran under torch.autocast."""
         self.rounded, self._narrow = True, self._narrow or layer
 
+    def look(self, results: Any) -> None:
+        """Note whether gradients of these tensors are handed on in narrow precision."""
+        if self._narrow is None and (name := narrow_operation(results)) is not None:
+            self.note_narrow(f"(an operation between layers or after them: {name})")
+
     def refuse_rounding(self) -> None:
-        """Refuse a mean whose layers ran under torch.autocast.
+        """Refuse a mean of which something ran in narrow precision.
 
         Autograd scales by one over the realised batch and then rounds to 8 or 11 bits: one record
         more would round every other record's gradient anew, B times as much as a record may add. A
@@ -158,6 +174,25 @@ class BackwardRecorder:
 
     def reached(self, place: int) -> None:
         self.current().reached.add(place)
+
+
+@never_compiled
+def narrow_operation(results: Any) -> str | None:
+    """The name of an operation on the way of these tensors' gradients that gets narrow ones."""
+    leaves = pytree.tree_leaves(results)
+    left: list[Any] = [
+        leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    seen: set[Any] = {None}
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if any(dtype in NARROW for dtype in gradient_dtypes(node)):
+            return str(node.name()).removesuffix("0").removesuffix("Backward")
+        left += [before for before, _ in node.next_functions]
+    return None
 
 
 def narrow_dtype(

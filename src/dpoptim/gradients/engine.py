@@ -164,9 +164,7 @@ class Engine:
         """
         self.require_all_closed()
         self._placement.settle()
-        self.recorder.begin()
-        if self._trained.stored_narrow is not None:
-            self.recorder.note_narrow(self._trained.stored_narrow)
+        self.recorder.begin(self._trained.stored_narrow)
         self.rows_open, self._null = records * self.rows.per_record, null
         self._groups, self.present = groups, present
         if self.hooks is not None:
@@ -191,6 +189,8 @@ class Engine:
         """
         before = self.reduction
         self.reduction, self._handing, self._total_weight = reduction, handed_over, total_weight
+        if self._common_factor:
+            self.recorder.look(loss)
         try:
             loss.sum().backward()
         finally:
@@ -232,6 +232,7 @@ class Engine:
             if self._common_factor:
                 self.recorder.refuse_rounding()
             self.rows_open -= rows
+            self.recorder.looks = self._handing == "bare" and not self.recorder.may_round
             self.handed_over.add((self._handing, "mean" if self._common_factor else "sum"))
             if self._null or not rows:
                 for place in range(len(self.parameters)):

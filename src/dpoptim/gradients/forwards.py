@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -22,18 +23,31 @@ class OwnForward:
         return types.MethodType(type(self._module).forward, memo[id(self._module)])
 
 
-class PerSampleForward(OwnForward):
-    """The forward pass of an instance while it is under hooks."""
+class WithGradients(OwnForward):
+    """A forward pass that differs from the instance's own while gradients are enabled.
+
+    **Guarantee.** With gradients no compiler sees any of it. Without, there is nothing to record,
+    and the instance's own may be compiled in one graph with what lies around it; compilers look at
+    whether gradients are enabled at each call.
+    """
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__(module, forward)
         self._original = module.forward
 
-    @never_compiled
+    @partial(never_compiled, alone=True)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or AS_THEY_ARE.get():
-            return self._original(*args, **kwargs)
-        return self._forward(*args, **kwargs)
+        run = self._with_gradients if torch.is_grad_enabled() else self._original
+        return run(*args, **kwargs)
+
+    @never_compiled
+    def _with_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        run = self._original if AS_THEY_ARE.get() else self._forward
+        return run(*args, **kwargs)
+
+
+class PerSampleForward(WithGradients):
+    """The forward pass of an instance while it is under hooks."""
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError(
@@ -56,12 +70,8 @@ class StillForward(OwnForward):
         return getattr, (self._module, "forward")
 
 
-class FrozenForward(OwnForward):
+class FrozenForward(WithGradients):
     """That of an instance without hooks: it may be saved."""
-
-    @never_compiled
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # of the module that is read back, which has none of its own yet

@@ -24,7 +24,7 @@ from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
 from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.refusals import batch_statistics, refuse_wrapped, watch_batch_statistics
-from dpoptim.torch_internals import SpectralNormalised, applied, pytree
+from dpoptim.torch_internals import SpectralNormalised, applied, never_compiled, pytree
 
 
 class HookManager:
@@ -108,9 +108,11 @@ class HookManager:
         if self._state is not None:
             self._state.before_forward()
 
-    def see_output(self) -> None:
+    def see_output(self, output: Any) -> None:
         """Tell layers that are called by themselves how many records the forward pass had."""
         self._outside.end()
+        if self.recorder.looks:
+            self.recorder.look(output)
         self.rows = self._delivered if self._delivered is not None else self.rows
         if self._state is not None:
             self._state.after_forward()
@@ -282,6 +284,7 @@ class InputHook:
     def __init__(self, hooks: HookManager | None) -> None:
         self._hooks = None if hooks is None else weakref.ref(hooks)
 
+    @never_compiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hooks = None if self._hooks is None else self._hooks()
         if hooks is not None:
@@ -297,10 +300,11 @@ class InputHook:
 class OutputHook(InputHook):
     """Tells the hooks that the model's forward pass is over."""
 
-    def __call__(self, module: nn.Module, *rest: Any) -> None:
+    @never_compiled
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
         hooks = None if self._hooks is None else self._hooks()
         if hooks is not None:
-            hooks.see_output()
+            hooks.see_output(output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OutputHook":
         return OutputHook(None)

@@ -160,8 +160,9 @@ static void pack_columns(const float *a, int64_t step, const int32_t *which, int
                          int64_t columns, int64_t width, float *out) {
     for (int64_t t = 0; t < positions; t++, out += width) {
         const float *from = a + (which ? which[t] : t) * step;
-        if (columns == 2 * FILL) {
-            memcpy(out, from, sizeof(float) * 2 * FILL);
+        if (columns == FILL || columns == 2 * FILL) { /* of known sizes: no calls */
+            memcpy(out, from, sizeof(float) * FILL);
+            if (columns > FILL) memcpy(out + FILL, from + FILL, sizeof(float) * FILL);
             continue;
         }
         memset(out, 0, sizeof(float) * width);
@@ -177,12 +178,12 @@ int64_t dpoptim_outer_room(int64_t positions, int64_t rows) {
 
 /* Adds some positions to sum_t g[t, i] a[t, j], (rows, columns), with rows of `out` a step apart;
    adds the squares of columns side by side in each piece of so many rows, a multiple of PANEL, to
-   `squares`, (pieces, 2 * FILL), where `how` is WEIGHTED. `packed` is what `pack_rows` made of g, and
-   `which` as for `pack_columns`. */
+   `squares`, (pieces, 2 * FILL), where `how` is WEIGHTED. `packed` is what `pack_rows` made of g,
+   `which` as for `pack_columns`, and `soon` what is read ahead, or NULL. */
 static void outer_tiles(const float *packed, int64_t rows, const float *a, int64_t a_step,
                           const int32_t *which, int64_t columns, int64_t positions, float *out,
                           int64_t step, float *room, int how, float weight, int64_t piece,
-                        double *squares, int level) {
+                        double *squares, Ahead *soon, int level) {
     _Alignas(64) float sums[PANEL * 2 * FILL] = {0.0f}; /* also where a panel has no rows */
     for (int64_t column = 0, width; column < columns; column += width) {
         int64_t left = columns - column;
@@ -193,6 +194,7 @@ static void outer_tiles(const float *packed, int64_t rows, const float *a, int64
         for (int64_t row = 0; row < rows; row += PANEL) {
             int64_t of_panel = panel(rows - row), some = rows - row < PANEL ? rows - row : PANEL;
             float *to = out + row * step + column;
+            for (int side = 0; soon && side < 2; side++) read_ahead(soon + side);
             for (int64_t r = 0; r < some; r++)
                 for (int64_t i = 0; i < lanes; i += FILL) __builtin_prefetch(to + r * step + i, 1);
             const float *g = packed + row * positions, *x = as_it_is ? a + column : room;
@@ -223,11 +225,11 @@ static void outer_tiles(const float *packed, int64_t rows, const float *a, int64
 static void outer_positions(const float *g, int64_t g_step, int64_t rows, const float *a,
                               int64_t a_step, int64_t columns, int64_t positions, float *out,
                               float *room, int how, float weight, int64_t piece, double *squares,
-                              int level) {
+                              Ahead *soon, int level) {
     float *packed = room + positions * 2 * FILL;
     pack_rows(g, g_step, positions, rows, packed);
     outer_tiles(packed, rows, a, a_step, NULL, columns, positions, out, columns, room, how, weight,
-                piece, squares, level);
+                piece, squares, soon, level);
 }
 
 /* As `dpoptim_form`, of sums over positions of outer products: g (positions, rows), a (positions,
@@ -240,7 +242,7 @@ void dpoptim_outer(int64_t records, int64_t positions, int64_t rows, int64_t col
         for (int64_t from = 0; from == 0 || from < positions; from += POSITIONS) { /* none: zeros */
             int64_t some = positions - from < POSITIONS ? positions - from : POSITIONS;
             outer_positions(g + from * g_step, g_step, rows, a + from * a_step, a_step, columns,
-                            some, out, room, from > 0 ? MORE : ONLY, 0.0f, 0, NULL, level);
+                            some, out, room, from > 0 ? MORE : ONLY, 0.0f, 0, NULL, NULL, level);
         }
         (level == WIDE_LEVEL ? wide_norms : middle_norms)(out, rows * columns, block, norms);
         norms += norms_stride;
@@ -255,12 +257,16 @@ void dpoptim_add_outer(int64_t records, int64_t positions, int64_t rows, int64_t
                        const float *g, int64_t g_stride, int64_t g_step, const float *a,
                        int64_t a_stride, int64_t a_step, float *total, const float *weights,
                        int64_t piece, double *squares, double *columns_of, float *room, int level) {
-    int64_t pieces = (rows + piece - 1) / piece;
+    int64_t pieces = (rows + piece - 1) / piece, width = level == WIDE_LEVEL ? 2 * FILL : FILL;
+    int64_t tiles = (rows / PANEL + 1) * (columns / width + 1); /* about */
     for (int64_t i = 0; i < records; i++, g += g_stride, a += a_stride) {
+        int more = i + 1 < records;
+        Ahead soon[2] = {ahead(g + more * g_stride, more * positions, g_step, rows, tiles),
+                         ahead(a + more * a_stride, more * positions, a_step, columns, tiles)};
         memset(columns_of, 0, sizeof(double) * pieces * 2 * FILL);
         if (weights[i] != 0.0f)
             outer_positions(g, g_step, rows, a, a_step, columns, positions, total, room, WEIGHTED,
-                            weights[i], piece, columns_of, level);
+                            weights[i], piece, columns_of, soon, level);
         for (int64_t k = 0; k < pieces; k++) {
             double all = 0.0;
             for (int j = 0; j < 2 * FILL; j++) all += columns_of[k * 2 * FILL + j];
@@ -283,7 +289,7 @@ void dpoptim_add_group(int64_t size, const float *weights, int64_t rows, const f
     }
     pack_rows(weighted, rows, some, rows, packed);
     outer_tiles(packed, rows, a, a_step, some < size ? which : NULL, columns, some, out, step, room,
-                more ? ADDED : ONLY, 0.0f, 0, NULL, level);
+                more ? ADDED : ONLY, 0.0f, 0, NULL, NULL, level);
 }
 
 int64_t dpoptim_group_room(int64_t size, int64_t rows) {

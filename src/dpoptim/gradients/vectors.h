@@ -35,6 +35,32 @@ typedef int32_t i16 __attribute__((vector_size(64)));
 enum { NONE, MIDDLE_LEVEL, WIDE_LEVEL };
 enum { FILL = 16, POSITIONS = 512 }; /* outputs side by side; positions that are added at a time */
 
+/* Rows that are read next: their lines are fetched meanwhile, some in each of several calls. Each
+   record's lie apart from those before, and the processor, left to itself, waits for them. */
+typedef struct {
+    const char *at;
+    int64_t rows, step, lines, next, each; /* rows left, bytes apart; a row's lines; so many a call */
+} Ahead;
+
+enum { LINE = 64 };
+
+static inline __attribute__((unused)) Ahead ahead(const float *x, int64_t rows, int64_t step,
+                                                  int64_t columns, int64_t calls) {
+    if (step == columns) columns *= rows, rows = rows > 0; /* no gaps */
+    int64_t lines = ((int64_t)sizeof(float) * columns + LINE - 1) / LINE;
+    return (Ahead){(const char *)x, rows, (int64_t)sizeof(float) * step, lines, 0,
+                   rows * lines / calls + 1};
+}
+
+static inline __attribute__((unused)) void read_ahead(Ahead *of) {
+    for (int64_t left = of->rows > 0 ? of->each : 0; left > 0 && of->rows > 0;) {
+        int64_t end = of->next + left < of->lines ? of->next + left : of->lines;
+        left -= end - of->next;
+        for (; of->next < end; of->next++) __builtin_prefetch(of->at + of->next * LINE, 0, 2);
+        if (of->next == of->lines) of->rows--, of->at += of->step, of->next = 0;
+    }
+}
+
 /* Norms of blocks of numbers, each block's squares added in float32. */
 #define NORMS(NAME, TARGET, VECTOR)                                                                \
     TARGET static __attribute__((unused)) void NAME(const float *x, int64_t entries,              \

@@ -1,7 +1,7 @@
 """Parts of the five papers, and where each is here: the rows of the documentation's page."""
 
-import inspect
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from dpoptim.registry import entry, method_names
 from dpoptim.reproduce.experiments import EXPERIMENTS
@@ -19,18 +19,23 @@ class Item:
         name: such as "Algorithm 1".
         about: in a few words.
         method: its name in the registry, if it is an algorithm that is a method of its own.
-        option: how the method is set to be this algorithm; empty: as it is.
+        options: how the method is set to be this algorithm, beside its clip norm.
+        quantile: by which the clip norm is found privately; None: it is given.
         theory: the function that computes it, below ``dpoptim``.
         experiment: its name for `dpoptim reproduce`.
         instead: where there is no experiment: what stands in its place, or why there is none.
-        elsewhere: why neither estimators nor the command line have it, where ``attach`` does.
+        elsewhere: why neither estimators nor the command line have it, where ``attach`` does; or
+            why nothing has it.
+
+    Cells in backquotes are code and options as they are to be written, but for a budget and data.
     """
 
     paper: str
     name: str
     about: str
     method: str | None = None
-    option: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    quantile: float | None = None
     theory: str | None = None
     experiment: str | None = None
     instead: str = ""
@@ -56,31 +61,36 @@ class Item:
             return [f"{NOT_A_RUN}: `dpoptim.{self.theory}`", NOT_A_RUN, NOT_A_RUN]
         if self.method is None:
             shown = self.experiment is not None or self.name.startswith(("Table", "Figure"))
-            return [NOT_A_METHOD if shown else NOT_A_RUN] * 3
+            return [self.elsewhere or (NOT_A_METHOD if shown else NOT_A_RUN)] * 3
         if self.method not in method_names():
             raise ValueError(f"method={self.method!r} is not in the registry.")
-        command = f"`--method {self.method}`"
-        found = entry(self.method)
-        if found.solver:
-            solver = self.method.replace("-", "_")
-            return [
-                f"a whole run: `dpoptim.solvers.{solver}`, also on modules",
-                f'`DPLogisticRegression(solver="{self.method}")`',
-                command,
-            ]
-        made = f"`{found.make.__name__}({self.option or '...'})`"
-        if self.elsewhere:
-            return [made, self.elsewhere, self.elsewhere]
-        return [made, _network(self.method), command]
+        made, trained, command = self._solver() if entry(self.method).solver else self._steps()
+        return [made, *([self.elsewhere] * 2 if self.elsewhere else [trained, command])]
 
+    def _solver(self) -> tuple[str, str, str]:
+        name = str(self.method)
+        return (
+            f"a whole run: `dpoptim.solvers.{name.replace('-', '_')}`, also on modules",
+            f'`DPLogisticRegression(solver="{name}")`',
+            f"`--method {name}`",
+        )
 
-def _network(method: str) -> str:
-    """Return how the estimators of networks train by a method that takes steps."""
-    from dpoptim.estimators import DPSGDClassifier
-
-    if "method" in inspect.signature(DPSGDClassifier).parameters:
-        return f'`DPSGDClassifier(method="{method}")`'
-    return "`DPSGDClassifier`" if method == "dp-sgd" else "by `attach`: networks are its matter"
+    def _steps(self) -> tuple[str, str, str]:
+        """Return what trains step by step, as it is given to each."""
+        name, made = str(self.method), entry(str(self.method)).make.__name__
+        clip_norm = "1.0" if self.quantile is None else f"PrivateQuantile({self.quantile})"
+        given = [f'{key}="{value}"' for key, value in self.options.items()]
+        told = [f'"{key}": "{value}"' for key, value in self.options.items()]
+        line = [f"--method {name}", *(f"--set {key}={word}" for key, word in self.options.items())]
+        if self.quantile is not None:
+            told.append(f'"clip_norm": {clip_norm}')
+            line.append(f"--clip-quantile {self.quantile}")
+        options = f", method_options={{{', '.join(told)}}}" if told else ""
+        return (
+            f"`{made}({', '.join([f'clip_norm={clip_norm}', *given])})`",
+            f'`DPSGDClassifier(method="{name}"{options})`',
+            f"`{' '.join(line)}`",
+        )
 
 
 DAS, FANG, ZHANG = "Das et al. 2023", "Fang et al. 2023", "Zhang et al. 2024"
@@ -91,19 +101,24 @@ ITEMS = (
          instead="there the mean of the last iterates; a random one and the projection are "
          "`attach(random_iterate=True, projection=...)`, `iterate=` and `projection=` of "
          "estimators, `--iterate` and `--projection`"),
-    Item(DAS, "Section 5", "a private low quantile as clip norm", "dp-sgd",
-         option="clip_norm=PrivateQuantile(0.05)", experiment="das-table6"),
+    Item(DAS, "Section 5", "a private low quantile as clip norm", "dp-sgd", quantile=0.05,
+         experiment="das-table6",
+         instead="there by the exponential mechanism, `dpoptim.private_low_quantile`"),
     Item(DAS, "Theorem 3.4", "moments accountant", instead="replaced by PLD, which is tighter"),
     Item(DAS, "Theorem 5.4, H.1", "risk by clip norm", theory="theory.clip_norm.risk_terms",
          experiment="das-table6"),
     Item(DAS, "Theorem I.1", "heavy tails, constrained",
          theory="theory.clip_norm.constrained_heavy_tailed", instead="computed"),
+    Item(DAS, "Theorem I.3", "lower bound, constrained", theory="theory.clip_norm.optimal_orders",
+         instead="its order, computed"),
     Item(DAS, "Theorem 6.2, J.1", "heavy tails, unconstrained",
          theory="theory.clip_norm.unconstrained_heavy_tailed", instead="computed"),
     Item(DAS, "Theorem 6.5, K.1", "heavy tails, Assumption 6.4",
          theory="theory.clip_norm.improved_heavy_tailed", instead="computed"),
     Item(DAS, "Theorem 6.6, L.1", "lower bound", theory="theory.clip_norm.optimal_orders",
          instead="its order, computed"),
+    Item(DAS, "Corollary 6.7", "uniform Lipschitz constants",
+         theory="theory.clip_norm.optimal_orders", instead="its order, computed: k infinite"),
     Item(DAS, "Theorem 6.8", "nonconvex losses", theory="theory.clip_norm.nonconvex_orders",
          instead="its orders, computed"),
     Item(DAS, "Table 1, 2", "summary of rates", theory="theory.clip_norm.optimal_orders",
@@ -121,10 +136,18 @@ ITEMS = (
          instead="on Fashion-MNIST"),
     Item(FANG, "Algorithm 1", "clipped DP-SGD", "dp-sgd", experiment="fang-fig1"),
     Item(FANG, "Algorithm 3", "value clipping", "value-sgd", experiment="fang-fig2"),
+    Item(FANG, "Algorithms 2, 4", "SGD without clipping", instead="in proofs alone",
+         elsewhere="not private"),
+    Item(FANG, "Theorem 3.4, Corollary 5.1", "moments accountant",
+         instead="replaced by PLD, which is tighter"),
     Item(FANG, "Definition 3.1, Lemma 3.2", "weak growth condition",
          theory="theory.clip_norm.growth_bound", instead="computed"),
     Item(FANG, "Theorem 4.5", "rate for smooth convex losses", experiment="fang-theorem",
          theory="theory.clip_norm.smooth_settings", instead="on made-up data"),
+    Item(FANG, "Propositions 4.2 to 4.4", "steps towards Theorem 4.5",
+         theory="theory.clip_norm.smooth_settings", instead="their bound on gradients is its C"),
+    Item(FANG, "Table 1", "comparison of rates", theory="theory.clip_norm.smooth_orders",
+         instead="its own line, computed; the others are other papers'"),
     Item(FANG, "Figure 1", "how often gradients are clipped", experiment="fang-fig1"),
     Item(FANG, "Figure 2, 3", "value against gradient clipping", experiment="fang-fig2"),
     Item(FANG, "Table 2", "time of a step", experiment="fang-table2"),
@@ -136,16 +159,19 @@ ITEMS = (
     Item(ZHANG, "Algorithm 3", "with Adam", "dice-sgd", experiment="dice-table3",
          instead="by AdamW",
          elsewhere="they train by SGD"),
-    Item(ZHANG, "Algorithm 4", "automatic clipping", "dice-sgd", option='clipping="automatic"',
+    Item(ZHANG, "Algorithm 4", "automatic clipping", "dice-sgd", options={"clipping": "automatic"},
          instead="refuted as printed by the audits; ours passes them"),
-    Item(ZHANG, "Theorem 3.6", "convergence", experiment="dice-bias",
+    Item(ZHANG, "Theorem 2.3", "moments accountant", instead="replaced by PLD, which is tighter"),
+    Item(ZHANG, "Theorem 3.6, A.2", "convergence", experiment="dice-bias",
          theory="theory.error_feedback.stationarity_bound", instead="its fixed point, seen"),
-    Item(ZHANG, "Theorem 3.7, A.3", "its guarantee", "dice-sgd", option='accounting="paper"',
+    Item(ZHANG, "Theorem 3.7, A.3", "its guarantee", "dice-sgd", options={"accounting": "paper"},
          instead="false: refuted by the audits, and printed as unproven"),
     Item(ZHANG, "Corollary 3.8", "utility", theory="theory.error_feedback.proven_stationarity",
          instead="computed with proven noise; as printed it rests on Theorem 3.7, which is false"),
     Item(ZHANG, "Table 1", "comparison of rates", theory="theory.error_feedback.published_rates",
          instead="computed as printed; rests on Theorem 3.7, which is false"),
+    Item(ZHANG, "Figure 1, Table 4", "a diagram, and a list of symbols", instead="nothing to run",
+         elsewhere="an explanation, not a method"),
     Item(ZHANG, "Table 2", "fine-tuning a ViT on CIFAR", experiment="dice-vit",
          instead="a small ViT that has learnt other classes of Fashion-MNIST; ViT-small's weights "
          "and CIFAR are in no package"),
@@ -177,14 +203,16 @@ ITEMS = (
          experiment="srgd-rates"),
     Item(CHOQUETTE, "Theorem 4.1, 5.1", "excess risk",
          theory="theory.accelerated_srgd.excess_risk_bound", instead="computed"),
+    Item(CHOQUETTE, "Theorem 4.2, Table 1", "the optimal rate, and gradients needed for it",
+         theory="theory.accelerated_srgd.optimal_rate", experiment="srgd-rates"),
+    Item(CHOQUETTE, "Corollaries 5.7, 5.10, 5.11", "privacy by the tree mechanism",
+         instead="replaced: differences are clipped, and one Gaussian is charged exactly"),
     Item(CHOQUETTE, "Theorem 5.8, Eq. 19", "settings inside the set",
          theory="theory.accelerated_srgd.minimiser_inside", instead="computed"),
     Item(CHOQUETTE, "Theorem 5.12", "settings anywhere",
          theory="theory.accelerated_srgd.minimiser_anywhere", instead="computed"),
     Item(CHOQUETTE, "Theorem 5.13", "independent gradients",
          theory="theory.accelerated_srgd.independent_excess_risk_bound", experiment="srgd-rates"),
-    Item(CHOQUETTE, "Table 1", "gradients and steps needed",
-         theory="theory.accelerated_srgd.optimal_rate", experiment="srgd-rates"),
     Item(CHOQUETTE, "Introduction", "one pass against DP-SGD and DP-FTRL", experiment="one-pass"),
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ from dpoptim.data import (
 from dpoptim.data.preparation import (
     ChannelsFirst,
     Divide,
+    OpponentColours,
     Scatter,
     SquareRoot,
     Step,
@@ -29,6 +30,7 @@ from dpoptim.data.preparation import (
 from dpoptim.data.schema import Schema
 from dpoptim.data.table_files import is_table
 from dpoptim.estimators.table import public_weights
+from dpoptim.runs.models import GREY_PLANES
 from dpoptim.runs.options import TrainRequest
 
 BUNDLED = ("digits", "fashion-mnist")
@@ -102,8 +104,13 @@ def pixel_steps(options: TrainRequest) -> tuple[Step, ...]:
 
 
 def scattered(options: TrainRequest) -> tuple[Step, ...]:
-    """Scattering; whitened for linear models, whose gradients are as long as their inputs."""
-    return (Scatter(), Whiten()) if options.model == "softmax" else (Scatter(),)
+    """Scattering of brightness and differences of colours.
+
+    Whitened for linear models, whose gradients are as long as their inputs, where there is one
+    channel: made-up colour images lose by it.
+    """
+    features = (OpponentColours(), Scatter())
+    return (*features, Whiten(most_planes=GREY_PLANES)) if options.model == "softmax" else features
 
 
 def load_described(path: Path, options: TrainRequest) -> Data:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 MODELS = ("softmax", "mlp", "cnn")
+GREY_PLANES = 81  # of scattering, of an image of one channel
 MOST_COLOURS = 4  # channels of an image; more are planes of features
 
 
@@ -56,7 +57,8 @@ def small_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
 def convolutions(channels: int) -> list[nn.Module]:
     """Two of stride 2 for pixels; for planes of features, a mix of planes at each place."""
     if channels > MOST_COLOURS:
-        return [nn.Conv2d(channels, 32, 1), nn.GroupNorm(4, 32), nn.ReLU()]
+        mixes = 32 if channels <= GREY_PLANES else 64
+        return [nn.Conv2d(channels, mixes, 1), nn.GroupNorm(4, mixes), nn.ReLU()]
     return [
         nn.Conv2d(channels, 16, 5, stride=2, padding=2),
         nn.GroupNorm(4, 16),

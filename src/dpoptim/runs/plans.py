@@ -189,7 +189,8 @@ def defaults_of(options: TrainRequest, data: Data, *, bundled: bool) -> Recipe:
     Large image sets keep the recipe, which was found on one of 60,000 images.
     """
     n = options.n or data.units
-    base = recipe(options.model, n, options.features, options.views)
+    size = math.prod(data.x.shape[1:])
+    base = recipe(options.model, n, options.features, options.views, size)
     chosen = entry(single_pass_method(options))
     if chosen.solver or not is_small_and_linear(options, data, n):
         return base

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.linalg.blas import dsyrk
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import number_from_zero, positive_number
@@ -141,26 +142,30 @@ def sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """sum (x, 1)(x, 1)^T / radius^2, (d, d), sum (x, 1) y / (radius target_bound): private.
 
-    Each row counts as much as its share says.
+    Each row counts as much as its share says. Of the first sum the upper triangle is made.
     """
     at_once = records_at_once(data[0])
-    gram, cross = np.zeros((model.columns, model.columns)), np.zeros(model.columns)
+    gram = np.zeros((model.columns, model.columns), order="F")
+    cross, room = np.zeros(model.columns), np.empty((0, model.columns))
     for start in range(0, len(data[0]), at_once):
         block = tuple(part[start : start + at_once] for part in data)
-        x = np.asarray(block[0], dtype=np.float64).reshape(-1, model.features)
         y = np.asarray(block[1], dtype=np.float64).reshape(-1)
-        odd = ~(np.isfinite(x).all(1) & np.isfinite(y))
-        rows = np.hstack([x, np.ones((len(x), 1))]) if model.intercept else x.copy()
-        rows[odd] = 0.0
-        with np.errstate(over="ignore"):  # an infinite length scales its row to zero
+        if len(room) < len(y):
+            room = np.empty((len(y), model.columns))
+        rows = room[: len(y)]
+        rows[:, -1] = 1.0
+        rows[:, : model.features] = np.asarray(block[0]).reshape(-1, model.features)
+        with np.errstate(over="ignore"):
             length = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+        odd = ~(np.isfinite(length) & np.isfinite(y))  # too long for float64, or not finite
+        rows[odd], length[odd] = 0.0, 0.0
         # as rounded, at most 1 long
         rows *= (1 / np.maximum(length, radius))[:, None] * (1 - 1e-12)
         targets = np.where(odd, 0.0, np.clip(y, -target_bound, target_bound) / target_bound)
         if len(block) > 2:
             root = np.sqrt(bounded_shares(block[2]).numpy())
             rows, targets = rows * root[:, None], targets * root
-        gram += rows.T @ rows
+        dsyrk(1.0, rows.T, beta=1.0, c=gram, overwrite_c=True)
         cross += rows.T @ targets
     return gram, cross
 

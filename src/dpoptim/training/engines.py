@@ -14,7 +14,7 @@ from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.gradients.value_engine import ValueEngine
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.plan import Plan
-from dpoptim.torch_internals import require
+from dpoptim.torch_features import require
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.probe import positions_per_layer
 

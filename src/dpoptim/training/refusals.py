@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset
 
 from dpoptim.accounting.ledger import Ledger
@@ -66,12 +67,23 @@ def refuse_model(model: nn.Module) -> None:
             "docs/guides/many-processes.md."
         )
     refuse_opacus_model(model)
+    refuse_lazy(model)
     refuse_nothing_to_train(model)
     refuse_complex(model)
     for name, module in model.named_modules():
         refuse_wrapped(module, name or type(module).__name__, serve_containers=True)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             refuse_options(module, name or type(module).__name__)
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    for name, p in model.named_parameters():
+        if is_lazy(p):
+            raise PrivacyError(
+                f"parameter {name!r} has no shape yet (a lazy module). Fix: run model(x) once on "
+                "made-up records of the right shape, before the optimizer is made and before "
+                "dpoptim.attach."
+            )
 
 
 def refuse_complex(model: nn.Module) -> None:

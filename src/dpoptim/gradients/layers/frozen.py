@@ -29,12 +29,7 @@ def multiply(module: nn.Module, transposed: bool, *args: Any, **kwargs: Any) -> 
     # others may have taken their place
     learns = any(p is not None and p.requires_grad for p in (weight, bias))
     if (
-        weight is None
-        or learns
-        or kwargs
-        or len(args) != 1
-        or not torch.is_grad_enabled()
-        or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        weight is None or learns or kwargs or len(args) != 1 or torch.jit.is_tracing()  # type: ignore[attr-defined]
     ):
         return type(module).forward(module, *args, **kwargs)
     return linear_of_constants(args[0], weight.T if transposed else weight, bias)
