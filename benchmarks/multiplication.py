@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dpoptim.gradients import row_products
+from dpoptim.gradients import multiplication
 from dpoptim.gradients.multiplication import linear, onednn_is_faster, transposed_product
 from saving import save_csv
 
@@ -50,7 +50,7 @@ def billions_per_second(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, 
 
 def in_blocks(x: Tensor, w: Tensor) -> Tensor:
     """`linear` without compiled functions."""
-    with patch.object(row_products, "serve", lambda: False):
+    with patch.object(multiplication, "compiles_rows", lambda: False):
         return linear(x, w)
 
 

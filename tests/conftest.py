@@ -68,5 +68,6 @@ def library(request: pytest.FixtureRequest) -> Iterator[str]:
         by_onednn = request.param in ("oneDNN", "rows")
         patch.setattr(multiplication, "onednn_is_faster", lambda: by_onednn)
         patch.setattr(multiplication, "whole_vectors", lambda: True)
+        patch.setattr(multiplication, "compiles_rows", lambda: request.param == "rows")
         patch.setattr(multiplication, "LEAST_ENTRIES", 0)
         yield str(request.param)

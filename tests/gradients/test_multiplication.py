@@ -59,7 +59,7 @@ def test_thin_matrices_go_to_onednn_if_their_rows_are_long(
 ) -> None:
     """Whatever the batch: one record may not choose the library of others."""
     monkeypatch.setattr(multiplication, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(row_products, "serve", lambda: False)
+    monkeypatch.setattr(multiplication, "compiles_rows", lambda: False)
     seen = counted(monkeypatch)
     w = torch.randn(rows, columns)
     for batch in (1, 5, 500):

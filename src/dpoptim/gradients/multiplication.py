@@ -56,6 +56,15 @@ def whole_vectors() -> bool:
     return bool(torch.cpu.get_capabilities().get("avx_vnni"))
 
 
+def compiles_rows() -> bool:
+    """Whether compiled functions multiply rows with a matrix, instead of oneDNN.
+
+    Not where wide vectors are taken whole: there oneDNN makes twice as much of them, and what these
+    functions make has not been measured.
+    """
+    return row_products.serve() and not whole_vectors()
+
+
 def onednn_forms_gradients(x: Tensor, rows: int, columns: int) -> bool:
     """Whether oneDNN forms a record's gradient of a (rows, columns) matrix.
 
@@ -103,7 +112,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     if not fits or not onednn_multiplies(x, *w.shape, least=least):
         return F.linear(x, w, bias)
     bias = None if bias is None else bias.contiguous()  # it is read as if it were
-    return (compiled_linear if row_products.serve() else onednn_in_blocks)(x, w, bias)
+    return (compiled_linear if compiles_rows() else onednn_in_blocks)(x, w, bias)
 
 
 def compiled_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -128,7 +137,7 @@ def linear_by(w: Tensor, like: Tensor) -> Callable[[Tensor], Tensor]:
     """`linear` with one weight for many inputs of the shape of ``like`` (B, k), chosen once."""
     rows, width = like.shape
     fits = rows > 0 and like.dtype == w.dtype and onednn_multiplies(like, *w.shape)
-    if fits and row_products.serve():
+    if fits and compiles_rows():
         return row_products.Panels(w).multiply
     whole = min((size for size in BLOCKS if size >= rows), default=0)
     if not fits or not well_filled(whole) <= rows <= whole <= ALWAYS:
