@@ -43,6 +43,7 @@ class Trial:
     """Settings of a run. The learning rate is for a clip norm of 1, `BY_RECIPE` the recipe's.
 
     Attributes:
+        colours: "opponent": as `OpponentColours` has them; "opponent, unscaled"; or "RGB".
         whitening: what is ``shared`` and ``detail`` of `Whiten`; "": none.
         width: planes that the CNN mixes those of scattering to; 0: a linear model.
     """
@@ -57,6 +58,7 @@ class Trial:
     epochs: int = 0
 
 
+OPPONENT = {"opponent": OpponentColours(), "opponent, unscaled": OpponentColours(scale=1)}
 COLOURED = [Trial("objects"), Trial("textures")]
 BEFORE = {"colours": "RGB", "whitening": "0.3 0.25", "learning_rate": 1.2}
 OF_LITERATURE = {"learning_rate": 0.4, "clip_norm": 0.1, "batch_size": 8192, "epochs": 60}
@@ -67,6 +69,9 @@ TRIALS = [
         base,
         *(replace(base, width=width) for width in (32, 64)),
         replace(base, **BEFORE),
+        replace(base, whitening="0.3 0.25"),
+        replace(base, colours="opponent, unscaled"),
+        replace(base, **OF_LITERATURE),
         replace(base, colours="RGB"),
         replace(base, colours="RGB", **OF_LITERATURE),
         replace(base, colours="RGB", width=32),
@@ -94,7 +99,7 @@ def images(name: str, pictures: Path, font: Path) -> tuple[Arrays, Arrays]:
 def scattered(name: str, colours: str, *sources: Path) -> tuple[Arrays, Arrays]:
     def features(part: Arrays) -> Arrays:
         x = part[0].numpy()
-        x = OpponentColours()(x) if colours == "opponent" else x
+        x = OPPONENT[colours](x) if colours in OPPONENT else x
         return torch.from_numpy(np.array(Scatter()(x))), part[1]
 
     training, choosing = images(name, *sources)
