@@ -28,6 +28,9 @@ COMMANDS = {
     "convolutions.csv": "python benchmarks/convolutions.py --out {out}",
     "choose_cnn.csv": "python benchmarks/choose_cnn.py --out {out}",
     "choose_defaults.csv": "python benchmarks/choose_defaults.py --out {out}",
+    "choose_scattering.csv": (
+        "python benchmarks/choose_scattering.py --pictures {pictures} --font {font} --out {out}"
+    ),
     "correlated_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
     "das_baselines.csv": f"{REPRODUCE} das-baselines --tweets {{tweets}} --out {{out}}",
     "das_emoji.csv": f"{REPRODUCE} das-table5 --tweets {{tweets}}/emoji --out {{out}}",
@@ -87,7 +90,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("table", nargs="?", choices=sorted(COMMANDS))
-    folders = {"out": "runs/remade", "tweets": "tweets", "e2e": "e2e", "peer": "peer"}
+    folders = {
+        "out": "runs/remade",
+        "tweets": "tweets",
+        "e2e": "e2e",
+        "peer": "peer",
+        "pictures": "pictures",
+        "font": "NotoColorEmoji.ttf",
+    }
     for name, folder in folders.items():
         parser.add_argument(f"--{name}", type=Path, default=Path(folder))
     asked = parser.parse_args()

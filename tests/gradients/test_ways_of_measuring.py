@@ -307,7 +307,7 @@ def test_short_records_are_claimed_by_public_numbers_where_functions_are_compile
         public = PublicSizes(100, 100, 1 << 20, positions, common_factor=common)
         chosen = outer.chosen(public)
         assert chosen.alone
-        assert chosen.ghost_norms == (expected and library == "compiled")
+        assert chosen.ghost_norms == (expected and library in ("compiled", "rows"))
 
 
 @pytest.mark.parametrize("records", [1, 9, GROUP_ROWS])

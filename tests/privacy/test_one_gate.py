@@ -42,7 +42,7 @@ ALLOWED = {
     "training/drawing_collates.py": {"random."},
     "training/fixed_noise.py": {"bernoulli", "randperm", "random."},
     "training/quiet.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
-    "torch_internals.py": {"random."},  # the same, where layers are made to be tried
+    "torch_features.py": {"random."},  # the same, where layers are made to be tried
     "training/secret_randomness.py": {"random.", "np.random"},  # dropout and augmentation
     "evaluation/intervals.py": {
         "default_rng",

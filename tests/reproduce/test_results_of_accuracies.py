@@ -108,6 +108,20 @@ def test_the_cnn_is_as_chosen(
     assert repr(model) == repr(chosen)
 
 
+def test_what_models_of_colour_images_were_chosen_from(
+    bench: Callable[[str], ModuleType],
+) -> None:
+    """Every trial has its line, in order, of a model with as many weights."""
+    made = bench("choose_scattering")
+    rows = rows_of("choose_scattering.csv")
+    names = columns(made.Trial)
+    known = [{name: value for name, value in row.items() if name in names} for row in rows]
+    assert known == [{name: str(getattr(trial, name)) for name in names} for trial in made.TRIALS]
+    for trial, row in zip(made.TRIALS, rows, strict=True):
+        model = made.build(trial.width, (243, 8, 8))
+        assert sum(parameter.numel() for parameter in model.parameters()) == int(row["weights"])
+
+
 def test_the_cnn_of_colour_images_is_as_chosen(bench: Callable[[str], ModuleType]) -> None:
     made = bench("choose_scattering")
     assert repr(build_model("cnn", (243, 8, 8), 10)) == repr(made.build(64, (243, 8, 8)))

@@ -90,13 +90,14 @@ class BatchLoader:
         """See `PrivateTraining.batches`."""
         if physical_batch_size is not None:
             K = self._units.rows.per_record
-            rows = whole_number("physical_batch_size", physical_batch_size, least=1)
-            if rows < K:
+            physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=1)
+            if physical_batch_size < K:
                 raise ValueError(
-                    f"physical_batch_size={rows} does not hold the {K} rows of a record, which are "
-                    f"delivered together. Fix: at least {K}, or a smaller rows_per_record."
+                    f"physical_batch_size={physical_batch_size} does not hold the {K} rows of a "
+                    f"record, which are delivered together. Fix: at least {K}, or a smaller "
+                    "rows_per_record."
                 )
-            physical_batch_size = rows // K
+            physical_batch_size //= K
         if self._engine.isolation.alone:
             physical_batch_size = 1
         left = self._plan.steps - self._steps.done if physical_batch_size is None else None
