@@ -8,6 +8,8 @@ ridge would shrink all. On six public and made-up tables that was better at each
 """
 
 import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -144,30 +146,54 @@ def sums(
 
     Each row counts as much as its share says. Of the first sum the upper triangle is made.
     """
-    at_once = records_at_once(data[0])
     gram = np.zeros((model.columns, model.columns), order="F")
-    cross, room = np.zeros(model.columns), np.empty((0, model.columns))
-    for start in range(0, len(data[0]), at_once):
-        block = tuple(part[start : start + at_once] for part in data)
-        y = np.asarray(block[1], dtype=np.float64).reshape(-1)
-        if len(room) < len(y):
-            room = np.empty((len(y), model.columns))
-        rows = room[: len(y)]
-        rows[:, -1] = 1.0
-        rows[:, : model.features] = np.asarray(block[0]).reshape(-1, model.features)
+    cross = np.zeros(model.columns)
+    for rows, y, shares in blocks(model, data):
         with np.errstate(over="ignore"):
             length = np.sqrt(np.einsum("ij,ij->i", rows, rows))
         odd = ~(np.isfinite(length) & np.isfinite(y))  # too long for float64, or not finite
         rows[odd], length[odd] = 0.0, 0.0
         # as rounded, at most 1 long
-        rows *= (1 / np.maximum(length, radius))[:, None] * (1 - 1e-12)
+        factors = (1 / np.maximum(length, radius)) * (1 - 1e-12)
         targets = np.where(odd, 0.0, np.clip(y, -target_bound, target_bound) / target_bound)
-        if len(block) > 2:
-            root = np.sqrt(bounded_shares(block[2]).numpy())
-            rows, targets = rows * root[:, None], targets * root
+        if shares is not None:
+            root = np.sqrt(bounded_shares(shares).numpy())
+            factors, targets = factors * root, targets * root
+        np.multiply(rows, factors[:, None], out=rows)
         dsyrk(1.0, rows.T, beta=1.0, c=gram, overwrite_c=True)
         cross += rows.T @ targets
     return gram, cross
+
+
+def blocks(
+    model: LinearModel, data: tuple[Any, ...]
+) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
+    """Yields rows (x, 1) in float64, (b, d), targets (b,) and shares, if there are any, in turn.
+
+    Rows may be changed until the next block is asked for. That one is read meanwhile, by a thread:
+    a table on disk is waited for while others are multiplied.
+    """
+    x, y, *shares = data
+    at_once = records_at_once(x)
+    most = min(len(x), at_once) * (x.shape[1] if len(x.shape) == 3 else 1)
+    rooms = [np.empty((most, model.columns)) for _ in range(min(2, -(-len(x) // at_once)))]
+
+    def read(number: int) -> tuple[np.ndarray, np.ndarray, Any]:
+        here = slice(number * at_once, (number + 1) * at_once)
+        targets = np.asarray(y[here], dtype=np.float64).reshape(-1)
+        rows = rooms[number % 2][: len(targets)]
+        rows[:, -1] = 1.0
+        rows[:, : model.features] = np.asarray(x[here]).reshape(-1, model.features)
+        return rows, targets, shares[0][here] if shares else None
+
+    count = -(-len(x) // at_once)
+    with ThreadPoolExecutor(1, thread_name_prefix="reader") as pool:
+        following = [pool.submit(read, 0)] if count else []
+        for number in range(1, count + 1):
+            block = following.pop().result()
+            if number < count:
+                following.append(pool.submit(read, number))
+            yield block
 
 
 def records_at_once(x: Any) -> int:
