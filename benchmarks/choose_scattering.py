@@ -1,11 +1,12 @@
-"""Models on scattering features of colour images, chosen on made-up ones.
+"""Models on scattering features, chosen on images that are neither trained nor tested on.
 
     python benchmarks/choose_scattering.py --pictures FOLDER --font FILE --out benchmarks/results
 
 writes choose_scattering.csv, a line a run of `TRIALS`, as runs end, and goes on where it was
-interrupted. FOLDER holds ten or more photographs (*.jpg) and FILE is Noto Color Emoji; Debian's
-packages mate-backgrounds (its folder "nature") and fonts-noto-color-emoji hold both. See
-colour_images.py for what is made of them.
+interrupted. Grey images are those of choose_cnn.py: Fashion-MNIST's training images, and digits
+that lie about. Colour images are made up: FOLDER holds ten or more photographs (*.jpg) and FILE is
+Noto Color Emoji; Debian's packages mate-backgrounds (its folder "nature") and
+fonts-noto-color-emoji hold both. See colour_images.py for what is made of them.
 
 Each step has the noise of a whole run on `RECORDS` images at `EPSILON`, as in choose_cnn.py: a
 simulation, for comparing settings. No image is one of CIFAR-10's, and none tests.
@@ -24,8 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+import choose_cnn
 import colour_images
 from accuracy_tasks import Arrays, cross_entropy, percent
+from dpoptim.data import FASHION_MNIST_DIRECTORY
 from dpoptim.data.preparation import OpponentColours, Scatter, SquareRoot, Whiten
 from dpoptim.methods import DPSGD
 from dpoptim.recipes import recipe, steady_rate
@@ -43,9 +46,10 @@ class Trial:
     """Settings of a run. The learning rate is for a clip norm of 1, `BY_RECIPE` the recipe's.
 
     Attributes:
-        colours: "opponent": as `OpponentColours` has them; "opponent, unscaled"; or "RGB".
+        colours: "opponent": as `OpponentColours` has them; "opponent, unscaled"; "RGB"; or "grey".
         whitening: what is ``shared`` and ``detail`` of `Whiten`; "": none.
         width: planes that the CNN mixes those of scattering to; 0: a linear model.
+        seed: of the noise, and of the order of images.
     """
 
     images: str
@@ -56,10 +60,13 @@ class Trial:
     clip_norm: float = 1.0
     batch_size: int = 0  # 0: the recipe's
     epochs: int = 0
+    seed: int = 0
 
 
 OPPONENT = {"opponent": OpponentColours(), "opponent, unscaled": OpponentColours(scale=1)}
 COLOURED = [Trial("objects"), Trial("textures")]
+GREY = [Trial(name, "grey", "0.3 0.25") for name in ("Fashion-MNIST", "moved digits")]
+SEEDS = (0, 1, 2)
 BEFORE = {"colours": "RGB", "whitening": "0.3 0.25", "learning_rate": 1.2}
 OF_LITERATURE = {"learning_rate": 0.4, "clip_norm": 0.1, "batch_size": 8192, "epochs": 60}
 TRIALS = [
@@ -75,13 +82,24 @@ TRIALS = [
         replace(base, colours="RGB"),
         replace(base, colours="RGB", **OF_LITERATURE),
         replace(base, colours="RGB", width=32),
+        replace(base, learning_rate=0.62),
     )
+] + [
+    replace(base, learning_rate=rate, width=width, seed=seed)
+    for base in GREY
+    for width, rates in ((0, (0.5, 0.75, 1.0, 1.5, 3.0)), (32, (0.5, 1.0, 2.0)))
+    for rate in rates
+    for seed in SEEDS
 ]
 
 
 @cache
 def images(name: str, pictures: Path, font: Path) -> tuple[Arrays, Arrays]:
     """Images to train on and to choose on, pixels as `dpoptim train` has them."""
+    if name in {base.images for base in GREY}:
+        training, choosing = choose_cnn.images(name, FASHION_MNIST_DIRECTORY)
+        (x, y), (x_choosing, y_choosing) = training, choosing
+        return (x[:TRAINING], y[:TRAINING]), (x_choosing[:CHOOSING], y_choosing[:CHOOSING])
     if name == "objects":
         x, y = colour_images.objects(pictures, font, TRAINING + CHOOSING, 0)
     else:
@@ -156,7 +174,7 @@ def run(trial: Trial, *sources: Path, most_steps: int | None = None) -> dict[str
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=by.momentum)
     average = TailAverage(model, int((1 - by.averaged) * steps))
     started = time.process_time()
-    with attach(plan, model, optimizer, TensorDataset(x, y), noise_seed=0) as private:
+    with attach(plan, model, optimizer, TensorDataset(x, y), noise_seed=trial.seed) as private:
         for records, labels in private.batches(physical_batch_size=256):
             private.backward(cross_entropy(model(records), labels))
             optimizer.step()

@@ -63,7 +63,7 @@ def recipe(
             batch_size=min(n, max(512, n // 7)),
             epochs=40,
             clip_norm=1.0,
-            learning_rate=float(f"{1.5 * shorter:.2g}"),
+            learning_rate=float(f"{0.75 * shorter:.2g}"),
             momentum=0.9,
             averaged=0.2,
             physical_batch_size=None,
