@@ -16,9 +16,6 @@ int64_t dpoptim_panels_room(int64_t outputs, int64_t inner) {
     return (outputs + PANEL - 1) / PANEL * PANEL * inner;
 }
 
-/* Floats of room that each call of dpoptim_multiply_rows needs. */
-int64_t dpoptim_rows_room(void) { return ROWS * APART + ROWS * PANEL; }
-
 #define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 
@@ -140,12 +137,13 @@ static void with_panel(int64_t count, int64_t inner, const float *x, const float
 }
 
 /* One of several parts of the rows of a `Product`. */
-void dpoptim_multiply_rows(const void *given, int64_t part, int64_t parts, float *room) {
+void dpoptim_multiply_rows(const void *given, int64_t part, int64_t parts, float *unused) {
+    (void)unused;
     const Product *of = given;
     int64_t rows = of->rows, inner = of->inner, outputs = of->outputs, x_step = of->x_step;
     const float *x = of->x, *panels = of->panels, *bias = of->bias;
     float *out = of->out;
-    float *edge = room + ROWS * APART;
+    _Alignas(64) float room[ROWS * APART], edge[ROWS * PANEL];
     int64_t blocks = (rows + ROWS - 1) / ROWS, deep = inner < DEEP ? inner : DEEP;
     int64_t first = blocks * part / parts * ROWS, end = blocks * (part + 1) / parts * ROWS;
     int64_t together = KEPT / deep / PANEL * PANEL;

@@ -38,23 +38,20 @@ class Functions:
 
     Attributes:
         panels_room: numbers that the panels of an (n, k) matrix take.
-        rows_room: as for `Piece.run`.
     """
 
     lay_out: Piece
     multiply: Piece
     panels_room: Callable[[int, int], int]
-    rows_room: int
 
 
 @cache
 def functions() -> Functions:
     found = library()
     assert found is not None
-    of_panels, of_rows = found.functions.dpoptim_panels_room, found.functions.dpoptim_rows_room
-    of_panels.argtypes = [ctypes.c_int64, ctypes.c_int64]
-    of_panels.restype = of_rows.restype = ctypes.c_int64
-    return Functions(Piece("dpoptim_lay_out"), Piece("dpoptim_multiply_rows"), of_panels, of_rows())
+    room = found.functions.dpoptim_panels_room
+    room.argtypes, room.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
+    return Functions(Piece("dpoptim_lay_out"), Piece("dpoptim_multiply_rows"), room)
 
 
 class Panels:
@@ -84,6 +81,5 @@ class Panels:
             *(rows, inner, outputs, x.data_ptr(), x.stride(0), self._address),
             *(0 if bias is None else bias.data_ptr(), out.data_ptr()),
         )
-        by = functions()
-        by.multiply.run(given, rows * inner * outputs, by.rows_room)
+        functions().multiply.run(given, rows * inner * outputs)
         return out

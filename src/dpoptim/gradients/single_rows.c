@@ -30,21 +30,17 @@ typedef struct {
 /* All that is to be measured: squared norms of each weight's gradients, (layers, records), of each
    unit, (units, records), and of each record's longest g. */
 typedef struct {
-    int64_t count;
-    const Layer *layers;
-    int64_t records, level, units;
-    const Limits *limits;
+    int64_t count, records, level, units;
     double *squared, *of_units, *longest;
+    Limits limits;
+    Layer layers[];
 } Measured;
 
 /* A block of groups from a record on: what was measured, and weights, (units, records). */
 typedef struct {
-    int64_t count;
-    const Layer *layers;
-    int64_t records, level, groups, from;
+    int64_t count, records, level, groups, from;
     const double *squared, *weights;
-    const Totals *totals;
-    const int64_t *sizes;
+    Layer layers[]; /* then `Totals` of each, and then the sizes of the groups */
 } Added;
 
 /* The sum of the squares of one row. */
@@ -92,7 +88,7 @@ void dpoptim_measure_rows(const void *given, int64_t part, int64_t parts, float 
     const Measured *what = given;
     int64_t count = what->count, records = what->records, units = what->units;
     const Layer *layers = what->layers;
-    const Limits *limits = what->limits;
+    const Limits *limits = &what->limits;
     double *squared = what->squared, *of_units = what->of_units, *longest = what->longest;
     int level = (int)what->level;
     for (int64_t i = records * part / parts; i < records * (part + 1) / parts; i++) {
@@ -134,7 +130,8 @@ void dpoptim_add_rows(const void *given, int64_t part, int64_t parts, float *roo
     const Added *what = given;
     int64_t records = what->records, groups = what->groups, from = what->from, of_block = 0;
     const double *squared = what->squared;
-    const int64_t *sizes = what->sizes;
+    const Totals *totals = (const Totals *)(what->layers + what->count);
+    const int64_t *sizes = (const int64_t *)(totals + what->count);
     int level = (int)what->level;
     float some[POSITIONS];
     for (int64_t group = 0; group < groups; group++) of_block += sizes[group];
@@ -144,7 +141,7 @@ void dpoptim_add_rows(const void *given, int64_t part, int64_t parts, float *roo
         if (of->bias >= 0 && part + 1 == parts)
             (level == WIDE_LEVEL ? wide_bias : middle_bias)(
                 g, of->g_step, of->rows, what->weights + of->bias * records + from, of_block,
-                what->totals[layer].bias);
+                totals[layer].bias);
         if (of->weight < 0) continue;
         const double *factors = what->weights + of->weight * records + from;
         const double *measured = squared + from;
@@ -157,7 +154,7 @@ void dpoptim_add_rows(const void *given, int64_t part, int64_t parts, float *roo
             for (int64_t i = 0; i < size; i++) /* of zero no factor need be finite */
                 some[i] = measured[i] == 0.0 ? 0.0f : (float)factors[i];
             dpoptim_add_group(size, some, of->rows, g, of->g_step, columns, a, of->a_step,
-                              what->totals[layer].weight + column, of->columns, group > 0, room,
+                              totals[layer].weight + column, of->columns, group > 0, room,
                               level);
             factors += size, measured += size, g += size * of->g_step, a += size * of->a_step;
         }

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients import compiled_work
-from dpoptim.gradients.compiled_work import A_NUMBER, Piece, address
+from dpoptim.gradients.compiled_work import A_NUMBER, Piece
 from dpoptim.gradients.norms import RAISED_IN_FLOAT64, SAFE_SQUARES, most_lost
 from dpoptim.gradients.per_sample_grads import LONGEST_FACTOR, Bias, Outer, PerSampleGrad
 from dpoptim.gradients.products import GROUP_ROWS, Groups, slices
@@ -30,7 +30,7 @@ LIMITS = struct.pack("=4d", *SAFE_SQUARES, RAISED_IN_FLOAT64, LONGEST_FACTOR**2)
 
 # `Layer`, `Totals`, `Measured` and `Added` of `single_rows.c`
 LAYER, TOTALS = struct.Struct("=QQqqqqqqdddd"), struct.Struct("=QQ")
-MEASURED, ADDED = struct.Struct("=9q"), struct.Struct("=10q")
+MEASURED, ADDED = struct.Struct("=4q3q"), struct.Struct("=5q2q")
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,13 @@ class SingleRows:
         measured = torch.empty(count + units + 1, records, dtype=torch.float64, device="cpu")
         start, of_row = measured.data_ptr(), measured.element_size() * records
         given = MEASURED.pack(
-            *self._about(),
-            *(units, address(LIMITS), start),
-            *(start + count * of_row, start + (count + units) * of_row),
+            *(count, records, self._functions.level, units),
+            *(start, start + count * of_row, start + (count + units) * of_row),
         )
         numbers = sum([each.g.shape[1] + each.a.shape[1] for each in self._layers])
-        self._functions.measure.run(given, A_NUMBER * records * numbers)
+        self._functions.measure.run(
+            b"".join([given, LIMITS, self._in_c]), A_NUMBER * records * numbers
+        )
         rows = measured.unbind()
         self._squared = rows[:count]
         return dict(zip(self._units, rows[count:], strict=False)), rows[-1]
@@ -192,15 +193,16 @@ class SingleRows:
                 terms[each.bias] = torch.empty(rows, dtype=torch.float64, device="cpu")
                 bias = terms[each.bias].data_ptr()
             pointers.append(TOTALS.pack(weight, bias))
-        totals, in_c = b"".join(pointers), struct.pack(f"={len(sizes)}q", *sizes)
         given = ADDED.pack(
-            *self._about(),
-            *(len(sizes), first, self._squared[0].data_ptr(), factors.data_ptr()),
-            *(address(totals), address(in_c)),
+            *(len(self._layers), self._records, self._functions.level, len(sizes), first),
+            *(self._squared[0].data_ptr(), factors.data_ptr()),
         )
+        in_c = struct.pack(f"={len(sizes)}q", *sizes)
         widest = max([each.g.shape[1] for each in self._layers])
         room = self._functions.group_room(max(sizes), widest)
-        self._functions.add.run(given, sum(sizes) * products, room)
+        self._functions.add.run(
+            b"".join([given, self._in_c, *pointers, in_c]), sum(sizes) * products, room
+        )
         for place, term in terms.items():
             sums[place].add(term)
 
@@ -215,15 +217,11 @@ class SingleRows:
                         sums[place], of_group, [[part.stop - part.start]]
                     )
 
-    def _about(self) -> tuple[int, ...]:
-        """The first fields of `MEASURED` and `ADDED`."""
-        layers = address(self._in_c)
-        return len(self._layers), layers, self._records, self._functions.level
-
 
 def serves(outer: Outer) -> bool:
     """Whether compiled functions read its sides."""
-    return outer.g.dtype == outer.a.dtype == torch.float32 and outer.g.is_cpu and len(outer.g) > 0
+    g = outer.g
+    return g.dtype == outer.a.dtype == torch.float32 and g.is_cpu and g.shape[0] > 0
 
 
 def dense(rows: Tensor) -> Tensor:
