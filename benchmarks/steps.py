@@ -106,8 +106,8 @@ def ours(
     def step() -> None:
         engine.begin_microbatch(len(x))
         with torch.autocast(device, narrow) if narrow else nullcontext():
-            loss = work.loss(forward(x), y, "none").sum()
-        loss.backward()
+            losses = work.loss(forward(x), y, "none")
+        engine.backward(losses)  # as `private.backward` does
         sums = engine.take_by_parameter()
         add_normal(stream, sums, 1.0 if noise else 0.0)
         engine.write_means(memory_of(sums), len(x))

@@ -99,6 +99,11 @@ def _graphs() -> bool:
     )
 
 
+def _autocast() -> bool:
+    with torch.autocast("cpu", torch.bfloat16):
+        return inside.autocast_is_on()
+
+
 def _versions() -> bool:
     tensor = torch.zeros(2)
     before = inside.version_of(tensor)
@@ -112,7 +117,12 @@ def _hooks() -> bool:
 
     m = nn.Linear(1, 1)
     p = m.weight
-    if inside.module_hooks(m) or inside.gradient_hooks(p) or list(inside.pre_forward_hooks(m)):
+    if (
+        inside.has_hooks(m)
+        or inside.module_hooks(m)
+        or inside.gradient_hooks(p)
+        or list(inside.pre_forward_hooks(m))
+    ):
         return False
     handles = [m.register_forward_hook(hook), m.register_forward_pre_hook(hook)]
     handles += [m.register_full_backward_hook(hook), m.register_full_backward_pre_hook(hook)]
@@ -124,6 +134,7 @@ def _hooks() -> bool:
     found = inside.module_hooks(m)
     return (
         len(seen) == before + 1
+        and inside.has_hooks(m)
         and newest == max(seen)
         and max(found) < newest < RemovableHandle.next_id
         and inside.gradient_hook_ids(p) == [handle.id for handle in on_gradient]
@@ -214,6 +225,7 @@ def _backward_operations() -> bool:
 FEATURES = (
     Feature("per-sample gradients (the end of a backward pass is not seen)", _backward_passes),
     Feature("the watch on roundings under a mean", _graphs),
+    Feature("the watch on torch.autocast", _autocast),
     Feature("the watch on weights and buffers (writes are not counted)", _versions),
     Feature("the watch on hooks of modules and parameters", _hooks),
     Feature("the gate ahead of other hooks on an optimizer", _step_hooks),

@@ -26,6 +26,7 @@ __all__ = [
     "after_backward",
     "any_global_hook",
     "applied",
+    "autocast_is_on",
     "collate_by_type",
     "collated_types",
     "convolution_backward",
@@ -36,6 +37,7 @@ __all__ = [
     "gradient_hooks",
     "graph_task",
     "group_norm_backward",
+    "has_hooks",
     "has_onednn",
     "hooks_on_all_modules",
     "is_functorch_tensor",
@@ -75,6 +77,11 @@ def never_compiled(function: Function, *, alone: bool = False) -> Function:
     inside.set_code_exec_strategy(function.__code__, inside._FrameExecStrategy(skip, called))
     function._torchdynamo_disable = not alone  # type: ignore[attr-defined]
     return function
+
+
+def autocast_is_on() -> bool:
+    """Whether torch.autocast is on for any kind of device."""
+    return bool(torch._C._is_any_autocast_enabled())
 
 
 def applied(function: type[torch.autograd.Function], *args: Any) -> Any:
@@ -128,6 +135,13 @@ def gradient_dtypes(node: Any) -> list[torch.dtype]:
 def gradient_hooks(p: Tensor) -> list[Any]:
     """Hooks on the gradient of a parameter."""
     return [*(p._backward_hooks or {}).values(), *(p._post_accumulate_grad_hooks or {}).values()]
+
+
+def has_hooks(m: nn.Module) -> bool:
+    """Whether there are hooks around a module's forward or backward pass."""
+    return bool(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+    )
 
 
 def module_hooks(m: nn.Module) -> list[int]:

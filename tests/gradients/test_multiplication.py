@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import multiplication, row_products
+from dpoptim.gradients import compiled_work, multiplication, row_products
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.multiplication import (
     BLOCKS,
@@ -171,7 +171,7 @@ def test_compiled_products_are_one_chain_for_each_number(
     """However it is cut to fit caches and dealt to threads. The chain here is rounded twice where
     its float64 sum lies halfway between two float32: seldom, and by one unit.
     """
-    monkeypatch.setattr(row_products, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(compiled_work, "WORTH_A_THREAD", 1)
     torch.manual_seed(0)
     k, n = columns
     x, w, bias = torch.randn(rows, k), torch.randn(n, k), torch.randn(n)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -10,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpoptim import clipping, compiled
+from dpoptim import clipping
 from dpoptim.audit.sensitivity import clipped_sums
 from dpoptim.clipping import Clipping, Style
-from dpoptim.gradients import single_rows
+from dpoptim.gradients import compiled_work, single_rows
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Bias, Outer
 from dpoptim.gradients.products import GROUP_ROWS
@@ -21,17 +22,17 @@ from dpoptim.gradients.single_rows import SingleRows
 from dpoptim.gradients.sums import Sums
 from support import joint_norm
 
-BUILT = single_rows.library() is not None
+BUILT = single_rows.functions() is not None
 built = pytest.mark.skipif(not BUILT, reason="this package was built without compiled functions")
 U = 2.0**-24
 
 
 def level_of(level: int, patch: pytest.MonkeyPatch) -> None:
     """Narrower vectors than this processor may have."""
-    found = single_rows.library()
+    found = single_rows.functions()
     if level > found.level:
         pytest.skip("this processor has no such vectors")
-    patch.setattr(single_rows, "library", lambda: compiled.Library(found.functions, level))
+    patch.setattr(single_rows, "functions", lambda: replace(found, level=level))
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +120,7 @@ def test_groups_are_chains_that_err_by_little_anywhere(
     wider_g[:, 1 : rows + 1], wider_a[:, 2 : columns + 2] = g, a
     views = wider_g[:, 1 : rows + 1], wider_a[:, 2 : columns + 2]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(single_rows, "WORTH_A_THREAD", 1)
+        patch.setattr(compiled_work, "WORTH_A_THREAD", 1)
         for number in (1, 2, 3):
             torch.set_num_threads(number)
             again = added(together(views), weights, [sizes], *shapes)
@@ -176,7 +177,7 @@ def test_sums_are_those_of_other_operations(
 
     found = sums()
     with monkeypatch.context() as patch:
-        patch.setattr(single_rows, "library", lambda: None)
+        patch.setattr(single_rows, "functions", lambda: None)
         others = sums()
     assert all(each.isfinite().all() for each in found)
     difference = joint_norm([a - b for a, b in zip(found, others, strict=True)])

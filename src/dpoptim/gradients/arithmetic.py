@@ -7,6 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from dpoptim.torch_internals import autocast_is_on
+
 NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -43,6 +45,13 @@ def kinds_of_device() -> list[str]:
     return list(dict.fromkeys(["cpu", "cuda", *([accelerator.type] if accelerator else [])]))
 
 
+def devices_under_autocast() -> list[str]:
+    """The kinds of device in use that torch.autocast is on for."""
+    if not autocast_is_on():
+        return []
+    return [device for device in kinds_of_device() if torch.is_autocast_enabled(device)]
+
+
 def without_autocast(device: str) -> AbstractContextManager[object]:
     """Keep torch.autocast out, where it is on."""
     on = torch.is_autocast_enabled(device)
@@ -53,7 +62,7 @@ def exact_arithmetic() -> AbstractContextManager[object]:
     """Keep products as precise as the theorem in `products` assumes: no TF32 and no autocast."""
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     rounding = [each for each in backends if each.fp32_precision not in ("none", "ieee")]
-    narrow = [device for device in kinds_of_device() if torch.is_autocast_enabled(device)]
+    narrow = devices_under_autocast()
     if not rounding and not narrow:
         return nullcontext()
     restored = ExitStack()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.arithmetic import NARROW, kinds_of_device, widened, without_autocast
+from dpoptim.gradients.arithmetic import NARROW, devices_under_autocast, widened, without_autocast
 from dpoptim.gradients.batch_invariant import row_by_row
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
@@ -156,10 +156,9 @@ class BackwardRecorder:
                     "the outer one's records would be lost. Fix: one loss.backward() for each "
                     "batch, and no backward() inside custom functions."
                 )
-            for device in kinds_of_device():
+            if devices_under_autocast():
                 # rounds what plain operations hand back, wherever forward ran
-                if torch.is_autocast_enabled(device):
-                    self.note_narrow("(the backward pass)")
+                self.note_narrow("(the backward pass)")
             # Whatever an earlier, interrupted pass left behind goes with it.
             self._task, self._latest, self._pass = task, task, BackwardPass()
             after_backward(self._finish)

@@ -96,6 +96,7 @@ class ClippedSum:
             del together[i]
         norms = self.measure(together, norms_of, rows)
         if in_turn:
+            norms.squared = {unit: each.clone() for unit, each in norms.squared.items()}
 
             def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
                 for unit, each in measured.items():
@@ -138,13 +139,12 @@ class ClippedSum:
             if longest is not None:
                 lengths.append(self.scaled_squares(longest))
         return Norms(
-            {unit: self._added(parts) for unit, parts in squared.items()},
+            {
+                unit: parts[0] if len(parts) == 1 else self._stacked(parts).sum(0)
+                for unit, parts in squared.items()
+            },
             self._stacked(lengths).amax(0) if self.common_factor else None,
         )
-
-    def _added(self, parts: list[Tensor]) -> Tensor:
-        """In memory of its own, to be added to."""
-        return parts[0].clone() if len(parts) == 1 else self._stacked(parts).sum(0)
 
     def _stacked(self, parts: list[Tensor]) -> Tensor:
         """Vectors (B,) one above the other; a row of zeros where there is none."""
@@ -192,11 +192,14 @@ class ClippedSum:
         weights = {unit: self.scaled(each) for unit, each in factors.items()}
         if rows is not None:
             rows.add(weights, sums, self.groups)
-        first = next(iter(factors.values()))[0] if gradients else torch.ones(0)
-        every = first.shape[0] == 0 or float(first.amin()) > 0
+        counted = None  # all records
+        if gradients:
+            first = next(iter(factors.values()))[0]
+            every = first.shape[0] == 0 or float(first.amin()) > 0
+            counted = None if every else first > 0
         for i in range(len(sums)):
             if (each := gradients.pop(i, None)) is not None:
-                each = each if every else each.without(first > 0)
+                each = each if counted is None else each.without(counted)
                 of_unit = weights[self.units.of[i]].to(sums[i].device)
                 each.add_weighted_sums(sums[i], of_unit, self.groups)
                 del each  # which others need not have while the sum travels

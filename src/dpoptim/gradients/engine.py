@@ -192,7 +192,7 @@ class Engine:
         if self._common_factor:
             self.recorder.look(loss)
         try:
-            loss.sum().backward()
+            torch.autograd.backward(loss, torch.ones_like(loss))
         finally:
             self.reduction, self._handing, self._total_weight = before, "bare", None
 

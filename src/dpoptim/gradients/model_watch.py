@@ -14,7 +14,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.contents import Contents
 from dpoptim.gradients.plain_attributes import PlainAttributes
 from dpoptim.gradients.values import Values, digest
-from dpoptim.torch_internals import gradient_hook_ids, hooks_on_all_modules, module_hooks
+from dpoptim.torch_internals import gradient_hook_ids, has_hooks, hooks_on_all_modules, module_hooks
 
 # bytes of constants that are read at each release, at least; of more, some in turn
 READ_AT_ONCE = 1 << 26
@@ -154,13 +154,13 @@ class ModelWatch:
     def _refuse_new_hooks(self) -> None:
         """Refuse hooks that came later: they have not been tried for mixing records."""
         for name, m, forward in self._modules:
-            if self._any_new(module_hooks(m)):
+            if has_hooks(m) and self._any_new(module_hooks(m)):
                 raise PrivacyError(
                     f"a hook was registered on {label_of(name)} after attaching: it may let "
                     "records see each other, forwards or backwards. Fix: register it before "
                     "dpoptim.attach, which then tries it on made-up records."
                 )
-            if vars(m).get("forward") is not forward:
+            if m.__dict__.get("forward") is not forward:
                 raise PrivacyError(
                     f"the forward pass of {label_of(name)} was replaced after attaching. Fix: "
                     "replace it before dpoptim.attach."

@@ -16,9 +16,6 @@ int64_t dpoptim_panels_room(int64_t outputs, int64_t inner) {
     return (outputs + PANEL - 1) / PANEL * PANEL * inner;
 }
 
-/* Floats of room that each call of dpoptim_multiply_rows needs. */
-int64_t dpoptim_rows_room(void) { return ROWS * APART + ROWS * PANEL; }
-
 #define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 
@@ -36,10 +33,31 @@ WIDE static void turn(const float *from, int64_t step, float *to) {
     UNROLLED for (int i = 0; i < SIDE; i++) *(v16 *)(to + i * PANEL) = rows[i];
 }
 
-/* Lays out one of several parts of the panels of w, (outputs, inner): of which entries are `row` apart
-   from output to output, and `column` along the inner length, one of which is 1. */
-WIDE void dpoptim_lay_out(int64_t outputs, int64_t inner, const float *w, int64_t row, int64_t column,
-                          float *panels, int64_t part, int64_t parts) {
+/* A matrix w, (outputs, inner), of which entries are `row` apart from output to output, and `column`
+   along the inner length, one of which is 1; and its panels. As row_products.py writes it. */
+typedef struct {
+    int64_t outputs, inner;
+    const float *w;
+    int64_t row, column;
+    float *panels;
+} Matrix;
+
+/* Rows of x, `x_step` apart, with panels; out is dense; bias may be NULL. */
+typedef struct {
+    int64_t rows, inner, outputs;
+    const float *x;
+    int64_t x_step;
+    const float *panels, *bias;
+    float *out;
+} Product;
+
+/* Lays out one of several parts of a `Matrix`'s panels. */
+WIDE void dpoptim_lay_out(const void *given, int64_t part, int64_t parts, float *room) {
+    (void)room;
+    const Matrix *of = given;
+    int64_t outputs = of->outputs, inner = of->inner, row = of->row, column = of->column;
+    const float *w = of->w;
+    float *panels = of->panels;
     int64_t all = (outputs + PANEL - 1) / PANEL;
     for (int64_t p = all * part / parts; p < all * (part + 1) / parts; p++) {
         const float *from = w + p * PANEL * row;
@@ -118,11 +136,14 @@ static void with_panel(int64_t count, int64_t inner, const float *x, const float
         memcpy(out + r * step, edge + r * PANEL, wide * sizeof(float));
 }
 
-/* One of several parts of the rows of x, `x_step` apart; out is dense; bias may be NULL. */
-void dpoptim_multiply_rows(int64_t rows, int64_t inner, int64_t outputs, const float *x, int64_t x_step,
-                           const float *panels, const float *bias, float *out, int64_t part,
-                           int64_t parts, float *room) {
-    float *edge = room + ROWS * APART;
+/* One of several parts of the rows of a `Product`. */
+void dpoptim_multiply_rows(const void *given, int64_t part, int64_t parts, float *unused) {
+    (void)unused;
+    const Product *of = given;
+    int64_t rows = of->rows, inner = of->inner, outputs = of->outputs, x_step = of->x_step;
+    const float *x = of->x, *panels = of->panels, *bias = of->bias;
+    float *out = of->out;
+    _Alignas(64) float room[ROWS * APART], edge[ROWS * PANEL];
     int64_t blocks = (rows + ROWS - 1) / ROWS, deep = inner < DEEP ? inner : DEEP;
     int64_t first = blocks * part / parts * ROWS, end = blocks * (part + 1) / parts * ROWS;
     int64_t together = KEPT / deep / PANEL * PANEL;

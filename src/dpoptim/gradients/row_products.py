@@ -10,18 +10,20 @@ multiplications and additions in the order of the inner length, which nothing di
 """
 
 import ctypes
+import struct
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from dpoptim.compiled import Library
 from dpoptim.gradients import native
-from dpoptim.gradients.worker_threads import worker_threads
+from dpoptim.gradients.compiled_work import A_NUMBER, Piece, floats, library
 
 WIDE = 2  # level of vectors, of `native.LEVELS`, that they are written for
-WORTH_A_THREAD = 1 << 21  # multiplications that take longer than to wake a thread for them
+# `Matrix` and `Product` of `row_products.c`
+MATRIX, PRODUCT = struct.Struct("=6q"), struct.Struct("=8q")
 
 
 def serve() -> bool:
@@ -30,19 +32,26 @@ def serve() -> bool:
     return found is not None and found.level >= WIDE
 
 
+@dataclass(frozen=True)
+class Functions:
+    """The compiled functions.
+
+    Attributes:
+        panels_room: numbers that the panels of an (n, k) matrix take.
+    """
+
+    lay_out: Piece
+    multiply: Piece
+    panels_room: Callable[[int, int], int]
+
+
 @cache
-def declared(found: Library) -> ctypes.CDLL:
-    """The compiled functions, with their types."""
-    functions = found.functions
-    whole, some = ctypes.c_int64, ctypes.c_void_p
-    functions.dpoptim_panels_room.argtypes = [whole, whole]
-    functions.dpoptim_panels_room.restype = functions.dpoptim_rows_room.restype = whole
-    functions.dpoptim_lay_out.restype = functions.dpoptim_multiply_rows.restype = None
-    functions.dpoptim_lay_out.argtypes = [whole, whole, some, whole, whole, some, whole, whole]
-    functions.dpoptim_multiply_rows.argtypes = [
-        *(whole, whole, whole, some, whole, some, some, some, whole, whole, some)
-    ]
-    return functions
+def functions() -> Functions:
+    found = library()
+    assert found is not None
+    room = found.functions.dpoptim_panels_room
+    room.argtypes, room.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
+    return Functions(Piece("dpoptim_lay_out"), Piece("dpoptim_multiply_rows"), room)
 
 
 class Panels:
@@ -53,45 +62,24 @@ class Panels:
     """
 
     def __init__(self, w: Tensor) -> None:
-        found = native.library()
-        assert found is not None
-        self._functions = declared(found)
         if 1 not in w.stride():
             w = w.contiguous()
-        self._outputs, self._inner = w.shape
-        self._panels = vector(self._functions.dpoptim_panels_room(*w.shape))
-        given = (*w.shape, w.data_ptr(), *w.stride(), self._panels.data_ptr())
-        divided(partial(self._functions.dpoptim_lay_out, *given), w.numel())
+        self._outputs, self._inner = outputs, inner = w.shape
+        # they last as long as the address is used
+        self._panels = floats(functions().panels_room(outputs, inner))
+        self._address = self._panels.data_ptr()
+        given = MATRIX.pack(outputs, inner, w.data_ptr(), *w.stride(), self._address)
+        functions().lay_out.run(given, A_NUMBER * outputs * inner)
 
     def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x @ w.T + bias``: x float32 on the CPU, (rows, k), bias dense, (n,) -> (rows, n)."""
         if x.stride(1) != 1:
             x = x.contiguous()
-        rows = x.shape[0]
-        out = torch.empty(rows, self._outputs, dtype=torch.float32, device="cpu")
-        given = (
-            *(rows, self._inner, self._outputs, x.data_ptr(), x.stride(0)),
-            *(self._panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr()),
+        rows, inner, outputs = x.shape[0], self._inner, self._outputs
+        out = torch.empty(rows, outputs, dtype=torch.float32, device="cpu")
+        given = PRODUCT.pack(
+            *(rows, inner, outputs, x.data_ptr(), x.stride(0), self._address),
+            *(0 if bias is None else bias.data_ptr(), out.data_ptr()),
         )
-        room = self._functions.dpoptim_rows_room()
-
-        def part(number: int, parts: int) -> None:
-            own = vector(room)
-            self._functions.dpoptim_multiply_rows(*given, number, parts, own.data_ptr())
-
-        divided(part, rows * self._inner * self._outputs)
+        functions().multiply.run(given, rows * inner * outputs)
         return out
-
-
-def divided(part: Callable[[int, int], None], work: int) -> None:
-    """Call for all parts of some work, so many multiplications, each on one thread."""
-    hands = min(torch.get_num_threads(), work // WORTH_A_THREAD)
-    if hands <= 1:
-        part(0, 1)
-        return
-    with worker_threads(hands) as run:
-        run([partial(part, number, hands) for number in range(hands)])
-
-
-def vector(entries: int) -> Tensor:
-    return torch.empty(entries, dtype=torch.float32, device="cpu")

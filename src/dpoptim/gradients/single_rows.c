@@ -27,6 +27,22 @@ typedef struct {
     double least, most, factor, longest;
 } Limits;
 
+/* All that is to be measured: squared norms of each weight's gradients, (layers, records), of each
+   unit, (units, records), and of each record's longest g. */
+typedef struct {
+    int64_t count, records, level, units;
+    double *squared, *of_units, *longest;
+    Limits limits;
+    Layer layers[];
+} Measured;
+
+/* A block of groups from a record on: what was measured, and weights, (units, records). */
+typedef struct {
+    int64_t count, records, level, groups, from;
+    const double *squared, *weights;
+    Layer layers[]; /* then `Totals` of each, and then the sizes of the groups */
+} Added;
+
 /* The sum of the squares of one row. */
 #define SQUARES(NAME, TARGET, VECTOR)                                                              \
     TARGET static double NAME(const float *x, int64_t entries) {                                   \
@@ -66,12 +82,15 @@ static double squared_norm(const float *x, int64_t entries, double factor, doubl
     return square * limits->factor;
 }
 
-/* Measures one of several parts of the records: squared norms of each weight's gradients, (layers,
-   records), of each unit, (units, records), and of each record's longest g. */
-void dpoptim_measure_rows(int64_t count, const Layer *layers, int64_t records, double *squared,
-                          const Limits *limits, int64_t units, double *of_units, double *longest,
-                          int level, int64_t part, int64_t parts, float *room) {
+/* Measures one of several parts of the records. */
+void dpoptim_measure_rows(const void *given, int64_t part, int64_t parts, float *room) {
     (void)room;
+    const Measured *what = given;
+    int64_t count = what->count, records = what->records, units = what->units;
+    const Layer *layers = what->layers;
+    const Limits *limits = &what->limits;
+    double *squared = what->squared, *of_units = what->of_units, *longest = what->longest;
+    int level = (int)what->level;
     for (int64_t i = records * part / parts; i < records * (part + 1) / parts; i++) {
         for (int64_t unit = 0; unit < units; unit++) of_units[unit * records + i] = 0.0;
         longest[i] = 0.0;
@@ -105,24 +124,27 @@ void dpoptim_measure_rows(int64_t count, const Layer *layers, int64_t records, d
 BIAS(wide_bias, WIDE)
 BIAS(middle_bias, MIDDLE)
 
-/* The sum of a block of groups from a record on: one of several parts of the columns of weights, and
-   in the last part of biases. */
-void dpoptim_add_rows(int64_t count, const Layer *layers, int64_t records, const double *squared,
-                      const double *weights, const Totals *totals, int64_t groups,
-                      const int64_t *sizes, int64_t from, int level, int64_t part, int64_t parts,
-                      float *room) {
+/* The sum of what is to be added: one of several parts of the columns of weights, and in the last part
+   of biases. */
+void dpoptim_add_rows(const void *given, int64_t part, int64_t parts, float *room) {
+    const Added *what = given;
+    int64_t records = what->records, groups = what->groups, from = what->from, of_block = 0;
+    const double *squared = what->squared;
+    const Totals *totals = (const Totals *)(what->layers + what->count);
+    const int64_t *sizes = (const int64_t *)(totals + what->count);
+    int level = (int)what->level;
     float some[POSITIONS];
-    int64_t of_block = 0;
     for (int64_t group = 0; group < groups; group++) of_block += sizes[group];
-    for (int64_t layer = 0; layer < count; layer++, squared += records) {
-        const Layer *of = layers + layer;
+    for (int64_t layer = 0; layer < what->count; layer++, squared += records) {
+        const Layer *of = what->layers + layer;
         const float *g = of->g + from * of->g_step;
         if (of->bias >= 0 && part + 1 == parts)
             (level == WIDE_LEVEL ? wide_bias : middle_bias)(
-                g, of->g_step, of->rows, weights + of->bias * records + from, of_block,
+                g, of->g_step, of->rows, what->weights + of->bias * records + from, of_block,
                 totals[layer].bias);
         if (of->weight < 0) continue;
-        const double *given = weights + of->weight * records + from, *measured = squared + from;
+        const double *factors = what->weights + of->weight * records + from;
+        const double *measured = squared + from;
         int64_t tiles = (of->columns + 2 * FILL - 1) / (2 * FILL);
         int64_t column = tiles * part / parts * 2 * FILL, end = tiles * (part + 1) / parts * 2 * FILL;
         int64_t columns = (end < of->columns ? end : of->columns) - column;
@@ -130,10 +152,11 @@ void dpoptim_add_rows(int64_t count, const Layer *layers, int64_t records, const
         for (int64_t group = 0, size; columns > 0 && group < groups; group++) {
             size = sizes[group];
             for (int64_t i = 0; i < size; i++) /* of zero no factor need be finite */
-                some[i] = measured[i] == 0.0 ? 0.0f : (float)given[i];
+                some[i] = measured[i] == 0.0 ? 0.0f : (float)factors[i];
             dpoptim_add_group(size, some, of->rows, g, of->g_step, columns, a, of->a_step,
-                              totals[layer].weight + column, of->columns, group > 0, room, level);
-            given += size, measured += size, g += size * of->g_step, a += size * of->a_step;
+                              totals[layer].weight + column, of->columns, group > 0, room,
+                              level);
+            factors += size, measured += size, g += size * of->g_step, a += size * of->a_step;
         }
     }
 }

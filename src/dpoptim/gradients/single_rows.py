@@ -10,47 +10,53 @@ import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from dpoptim import compiled
-from dpoptim.compiled import Library
+from dpoptim.gradients import compiled_work
+from dpoptim.gradients.compiled_work import A_NUMBER, Piece
 from dpoptim.gradients.norms import RAISED_IN_FLOAT64, SAFE_SQUARES, most_lost
 from dpoptim.gradients.per_sample_grads import LONGEST_FACTOR, Bias, Outer, PerSampleGrad
 from dpoptim.gradients.products import GROUP_ROWS, Groups, slices
 from dpoptim.gradients.sums import Sums
-from dpoptim.gradients.worker_threads import worker_threads
 
-WORTH_A_THREAD = 1 << 21  # multiplications that take longer than to wake a thread for them
 UNTRAINED = -1
 # `Limits` of `single_rows.c`
 LIMITS = struct.pack("=4d", *SAFE_SQUARES, RAISED_IN_FLOAT64, LONGEST_FACTOR**2)
 
 
-# `Layer` and `Totals` of `single_rows.c`
+# `Layer`, `Totals`, `Measured` and `Added` of `single_rows.c`
 LAYER, TOTALS = struct.Struct("=QQqqqqqqdddd"), struct.Struct("=QQ")
+MEASURED, ADDED = struct.Struct("=4q3q"), struct.Struct("=5q2q")
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The compiled functions.
+
+    Attributes:
+        group_room: room as for `Piece.run`, of the largest group and number of rows.
+        level: of the vectors that they may use.
+    """
+
+    measure: Piece
+    add: Piece
+    group_room: Callable[[int, int], int]
+    level: int
 
 
 @cache
-def library() -> Library | None:
-    """The compiled functions, declared; None where there are none."""
-    found = compiled.library()
+def functions() -> Functions | None:
+    """The compiled functions; None where there are none."""
+    found = compiled_work.library()
     if found is None:
         return None
-    functions = found.functions
-    whole, some, level = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
-    functions.dpoptim_group_room.argtypes = [whole, whole]
-    functions.dpoptim_group_room.restype = whole
-    given, part = (whole, some, whole, some), (level, whole, whole, some)
-    for function, types in (
-        (functions.dpoptim_measure_rows, (*given, some, whole, some, some, *part)),
-        (functions.dpoptim_add_rows, (*given, some, some, whole, some, whole, *part)),
-    ):
-        function.argtypes, function.restype = types, None
-    return found
+    room = found.functions.dpoptim_group_room
+    room.argtypes, room.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
+    return Functions(Piece("dpoptim_measure_rows"), Piece("dpoptim_add_rows"), room, found.level)
 
 
 @dataclass
@@ -79,9 +85,9 @@ class SingleRows:
     """
 
     def __init__(self, layers: Sequence[Sides], units: Sequence[str]) -> None:
-        found = library()
+        found = functions()
         assert found is not None
-        self._functions, self._level = found.functions, found.level
+        self._functions = found
         self._layers, self._records, self._unit_of = layers, layers[0].g.shape[0], units
         self.places = [
             place for each in layers for place in (each.weight, each.bias) if place is not None
@@ -96,7 +102,7 @@ class SingleRows:
 
         Decided by types, devices and dtypes, which are public.
         """
-        if library() is None:
+        if functions() is None:
             return None
         found: dict[int, Sides] = {}
         for place, each in gradients.items():
@@ -122,10 +128,13 @@ class SingleRows:
         count, units, records = len(self._layers), len(self._units), self._records
         measured = torch.empty(count + units + 1, records, dtype=torch.float64, device="cpu")
         start, of_row = measured.data_ptr(), measured.element_size() * records
-        self._call(
-            self._functions.dpoptim_measure_rows,
-            *(start, LIMITS, units, start + count * of_row, start + (count + units) * of_row),
-            work=records * sum(each.g.shape[1] + each.a.shape[1] for each in self._layers),
+        given = MEASURED.pack(
+            *(count, records, self._functions.level, units),
+            *(start, start + count * of_row, start + (count + units) * of_row),
+        )
+        numbers = sum([each.g.shape[1] + each.a.shape[1] for each in self._layers])
+        self._functions.measure.run(
+            b"".join([given, LIMITS, self._in_c]), A_NUMBER * records * numbers
         )
         rows = measured.unbind()
         self._squared = rows[:count]
@@ -184,14 +193,15 @@ class SingleRows:
                 terms[each.bias] = torch.empty(rows, dtype=torch.float64, device="cpu")
                 bias = terms[each.bias].data_ptr()
             pointers.append(TOTALS.pack(weight, bias))
-        self._call(
-            self._functions.dpoptim_add_rows,
-            *(self._squared[0].data_ptr(), factors.data_ptr(), b"".join(pointers)),
-            *(len(sizes), struct.pack(f"={len(sizes)}q", *sizes), first),
-            work=sum(sizes) * products,
-            room=self._functions.dpoptim_group_room(
-                max(sizes), max([each.g.shape[1] for each in self._layers])
-            ),
+        given = ADDED.pack(
+            *(len(self._layers), self._records, self._functions.level, len(sizes), first),
+            *(self._squared[0].data_ptr(), factors.data_ptr()),
+        )
+        in_c = struct.pack(f"={len(sizes)}q", *sizes)
+        widest = max([each.g.shape[1] for each in self._layers])
+        room = self._functions.group_room(max(sizes), widest)
+        self._functions.add.run(
+            b"".join([given, self._in_c, *pointers, in_c]), sum(sizes) * products, room
         )
         for place, term in terms.items():
             sums[place].add(term)
@@ -207,32 +217,11 @@ class SingleRows:
                         sums[place], of_group, [[part.stop - part.start]]
                     )
 
-    def _call(
-        self, function: Callable[..., None], *given: object, work: int, room: int = 0
-    ) -> None:
-        """Call a compiled function for all parts of the work, each on one thread.
-
-        Args:
-            work: multiplications.
-            room: float32 numbers that each part needs.
-        """
-        about = len(self._layers), self._in_c, self._records
-
-        def one(part: int, parts: int) -> None:
-            own = torch.empty(room, dtype=torch.float32, device="cpu")
-            function(*about, *given, self._level, part, parts, own.data_ptr())
-
-        hands = min(torch.get_num_threads(), work // WORTH_A_THREAD)
-        if hands <= 1:
-            one(0, 1)
-            return
-        with worker_threads(hands) as run:
-            run([partial(one, part, hands) for part in range(hands)])
-
 
 def serves(outer: Outer) -> bool:
     """Whether compiled functions read its sides."""
-    return outer.g.dtype == outer.a.dtype == torch.float32 and outer.g.is_cpu and len(outer.g) > 0
+    g = outer.g
+    return g.dtype == outer.a.dtype == torch.float32 and g.is_cpu and g.shape[0] > 0
 
 
 def dense(rows: Tensor) -> Tensor:

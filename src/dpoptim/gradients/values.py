@@ -1,20 +1,27 @@
 """Whether tensors hold what they held; ``_version`` misses writes through ``.data``."""
 
+import ctypes
 import hashlib
 import io
 import pickle
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpoptim import compiled
+from dpoptim.compiled import Library
 from dpoptim.torch_internals import local_part
 
 LANES = 1021  # a prime: no row of a matrix is as long by habit
 COPIED = 8 * LANES  # 64-bit words up to which all are compared
+SOURCE = struct.Struct("=Qqq")  # as in `values.c`
+WORDS, BYTES, TABLE = range(3)
 
 
 @dataclass
@@ -30,8 +37,31 @@ class _Memory:
     summed: list[Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)  # of the tensors, in the order of what is read
 
+    @cached_property
+    def _in_c(self) -> bytes:
+        """The same, once all of it is known; empty where compiled functions cannot read it."""
+        if compiled_reader() is None or not all(t.is_cpu for t in (*self.sources, *self.summed)):
+            return b""
+        found = [
+            (t.data_ptr(), BYTES if t.dtype == torch.uint8 else WORDS, len(t)) for t in self.sources
+        ]
+        found += [(t.data_ptr(), TABLE, len(t)) for t in self.summed]
+        return b"".join([SOURCE.pack(*each) for each in found])
+
+    @cached_property
+    def _words(self) -> int:
+        return sum(map(len, self.sources)) + LANES * len(self.summed)
+
     def read(self) -> Tensor:
         """Shape (words,): first what is copied, then the sums."""
+        if sources := self._in_c:
+            found = compiled_reader()
+            assert found is not None
+            words = torch.empty(self._words, dtype=torch.int64, device="cpu")
+            found.functions.dpoptim_read_values(
+                len(sources) // SOURCE.size, sources, LANES, words.data_ptr(), found.level
+            )
+            return words
         parts = [
             source if source.dtype == torch.int64 else source.to(torch.int64)
             for source in self.sources
@@ -46,6 +76,17 @@ class _Memory:
                 return name
             place -= size
         raise IndexError(place)
+
+
+@cache
+def compiled_reader() -> Library | None:
+    """Compiled functions that read the same words in one call; None where there are none."""
+    found = compiled.library()
+    if found is not None:
+        whole, some = ctypes.c_int64, ctypes.c_void_p
+        read = found.functions.dpoptim_read_values
+        read.argtypes, read.restype = [whole, some, whole, some, ctypes.c_int], None
+    return found
 
 
 class Values:
