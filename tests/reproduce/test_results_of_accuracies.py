@@ -1,10 +1,12 @@
 """Slices of the tables of accuracies, and of what the CNN was chosen by, made again."""
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +72,44 @@ def test_accuracies_are_of_settings_that_the_command_has(
     assert {made.settings(row) for row in rows} <= {trial for group in groups for trial in group}
     tested = {made.settings(row) for row in rows if row.part == "test"}
     assert all(tested & set(group) for group in groups)
+
+
+def chosen(made: ModuleType, rows: list[Any]) -> list[float]:
+    """Scores on test records, by the setting and average of most points on choosing records."""
+
+    def points(trial: Any, tail: str, part: str) -> list[float]:
+        mine = [row for row in rows if (made.settings(row), row.part) == (trial, part)]
+        return [getattr(row, tail) for row in mine]
+
+    trials = dict.fromkeys(made.settings(row) for row in rows if row.part == "choice")
+    ways = [(trial, tail) for trial in trials for tail in made.TAILS]
+    best = max(ways, key=lambda way: statistics.mean(points(*way, "choice")))
+    return points(*best, "test")
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "ours"),
+    [("optimizers", "optimizer", "AdamBC"), ("mechanisms", "method", "banded")],
+)
+def test_ours_is_never_behind_by_more_than_the_spread(
+    bench: Callable[[str], ModuleType], table: str, column: str, ours: str
+) -> None:
+    """At every epsilon of every task, by 3 seeds or more; on digits, AdamBC as Adam alone."""
+    made = bench("accuracy")
+    cells: dict[tuple[str, float], dict[str, list[Any]]] = {}
+    for row in made.Table(RESULTS / f"accuracy_{table}.csv").rows:
+        cell = cells.setdefault((row.task, row.epsilon), {})
+        cell.setdefault(getattr(row, column), []).append(row)
+    assert len(cells) == 12
+    for (task, _), methods in cells.items():
+        scores = {name: chosen(made, rows) for name, rows in methods.items()}
+        assert len(scores) == 3
+        assert min(map(len, scores.values())) >= 3
+        if table == "optimizers" and task.startswith("digits"):
+            del scores["SGD"]
+        best = max(scores.values(), key=statistics.mean)
+        spread = max(statistics.stdev(best), statistics.stdev(scores[ours]))
+        assert statistics.mean(scores[ours]) >= statistics.mean(best) - spread
 
 
 def test_what_averages_gain(bench: Callable[[str], ModuleType]) -> None:

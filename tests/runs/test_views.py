@@ -15,6 +15,7 @@ from dpoptim.data.views import moved, repeated
 from dpoptim.recipes import recipe
 from dpoptim.runs import train
 from dpoptim.runs.command import refuse_views
+from dpoptim.runs.inputs import LEAST_SIDE, advice
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
 
@@ -136,3 +137,15 @@ def test_persons_rows_are_no_views() -> None:
     data = replace(data, persons=np.arange(len(data.x)))
     with pytest.raises(ValueError, match="leave out --views, or --person-column"):
         refuse_views(TrainRequest(views=2), data)
+
+
+def test_views_of_tiny_images_are_advised_against() -> None:
+    """By the images' shape alone, which is public."""
+    data = load_digits(0)
+    (said,) = advice(data, TrainRequest(views=4))
+    assert "much of a side of 8" in said
+    assert list(advice(data, TrainRequest())) == []
+    large = replace(data, x=np.zeros((2, 1, LEAST_SIDE, 28), dtype=np.float32))
+    assert list(advice(large, TrainRequest(views=4))) == []
+    small = replace(data, x=np.zeros((2, 1, 28, LEAST_SIDE - 1), dtype=np.float32))
+    assert len(list(advice(small, TrainRequest(views=4)))) == 1

@@ -202,7 +202,8 @@ def iterative(
             kl["kl_gamma"] = min(kl["kl_gamma"], SPIDER_GAMMA)
             return kl_spider, {"smoothness": smoothness, "rounds": SPIDER_ROUNDS, **kl}
         case "adaptive-gd":
-            return adaptive_gd, {"smoothness": smoothness}
+            # its steps of 1 / (2 L1) are as long as noisy_gd's
+            return adaptive_gd, {"smoothness": smoothness / (2 * NOISY_STEP[model.loss])}
         case "proximal-point":
             # any number above 0 serves a convex risk; this one needs few rounds
             convexity = kl["kl_gamma"] ** -2

@@ -137,10 +137,13 @@ METHODS: dict[str, tuple[Method, list[dict[str, float]]]] = {
         candidates(lipschitz=[1, 1, 3, 3], step_size=[1, 2, 0.5, 0.5], steps=[50, 100, 100, 300]),
     ),
     # with so few rounds it takes nearly the same steps for every exponent
-    "KL-Spider, kappa = 2": (
-        by(kl_spider),
-        [{**settings, "kl_exponent": 2.0} for settings in SPIDER],
-    ),
+    **{
+        f"KL-Spider, kappa = {exponent:g}": (
+            by(kl_spider),
+            [{**settings, "kl_exponent": exponent} for settings in SPIDER],
+        )
+        for exponent in (2.0, 1.5)
+    },
     "proximal point": (
         by(proximal_point),
         candidates(

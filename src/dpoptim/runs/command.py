@@ -140,8 +140,7 @@ def notes_on(
 ) -> Iterator[str]:
     """Warnings before anything is spent."""
     yield from (f"Note: {doubt}" for doubt in doubts)
-    if (note := advice(data, request)) is not None:
-        yield note
+    yield from advice(data, request)
     if request.ledger is not None and ledger.budget is None:
         yield (
             "Note: this ledger has no budget, so it writes every run down and refuses none; "
