@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from dpoptim.gate.queries import CorrelatedSum
 from dpoptim.methods.method import TrainingMethod
+from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
 from dpoptim.planning.choice import cheapest_of_the_best
-from dpoptim.planning.ranking import learning_rate
+from dpoptim.planning.ranking import adaptive_learning_rate, learning_rate
 from dpoptim.planning.sweep import MOST_STEPS as MOST
 from dpoptim.planning.sweep import Question, candidates
 from dpoptim.planning.targets import EpsilonAtMost, NotEstimatedError
@@ -24,7 +25,7 @@ class Recipe:
         batch_size: expected batch; large batches make the noise small relative to the sum.
         epochs: passes over the data.
         clip_norm: bound on each record's gradient.
-        learning_rate, momentum: of SGD.
+        learning_rate, momentum: of SGD; other optimizers have rates of their own (`rate_of`).
         walk: the farthest that a run's noise may move a weight, one standard deviation; see
             `steady_rate`.
         averaged: share of the last steps whose iterates are averaged into the result
@@ -91,6 +92,19 @@ def steady_rate(base: Recipe, plan: Plan) -> float:
     if math.isnan(moved) or base.learning_rate * moved <= base.walk:
         return base.learning_rate  # also where nothing is known
     return float(f"{base.walk / moved:.2g}")
+
+
+def rate_of(base: Recipe, plan: Plan, by: OptimizerSettings, parameters: int) -> float:
+    """The learning rate of an optimizer, from public numbers.
+
+    Args:
+        base: whose rate is of SGD, for its momentum and a clip norm of 1.
+        plan: of a method that trains step by step.
+        parameters: numbers that are trained.
+    """
+    if by.kind.adaptive:
+        return adaptive_learning_rate(parameters, plan.steps)
+    return steady_rate(base, plan)
 
 
 def noise_walk(plan: Plan) -> float:

@@ -36,3 +36,12 @@ def learning_rate(noise_to_signal: float, batch_size: float, steps: int, momentu
     """
     noise = math.sqrt((1 / batch_size + noise_to_signal**2) * steps)
     return float(f"{min(MOST_STEP, REACH / noise) * (1 - momentum):.2g}")
+
+
+def adaptive_learning_rate(parameters: int, steps: int) -> float:
+    """A learning rate of Adam, whatever the clip norm. Two digits.
+
+    ``REACH / sqrt(d T)``: Adam moves each of d weights by about its rate where gradients are mostly
+    noise, so that the noise of all steps moves them together as far as SGD's rule lets it.
+    """
+    return float(f"{REACH / math.sqrt(parameters * steps):.2g}")
