@@ -154,7 +154,7 @@ STUDIES: Mapping[str, tuple[Any, bool, Shapes, Any, dict[str, tuple[float, ...]]
             estimator is DPSGDClassifier,
             NETWORK_SHAPES,
             partial(network, optimizer=name),
-            {"rate": rates, "epochs": (20, 40)},
+            {"rate": rates},
         )
         for estimator, rates in (
             (DPSGDClassifier, (0.25, 0.5, 1, 2, 4)),
