@@ -7,7 +7,7 @@ from dpoptim.gate.queries import CorrelatedSum
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
-from dpoptim.planning.choice import cheapest_of_the_best
+from dpoptim.planning.choice import cheapest_of_the_best, taken_back
 from dpoptim.planning.ranking import adaptive_learning_rate, learning_rate
 from dpoptim.planning.sweep import MOST_STEPS as MOST
 from dpoptim.planning.sweep import Question, candidates
@@ -103,7 +103,7 @@ def rate_of(base: Recipe, plan: Plan, by: OptimizerSettings, parameters: int) ->
         parameters: numbers that are trained.
     """
     if by.kind.adaptive:
-        return adaptive_learning_rate(parameters, plan.steps)
+        return adaptive_learning_rate(parameters, plan.steps, taken_back(plan))
     return steady_rate(base, plan)
 
 

@@ -13,7 +13,9 @@ import dpoptim
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor
 from dpoptim.optim import AdamBC
 from dpoptim.optimizers import OPTIMIZERS, optimizer
-from dpoptim.planning.ranking import adaptive_learning_rate
+from dpoptim.planning.choice import taken_back
+from dpoptim.planning.ranking import REACH, adaptive_learning_rate
+from dpoptim.recipes import noise_walk
 
 X = np.random.default_rng(0).uniform(-1, 1, (600, 3))
 Y = (X[:, 0] > 0).astype(int)
@@ -53,7 +55,27 @@ def test_every_optimizer_goes_with_every_method_at_the_same_charge(method: str, 
     assert model.score(X, Y) > 0.75
     assert model.optimizer_ == str(optimizer(name))
     if OPTIMIZERS[name].adaptive:
-        assert model.learning_rate_ == adaptive_learning_rate(2 * 4, plan.steps)
+        assert model.learning_rate_ == adaptive_learning_rate(8, plan.steps, taken_back(plan))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("method", "options"), [*METHODS.items(), ("dp-ftrl", {}), ("dp-ftrl", {"noise": "toeplitz"})]
+)
+def test_by_default_noise_moves_the_weights_as_far_by_every_method(
+    method: str, options: dict[str, Any], name: str
+) -> None:
+    """Whatever a method calls its noise multiplier, and however much of its noise lasts."""
+    model = DPSGDClassifier(
+        **SETTINGS | {"epsilon": 0.1}, method=method, method_options=options, optimizer=name
+    )
+    plan, by = model._plan(600, 1e-4, epsilon=0.1), optimizer(name)
+    rate = model._learning_rate(plan, 1_000, by)
+    moved = rate / (1 - by.momentum) * noise_walk(plan) * 1_000**0.5
+    if by.kind.adaptive:  # gradients are divided by what a step's noise makes them
+        drawn = [plan.query.released_deviation(step) for step in range(plan.steps)]
+        moved /= float(np.sqrt(np.mean(np.square(drawn)))) / plan.batch_size
+    assert moved == pytest.approx(REACH, rel=0.02 if method != "dp-ftrl" else 0.4)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -10,6 +10,7 @@ import torch
 import dpoptim
 from command_work import command, run
 from dpoptim.optimizers import OPTIMIZERS, optimizer
+from dpoptim.planning.choice import taken_back
 from dpoptim.planning.ranking import adaptive_learning_rate
 from dpoptim.runs import compare, interrupted
 from ranks import run_ranks
@@ -38,9 +39,8 @@ def test_every_optimizer_trains_by_every_method_and_is_named(method: str, tmp_pa
         found = certificate(folder)
         assert found["training"]["optimizer"] == words
         if OPTIMIZERS[name].adaptive:
-            rate = adaptive_learning_rate(
-                650, json.loads((folder / "plan.json").read_text())["steps"]
-            )
+            plan = dpoptim.Plan.from_json((folder / "plan.json").read_text())
+            rate = adaptive_learning_rate(650, plan.steps, taken_back(plan))
             assert found["training"]["learning rate"] == f"{rate:g}"
         assert words in (folder / "report.html").read_text()
         guarantees.append(found["guarantee"])

@@ -29,6 +29,7 @@ from dpoptim.iterate import Iterate
 from dpoptim.methods import TrainingMethod
 from dpoptim.optimizers import OptimizerSettings, optimizer
 from dpoptim.plan import Plan
+from dpoptim.planning.choice import effective_noise, taken_back
 from dpoptim.planning.ranking import adaptive_learning_rate, learning_rate, noise_to_signal
 from dpoptim.recipes import recipe
 from dpoptim.registry import entry
@@ -192,8 +193,9 @@ class NetworkFit(PrivateSettings):
         if self.learning_rate is not None:
             return positive_number("learning_rate", self.learning_rate)
         if by.kind.adaptive:
-            return self._rate * adaptive_learning_rate(parameters, plan.steps)
-        noise = noise_to_signal(plan.noise_multiplier, parameters, plan.batch_size)
+            lasting = taken_back(plan)
+            return self._rate * adaptive_learning_rate(parameters, plan.steps, lasting)
+        noise = noise_to_signal(effective_noise(plan), parameters, plan.batch_size)
         rate = learning_rate(noise, plan.batch_size, plan.steps, by.momentum)
         return self._rate * rate / real_number("clip_norm", self.clip_norm)
 
