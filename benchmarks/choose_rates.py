@@ -31,7 +31,6 @@ from dpoptim.runs.outcome import parameters_of
 from dpoptim.runs.train import train_privately
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-OF_NUMBERS = (0.03, 0.06, 0.125, 0.25, 0.5, 1.0)
 EPSILONS = (1.0, 4.0)
 DELTA = 1e-5
 FEW = (0.5, 1.0, 2.0)
@@ -64,8 +63,9 @@ def made_up(classes: bool) -> Iterator[Task]:
             "made up", unit[rest], labels[rest], unit[held], labels[held], names, True, bounds
         )
         kind = "classes" if classes else "numbers"
-        factors = FACTORS if classes else OF_NUMBERS
-        yield Task(f"table of {kind}, {name}", "softmax", data, factors)
+        yield Task(f"table of {kind}, {name}", "softmax", data)
+        if not classes:
+            yield Task(f"table of {kind}, {name}, mlp", "mlp", data)
 
 
 def images(folder: Path) -> Iterator[Task]:

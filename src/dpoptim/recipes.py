@@ -8,7 +8,7 @@ from dpoptim.methods.method import TrainingMethod
 from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
 from dpoptim.planning.choice import cheapest_of_the_best, taken_back
-from dpoptim.planning.ranking import adaptive_learning_rate, learning_rate
+from dpoptim.planning.ranking import REACH, adaptive_learning_rate, learning_rate
 from dpoptim.planning.sweep import MOST_STEPS as MOST
 from dpoptim.planning.sweep import Question, candidates
 from dpoptim.planning.targets import EpsilonAtMost, NotEstimatedError
@@ -103,8 +103,19 @@ def rate_of(base: Recipe, plan: Plan, by: OptimizerSettings, parameters: int) ->
         parameters: numbers that are trained.
     """
     if by.kind.adaptive:
-        return adaptive_learning_rate(parameters, plan.steps, taken_back(plan))
+        shorter = min(1.0, base.walk * math.sqrt(parameters) / REACH)
+        rate = shorter * adaptive_learning_rate(parameters, plan.steps, taken_back(plan))
+        return float(f"{rate:.2g}")
     return steady_rate(base, plan)
+
+
+def for_numbers(base: Recipe, parameters: int) -> Recipe:
+    """``base`` for a number to predict: noise may move all weights together an eighth as far.
+
+    Weights that noise has moved far cost a squared loss more than they cost cross-entropy. The
+    eighth was chosen on made-up tables (`benchmarks/choose_rates.py`).
+    """
+    return replace(base, walk=min(base.walk, REACH / 8 / math.sqrt(parameters)))
 
 
 def noise_walk(plan: Plan) -> float:

@@ -21,7 +21,7 @@ from dpoptim.methods import WholeRun
 from dpoptim.optimizers import optimizer
 from dpoptim.plan import Plan
 from dpoptim.planning import warnings_about_plan
-from dpoptim.recipes import rate_of
+from dpoptim.recipes import for_numbers, rate_of
 from dpoptim.runs.inputs import BUNDLED, advice, load
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
@@ -165,6 +165,8 @@ def planned_run(
     by = optimizer(request.optimizer, momentum=request.momentum, betas=request.both_betas)
     bundled, clip = request.data in BUNDLED, solver_clip(data)
     defaults = defaults_of(request, data, bundled=bundled)
+    if data.target_bounds is not None:
+        defaults = for_numbers(defaults, parameters)
     refuse_views(request, data)
     plan = plan_of(
         request, data.units, bundled=bundled, largest_gradient=clip, defaults=defaults, kept=kept
