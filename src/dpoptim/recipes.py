@@ -28,6 +28,7 @@ class Recipe:
         learning_rate, momentum: of SGD; other optimizers have rates of their own (`rate_of`).
         walk: the farthest that a run's noise may move a weight, one standard deviation; see
             `steady_rate`.
+        reach: how far it moves all weights together by an adaptive optimizer; see `rate_of`.
         averaged: share of the last steps whose iterates are averaged into the result
             (post-processing, free).
         physical_batch_size: rows at a time; None: the whole batch.
@@ -41,6 +42,7 @@ class Recipe:
     averaged: float
     physical_batch_size: int | None
     walk: float = math.inf
+    reach: float = REACH
 
 
 def recipe(
@@ -71,9 +73,9 @@ def recipe(
             walk=0.1 * shorter,
         )
     if model == "softmax":
-        return Recipe(batch_size, 40, 1.0, 2.0, 0.9, averaged=0.5, physical_batch_size=None)
+        return Recipe(batch_size, 40, 1.0, 2.0, 0.9, 0.5, None, reach=2 * REACH)
     if model == "mlp":
-        return Recipe(batch_size, 40, 1.0, 1.0, 0.9, averaged=0.5, physical_batch_size=None)
+        return Recipe(batch_size, 40, 1.0, 1.0, 0.9, 0.5, None, reach=2 * REACH)
     epochs, rows = (30, 512) if views == 1 else (40, max(1, 512 // views))
     return Recipe(batch_size, epochs, 1.0, 1.0, 0.9, 0.3, physical_batch_size=rows, walk=0.3)
 
@@ -103,9 +105,8 @@ def rate_of(base: Recipe, plan: Plan, by: OptimizerSettings, parameters: int) ->
         parameters: numbers that are trained.
     """
     if by.kind.adaptive:
-        shorter = min(1.0, base.walk * math.sqrt(parameters) / REACH)
-        rate = shorter * adaptive_learning_rate(parameters, plan.steps, taken_back(plan))
-        return float(f"{rate:.2g}")
+        reach = min(base.reach, base.walk * math.sqrt(parameters))
+        return adaptive_learning_rate(parameters, plan.steps, taken_back(plan), reach)
     return steady_rate(base, plan)
 
 

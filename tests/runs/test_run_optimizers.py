@@ -13,6 +13,7 @@ from command_work import command, run
 from dpoptim.optimizers import OPTIMIZERS, optimizer
 from dpoptim.planning.choice import taken_back
 from dpoptim.planning.ranking import adaptive_learning_rate
+from dpoptim.recipes import recipe
 from dpoptim.runs import compare, interrupted
 from ranks import run_ranks
 
@@ -41,7 +42,8 @@ def test_every_optimizer_trains_by_every_method_and_is_named(method: str, tmp_pa
         assert found["training"]["optimizer"] == words
         if OPTIMIZERS[name].adaptive:
             plan = dpoptim.Plan.from_json((folder / "plan.json").read_text())
-            rate = adaptive_learning_rate(650, plan.steps, taken_back(plan))
+            reach = recipe("softmax", plan.n).reach
+            rate = adaptive_learning_rate(650, plan.steps, taken_back(plan), reach)
             assert found["training"]["learning rate"] == f"{rate:g}"
         assert words in (folder / "report.html").read_text()
         guarantees.append(found["guarantee"])
@@ -155,15 +157,13 @@ def test_compare_takes_an_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_numbers_on_few_records_are_predicted_no_worse_than_by_their_mean(
-    name: str, tmp_path: Path
-) -> None:
-    """Rates that suit classes end with an R2 of -1 here: noise moves weights too far."""
+def test_numbers_are_predicted_from_few_records(name: str, tmp_path: Path) -> None:
+    """R2 is 0.46 and more; by rates as of classes it was -0.1 with SGD and 0.2 with Adam."""
     draws = np.random.default_rng(0)
-    x = draws.uniform(-1, 1, (800, 8))
+    x = draws.uniform(-1, 1, (800, 20))
     y = x[:, 0] - x[:, 1] + 0.5 * draws.normal(size=800)
     lines = [",".join(f"{value:.6f}" for value in (*row, y[i])) for i, row in enumerate(x)]
-    header = ",".join([*(f"c{i}" for i in range(8)), "y"])
+    header = ",".join([*(f"c{i}" for i in range(20)), "y"])
     (tmp_path / "t.csv").write_text("\n".join([header, *lines]) + "\n")
     given = ["--target", "y", "--task", "regression", "--target-bounds=-4,4", "--data-is-public"]
     said = run(
@@ -171,4 +171,4 @@ def test_numbers_on_few_records_are_predicted_no_worse_than_by_their_mean(
         *("--delta", "1e-4", "--optimizer", name, "--noise-seed", "0", "--out", tmp_path / "run"),
     )
     assert "R2, private" in said
-    assert certificate(tmp_path / "run")["scores"]["private"][-1] > 0.1
+    assert certificate(tmp_path / "run")["scores"]["private"][-1] > 0.35
