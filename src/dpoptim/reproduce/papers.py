@@ -59,7 +59,8 @@ class Item:
 
     def _doors(self) -> list[str]:
         if self.theory is not None and self.theory.startswith("solvers."):
-            return [f"a whole run: `dpoptim.{self.theory}`", self.elsewhere, self.elsewhere]
+            made = f"a whole run: `dpoptim.{self.theory}`, also on modules"
+            return [made, self.elsewhere, self.elsewhere]
         if self.theory is not None:
             return [f"{NOT_A_RUN}: `dpoptim.{self.theory}`", NOT_A_RUN, NOT_A_RUN]
         if self.method is None:
@@ -197,7 +198,8 @@ ITEMS = (
     Item(MENART, "Algorithm 4, Theorem 9", "noisy gradient descent", "noisy-gd",
          experiment="kl-real", instead="on real data; its rate is not measured"),
     Item(MENART, "Theorem 5", "stationary points", theory="solvers.select_stationary",
-         experiment="kl-real", elsewhere="their losses are convex, with one stationary point"),
+         experiment="kl-real",
+         elsewhere="linear models' losses are convex: their one stationary point is the minimum"),
     Item(MENART, "Corollary 1", "lower bound, kappa up to 2",
          theory="theory.kl_condition.lower_bound_rate", instead="its order, computed"),
     Item(MENART, "Theorem 6", "lower bound under growth",
