@@ -13,6 +13,7 @@ import csv
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,13 @@ def auto_regressor(settings: Settings) -> Any:
     return (patch.object(solving, "SHARP", settings["sharp"]), {})
 
 
-def network(settings: Settings) -> Any:
-    arguments = {"hidden_layer_sizes": (32,), "random_state": 0, **settings}
+def network(settings: Settings, optimizer: str = "sgd") -> Any:
+    arguments = {
+        "hidden_layer_sizes": (32,),
+        "random_state": 0,
+        "optimizer": optimizer,
+        **settings,
+    }
     rate = arguments.pop("rate")
     patches = [patch.object(each, "_rate", rate) for each in (DPSGDClassifier, DPSGDRegressor)]
     return (*patches, arguments)
@@ -142,6 +148,20 @@ STUDIES: Mapping[str, tuple[Any, bool, Shapes, Any, dict[str, tuple[float, ...]]
         network,
         {"rate": (0.25, 0.5, 1, 2), "clip_norm": (0.3, 1), "epochs": (20, 40)},
     ),
+    **{
+        f"{estimator.__name__}, {name}": (
+            estimator,
+            estimator is DPSGDClassifier,
+            NETWORK_SHAPES,
+            partial(network, optimizer=name),
+            {"rate": rates},
+        )
+        for estimator, rates in (
+            (DPSGDClassifier, (0.25, 0.5, 1, 2, 4)),
+            (DPSGDRegressor, (0.03, 0.06, 0.125, 0.25, 0.5, 1)),
+        )
+        for name in ("adam", "adam_bc")
+    },
 }
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dpoptim import Ledger
 from dpoptim.data import Data
+from dpoptim.optimizers import optimizer
 from dpoptim.plan import make_plan
 from dpoptim.planning import EpsilonAtMost, Question, Setting, learning_rate
 from dpoptim.planning.sweep import settings
@@ -107,7 +108,7 @@ def measured(
         data,
         model,
         plan,
-        Optimization(rate, MOMENTUM, averaged=0.5),
+        Optimization(optimizer("sgd", momentum=MOMENTUM), rate, averaged=0.5),
         ledger=Ledger(neighboring=plan.neighboring),
         label="benchmark",
         noise_seed=seed,

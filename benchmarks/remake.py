@@ -26,8 +26,10 @@ COMMANDS = {
     "audit_peers.csv": "python benchmarks/audit_peers.py --out {out}/audit_peers.csv",
     "averaging.csv": "python benchmarks/averaging.py --out {out}",
     "convolutions.csv": "python benchmarks/convolutions.py --out {out}",
+    "by_optimizer.csv": "python benchmarks/by_optimizer.py --out {out}",
     "choose_cnn.csv": "python benchmarks/choose_cnn.py --out {out}",
     "choose_defaults.csv": "python benchmarks/choose_defaults.py --out {out}",
+    "choose_rates.csv": "python benchmarks/choose_rates.py --out {out}",
     "choose_scattering.csv": (
         "python benchmarks/choose_scattering.py --pictures {pictures} --font {font} --out {out}"
     ),

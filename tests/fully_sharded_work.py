@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.data import TensorDataset
 
@@ -58,6 +58,8 @@ from dpoptim.gradients.clipped_sum import ClippedSum, Norms
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
+from dpoptim.optim import AdamBC
+from dpoptim.optimizers import optimizer as listed_optimizer
 from dpoptim.plan import Plan
 from dpoptim.torch_internals import pytree
 from dpoptim.training import checkpoint, rank_files
@@ -142,6 +144,7 @@ def train(
     physical_batch_size: int | None = None,
     autocast: bool = False,
     steps: int = 5,
+    by: str = "adam",
     look: Callable[[Any, nn.Module], None] = lambda private, model: None,
     **options: Any,
 ) -> Tensor:
@@ -149,7 +152,7 @@ def train(
     model = model_of(way)
     x, y = records()
     plan = plan_for(METHODS[method](), steps=steps, noise_multiplier=noise_multiplier)
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    optimizer = listed_optimizer(by).make([p for p in model.parameters() if p.requires_grad], 0.05)
     data = TensorDataset(x.float(), y)
     with dpoptim.attach(plan, model, optimizer, data, noise_seed=5, **options) as private:
         for a, b in private.batches(physical_batch_size=physical_batch_size):
@@ -165,6 +168,21 @@ def train(
 
 def without_noise(rank: int, cases: list[tuple[str, str, dict[str, Any]]]) -> list[Tensor]:
     return [train(method, way, **options) for method, way, options in cases]
+
+
+def by_adam_bc(rank: int) -> Tensor:
+    """Steps along made-up gradients as noisy as is said: the final parameters as one vector."""
+    model = model_of("per block")
+    optimizer = AdamBC(model.parameters(), lr=0.05, noise_std=0.7)
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(4):
+        for p in model.parameters():
+            gradient = torch.randn(p.shape, generator=generator)
+            if isinstance(p, DTensor):
+                gradient = distribute_tensor(gradient, p.device_mesh, p.placements)
+            p.grad = gradient
+        optimizer.step()
+    return whole(model)
 
 
 # ---- what would break the guarantee -------------------------------------------------------------

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from dpoptim.gate.queries import CorrelatedSum
 from dpoptim.methods.method import TrainingMethod
+from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
-from dpoptim.planning.choice import cheapest_of_the_best
-from dpoptim.planning.ranking import learning_rate
+from dpoptim.planning.choice import cheapest_of_the_best, taken_back
+from dpoptim.planning.ranking import REACH, adaptive_learning_rate, learning_rate
 from dpoptim.planning.sweep import MOST_STEPS as MOST
 from dpoptim.planning.sweep import Question, candidates
 from dpoptim.planning.targets import EpsilonAtMost, NotEstimatedError
@@ -24,9 +25,10 @@ class Recipe:
         batch_size: expected batch; large batches make the noise small relative to the sum.
         epochs: passes over the data.
         clip_norm: bound on each record's gradient.
-        learning_rate, momentum: of SGD.
+        learning_rate, momentum: of SGD; other optimizers have rates of their own (`rate_of`).
         walk: the farthest that a run's noise may move a weight, one standard deviation; see
             `steady_rate`.
+        reach: how far it moves all weights together by an adaptive optimizer; see `rate_of`.
         averaged: share of the last steps whose iterates are averaged into the result
             (post-processing, free).
         physical_batch_size: rows at a time; None: the whole batch.
@@ -40,6 +42,7 @@ class Recipe:
     averaged: float
     physical_batch_size: int | None
     walk: float = math.inf
+    reach: float = REACH
 
 
 def recipe(
@@ -70,9 +73,9 @@ def recipe(
             walk=0.1 * shorter,
         )
     if model == "softmax":
-        return Recipe(batch_size, 40, 1.0, 2.0, 0.9, averaged=0.5, physical_batch_size=None)
+        return Recipe(batch_size, 40, 1.0, 2.0, 0.9, 0.5, None, reach=2 * REACH)
     if model == "mlp":
-        return Recipe(batch_size, 40, 1.0, 1.0, 0.9, averaged=0.5, physical_batch_size=None)
+        return Recipe(batch_size, 40, 1.0, 1.0, 0.9, 0.5, None, reach=2 * REACH)
     epochs, rows = (30, 512) if views == 1 else (40, max(1, 512 // views))
     return Recipe(batch_size, epochs, 1.0, 1.0, 0.9, 0.3, physical_batch_size=rows, walk=0.3)
 
@@ -91,6 +94,29 @@ def steady_rate(base: Recipe, plan: Plan) -> float:
     if math.isnan(moved) or base.learning_rate * moved <= base.walk:
         return base.learning_rate  # also where nothing is known
     return float(f"{base.walk / moved:.2g}")
+
+
+def rate_of(base: Recipe, plan: Plan, by: OptimizerSettings, parameters: int) -> float:
+    """The learning rate of an optimizer, from public numbers.
+
+    Args:
+        base: whose rate is of SGD, for its momentum and a clip norm of 1.
+        plan: of a method that trains step by step.
+        parameters: numbers that are trained.
+    """
+    if by.kind.adaptive:
+        reach = min(base.reach, base.walk * math.sqrt(parameters))
+        return adaptive_learning_rate(parameters, plan.steps, taken_back(plan), reach)
+    return steady_rate(base, plan)
+
+
+def for_numbers(base: Recipe, parameters: int) -> Recipe:
+    """``base`` for a number to predict: noise may move all weights together an eighth as far.
+
+    Weights that noise has moved far cost a squared loss more than they cost cross-entropy. The
+    eighth was chosen on made-up tables (`benchmarks/choose_rates.py`).
+    """
+    return replace(base, walk=min(base.walk, REACH / 8 / math.sqrt(parameters)))
 
 
 def noise_walk(plan: Plan) -> float:

@@ -27,6 +27,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("scaled", "per block", {}),
     ("ftrl, drawn again", "per block", {}),
     ("flat", "per block", {"projection": 0.3, "random_iterate": True}),
+    ("dice", "whole", {"by": "adam_bc"}),
 ]
 
 
@@ -47,6 +48,12 @@ def test_without_noise_sharded_models_train_as_in_one_process(
     for results in run_ranks(size, work.without_noise, cases):
         for case, result, expected in zip(cases, results, alone, strict=True):
             assert float((result - expected).abs().max()) < 1e-6, case
+
+
+def test_a_sharded_tensor_moves_as_far_by_adam_bc_as_a_whole_one() -> None:
+    alone = work.by_adam_bc(0)
+    for result in run_ranks(2, work.by_adam_bc):
+        assert float((result - alone).abs().max()) < 1e-6
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 from dpoptim.audit.detectors import DETECTORS
 from mutants import (
     faults,
+    faults_of_features,
     faults_of_isolation,
     faults_of_iterates,
     faults_of_methods,
@@ -691,6 +692,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "data.encoding.scaled",
         _t.dates_not_cut,
         "encoding",
+    ),
+    Mutant(
+        "colours brought to one deviation over all images",
+        "data.preparation.OpponentColours",
+        faults_of_features.colours_of_one_deviation,
+        "image features",
+    ),
+    Mutant(
+        "planes brought to one deviation over all images",
+        "data.preparation.Scatter.fill",
+        faults_of_features.planes_of_one_deviation,
+        "image features",
+    ),
+    Mutant(
+        "the mean of all images taken off",
+        "data.preparation.Whiten",
+        faults_of_features.mean_image_taken_off,
+        "image features",
     ),
     Mutant(
         "both ends of a range for the price of one",

@@ -154,7 +154,17 @@ METHODS = {
     "dp-sgd": dpoptim.DPSGD(0.3),
     "dp-ftrl": dpoptim.DPFTRL(0.3),
     "sampled by turns": dpoptim.DPFTRL(0.3, sampling="cyclic-poisson", bands=2),
+    "turns by coins": dpoptim.DPFTRL(0.3, sampling="b-min-sep", bands=2),
+    "bins": dpoptim.DPFTRL(0.3, sampling="balls-in-bins", bands=2),
+    "toeplitz": dpoptim.DPFTRL(0.3, noise="toeplitz"),
+    "fitted to a decay": dpoptim.DPFTRL(0.3, momentum=0.9, decay="cosine"),
     "dice-sgd": dpoptim.DiceSGD(0.3),
+    "dice-sgd, automatic": dpoptim.DiceSGD(0.3, clipping="automatic"),
+    "value-sgd": dpoptim.ValueClippedSGD(0.3),
+    "noise as planned": dpoptim.DPSGD(0.3, noise_schedule=(2, 1, 0.5, 4)),
+    "batches as planned": dpoptim.DPSGD(0.3, batch_schedule=((1, 2), (3, 0.5))),
+    "batches cut": dpoptim.DPSGD(0.3, largest_batch=1.1),
+    "clip norms as planned": dpoptim.DPSGD(dpoptim.PlannedClipNorm((0.3, 0.1, 2.0))),
     "found": dpoptim.DPSGD(dpoptim.PrivateQuantile(0.5, share=0.3, when="all along", start=0.3)),
 }
 

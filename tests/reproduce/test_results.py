@@ -167,6 +167,9 @@ def test_steps_of_many_ranks(bench: Callable[[str], ModuleType]) -> None:
     assert [{name: str(value) for name, value in line.items()} for line in again] == ours
 
 
+ADAPTIVE = ("adam", "adam_bc")
+
+
 def test_constants_of_defaults_are_those_that_were_chosen() -> None:
     """Of each estimator the best row is what the library does."""
     from dpoptim.estimators import linear_fit, network_fit, networks, solving
@@ -199,7 +202,36 @@ def test_constants_of_defaults_are_those_that_were_chosen() -> None:
             "clip_norm": networks.DPSGDRegressor().clip_norm,
             "epochs": networks.DPSGDRegressor().epochs,
         },
+        **{f"DPSGDClassifier, {name}": {"rate": network_fit.NetworkFit._rate} for name in ADAPTIVE},
+        **{f"DPSGDRegressor, {name}": {"rate": networks.DPSGDRegressor._rate} for name in ADAPTIVE},
     }
+
+
+def test_rates_of_optimizers(bench: Callable[[str], ModuleType]) -> None:
+    """Two runs of the tables that default rates were chosen by, and of the scores with them."""
+    chosen = bench("choose_rates")
+    again = chosen.run(next(chosen.made_up(True)), "adam", 1.0, 4.0, 0)
+    row = next(
+        row
+        for row in rows_of("choose_rates.csv")
+        if all(row[name] == str(again[name]) for name in ("task", "optimizer", "epsilon", "seed"))
+        and row["over the rule"] == "1.0"
+    )
+    assert again["rate"] == row["rate"]
+    assert float(again["score"]) == pytest.approx(float(row["score"]), abs=1)
+    made = bench("by_optimizer")
+    task, estimator, table, _ = next(made.tasks())
+    rate, score = made.by_estimator(
+        estimator.set_params(epsilon=8.0, method="dice-sgd", optimizer="adam"), table, 0
+    )
+    (row,) = (
+        row
+        for row in rows_of("by_optimizer.csv")
+        if (row["task"], row["method"], row["optimizer"]) == (task, "dice-sgd", "adam")
+        and (row["epsilon"], row["seed"]) == ("8.0", "0")
+    )
+    assert str(rate) == row["learning_rate"]
+    assert 100 * score == pytest.approx(float(row["score"]), abs=2)
 
 
 def test_plan_ranks(bench: Callable[[str], ModuleType]) -> None:

@@ -6,6 +6,7 @@ import pickle
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,10 @@ from sklearn.datasets import load_digits
 
 from command_work import run
 from dpoptim.methods import DPFTRL, DPSGD
+from dpoptim.optimizers import optimizer
 from dpoptim.plan import Plan
-from dpoptim.recipes import Recipe, noise_walk, recipe, steady_rate
+from dpoptim.planning.ranking import REACH
+from dpoptim.recipes import Recipe, for_numbers, noise_walk, rate_of, recipe, steady_rate
 from dpoptim.runs.models import build_model
 
 Bytes = NDArray[np.uint8]
@@ -192,3 +195,16 @@ def test_the_usual_files(files: Callable[..., Path], tmp_path: Path) -> None:
         *("--noise-seed", "1", "--out", str(tmp_path / "run")),
     )
     assert float(re.search(r"accuracy, private ([\d.]+)%", text).group(1)) > 90  # type: ignore[union-attr]
+
+
+def test_adaptive_rates_are_held_back_by_the_same_walk() -> None:
+    """Of each weight by the noise of all steps: that of the recipe, where it is the shorter."""
+    base = recipe("cnn", 5_000)
+    plan = planned_by(DPSGD(1.0), base, 5_000)
+    for walk in (1e-3, 1e-2):
+        rate = rate_of(replace(base, walk=walk), plan, optimizer("adam"), 1_000)
+        assert rate * plan.steps**0.5 == pytest.approx(walk, rel=0.05)
+    free = rate_of(replace(base, walk=math.inf), plan, optimizer("adam"), 1_000)
+    assert free * (1_000 * plan.steps) ** 0.5 == pytest.approx(REACH, rel=0.05)
+    eighth = rate_of(for_numbers(base, 1_000), plan, optimizer("adam"), 1_000)
+    assert eighth == pytest.approx(free / 8, rel=0.05)

@@ -12,6 +12,7 @@ import dpoptim
 from command_work import run
 from dpoptim.data import load_digits
 from dpoptim.data.views import moved, repeated
+from dpoptim.optimizers import optimizer
 from dpoptim.recipes import recipe
 from dpoptim.runs import train
 from dpoptim.runs.command import refuse_views
@@ -80,7 +81,7 @@ def train_digits(
         data,
         model,
         plan,
-        train.Optimization(1.0, 0.0, 0.0, views=views),
+        train.Optimization(optimizer("sgd", momentum=0.0), 1.0, 0.0, views=views),
         ledger=dpoptim.Ledger(),
         label="test",
         noise_seed=0,

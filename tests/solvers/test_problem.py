@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.solvers import Budget, Objective, select_stationary
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.problem import LinearProblem, ModuleProblem
 from support import CASES, Case, record_loss
@@ -144,3 +145,26 @@ def test_wrong_settings_are_refused_by_name(wrong: dict) -> None:
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             make(**{"capacity": 4, **wrong})
+
+
+def test_a_stationary_point_of_a_network_is_found() -> None:
+    """Whose loss is not convex: the case that Theorem 5 of Menart et al. is for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    problem = ModuleProblem(model, lambda s, t: (s[:, 0] - t).square(), capacity=2_000)
+    x = torch.randn(2_000, 4)
+    data = (x, torch.tanh(x[:, 0]))
+    result = select_stationary(
+        Objective(problem, data),
+        None,
+        Budget(delta=1e-6, epsilon=8.0),
+        lipschitz=2.0,
+        smoothness=4.0,
+        noise_seed=0,
+    )
+
+    def slope(w: Tensor) -> float:
+        return float(problem.clipped_sum(data, [(1.0, w)], 1e6).norm()) / 2_000
+
+    assert result.guarantee.epsilon <= 8.0
+    assert slope(result.weights) < slope(problem.initial()) / 5

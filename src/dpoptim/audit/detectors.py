@@ -20,6 +20,7 @@ from dpoptim.audit.calibrations import calibrations
 from dpoptim.audit.charging import audit_charging
 from dpoptim.audit.checkpoint_parts import checkpoint_parts
 from dpoptim.audit.encoding import encoding
+from dpoptim.audit.image_features import image_features
 from dpoptim.audit.isolation import isolation, refused
 from dpoptim.audit.iterates import iterates
 from dpoptim.audit.method_detectors import (
@@ -322,6 +323,7 @@ DETECTORS: dict[str, Detector] = {
     "best of trials": partial(named_audits, "search, order statistics"),
     "statistics": statistics,
     "encoding": encoding,
+    "image features": image_features,
     "value clipping": value_clipping,
     "clip norm search": clip_norm_search,
     "selected rows": partial(row_selection, FAILURE, SEED),

@@ -9,6 +9,7 @@ from rich.table import Table
 from dpoptim.registry import method_names
 from dpoptim.runs.options import (
     ModelOption,
+    OptimizerOption,
     SchemaOption,
     TargetBoundsOption,
     TargetOption,
@@ -42,6 +43,7 @@ def compare(
     batch_size: Annotated[
         int | None, typer.Option(help="Expected batch size; default: the recipe's.", min=1)
     ] = None,
+    optimizer: OptimizerOption = "sgd",
     seeds: Annotated[int, typer.Option(help="Runs of each method.", min=1)] = 3,
     out: Annotated[
         Path, typer.Option(help="File for the figures (JSON); a page goes beside it.")
@@ -75,6 +77,7 @@ def compare(
             delta=delta,
             epochs=epochs,
             batch_size=batch_size,
+            optimizer=optimizer,
         )
         found = compare_methods(
             request, chosen, seeds=seeds, on_done=lambda each: say(f"{each.method}: done")

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
-from dpoptim.arguments import one_of, real_number, whole_number
+from dpoptim.arguments import one_of, positive_number, real_number, whole_number
 from dpoptim.estimators.chunks import Chunks
 from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import owners_of, units_in
@@ -27,8 +27,10 @@ from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.table import clip_rows, public_norm, stated_delta, table
 from dpoptim.iterate import Iterate
 from dpoptim.methods import TrainingMethod
+from dpoptim.optimizers import OptimizerSettings, optimizer
 from dpoptim.plan import Plan
-from dpoptim.planning.ranking import learning_rate, noise_to_signal
+from dpoptim.planning.choice import effective_noise, taken_back
+from dpoptim.planning.ranking import adaptive_learning_rate, learning_rate, noise_to_signal
 from dpoptim.recipes import recipe
 from dpoptim.registry import entry
 from dpoptim.training.attach import attach
@@ -55,8 +57,10 @@ class NetworkFit(PrivateSettings):
     data_norm: float | None = None
     batch_size: int | None = None
     epochs: float = 40
+    optimizer: str = "sgd"
     learning_rate: float | None = None
-    momentum: float = 0.9
+    momentum: float | None = None
+    betas: tuple[float, float] | None = None
     clip_norm: float = 1.0
     iterate: Iterate = "average"
     projection: float | None = None
@@ -66,7 +70,8 @@ class NetworkFit(PrivateSettings):
     warm_start: bool = False
     random_state: Any = None
     rows_per_person: int = 16
-    # the default learning rate over that of `dpoptim plan`; chosen by benchmarks/choose_defaults.py
+    # the default learning rate over that of `dpoptim plan`, or that of adaptive optimizers; chosen
+    # by benchmarks/choose_defaults.py, alike for all
     _rate = 1.0
 
     @torch.random.fork_rng(devices=[])  # the caller's generator stays as it is
@@ -108,10 +113,10 @@ class NetworkFit(PrivateSettings):
                 f"rows were clipped to norm sqrt({features}): scale the features by public "
                 "constants",
             )
-        start = self._learning_rate(plan, sum(p.numel() for p in network.parameters()))
-        momentum = real_number("momentum", self.momentum)
-        optimizer = torch.optim.SGD(network.parameters(), lr=start, momentum=momentum)
-        rate = PlannedRate(optimizer, start, plan)
+        by = optimizer(self.optimizer, momentum=self.momentum, betas=self.betas)
+        start = self._learning_rate(plan, sum(p.numel() for p in network.parameters()), by)
+        stepper = by.make(network.parameters(), start)
+        rate = PlannedRate(stepper, start, plan)
         one_of("iterate", self.iterate, get_args(Iterate))
         average = TailAverage(network, self._averaged_from(plan.steps))
         data = TensorDataset(rows, targets)
@@ -119,7 +124,7 @@ class NetworkFit(PrivateSettings):
         with attach(
             plan,
             network,
-            optimizer,
+            stepper,
             data,
             ledger=self.ledger,
             label=label,
@@ -132,13 +137,14 @@ class NetworkFit(PrivateSettings):
             for batch, wanted in private.batches(physical_batch_size=ROWS_AT_A_TIME):
                 private.backward(loss(network(batch), wanted))
                 rate.before(private.steps_done)
-                optimizer.step()
+                stepper.step()
                 if private.finished_step:
                     average.update(private.steps_done)
             swaps = {"random": private.swap_random_iterate}
             swaps.get(self.iterate, average.swap)()
             guarantee = private.spent()
         self.network_: nn.Sequential = network.eval()
+        self.optimizer_, self.learning_rate_ = str(by), start
         guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
         this = (np.zeros(0), n, guarantee)  # the network itself is what goes on
         self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
@@ -182,13 +188,15 @@ class NetworkFit(PrivateSettings):
     def _averaged_from(self, steps: int) -> int:
         return steps // 2 if self.iterate == "average" else steps
 
-    def _learning_rate(self, plan: Plan, parameters: int) -> float:
+    def _learning_rate(self, plan: Plan, parameters: int, by: OptimizerSettings) -> float:
         """As told, or by the heuristic of `dpoptim plan` from public numbers."""
         if self.learning_rate is not None:
-            return real_number("learning_rate", self.learning_rate)
-        noise = noise_to_signal(plan.noise_multiplier, parameters, plan.batch_size)
-        momentum = real_number("momentum", self.momentum)
-        rate = learning_rate(noise, plan.batch_size, plan.steps, momentum)
+            return positive_number("learning_rate", self.learning_rate)
+        if by.kind.adaptive:
+            lasting = taken_back(plan)
+            return self._rate * adaptive_learning_rate(parameters, plan.steps, lasting)
+        noise = noise_to_signal(effective_noise(plan), parameters, plan.batch_size)
+        rate = learning_rate(noise, plan.batch_size, plan.steps, by.momentum)
         return self._rate * rate / real_number("clip_norm", self.clip_norm)
 
     def epsilon_after(

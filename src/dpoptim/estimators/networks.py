@@ -17,6 +17,7 @@ from dpoptim.estimators.table import (
     public_classes,
     public_weights,
 )
+from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
 
 
@@ -40,8 +41,12 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
             the labels, and is refused.
         batch_size: expected batch. None: a fifteenth of the rows, at least 512.
         epochs: expected passes over the rows.
-        learning_rate, momentum: of SGD. No learning rate: by the heuristic of `dpoptim plan`, from
-            public numbers.
+        optimizer: what moves the network by the released gradients, at no cost: ``"sgd"``,
+            ``"adam"``, or ``"adam_bc"`` (`dpoptim.optim.AdamBC`, told the noise).
+        learning_rate: of the optimizer. None: by the heuristic of `dpoptim plan`, from public
+            numbers.
+        momentum: of SGD; None: 0.9.
+        betas: of Adam and AdamBC; None: (0.9, 0.999).
         clip_norm: bound on each record's gradient.
         iterate: what the network ends with: ``"average"``, the mean of the last half of the
             iterates; ``"last"``; or ``"random"``, one that coins choose among those that steps
@@ -68,6 +73,7 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
     Attributes:
         network_: the trained ``nn.Sequential``; in: rows clipped to ``data_norm``, out: scores.
         classes_: the class labels.
+        optimizer_, learning_rate_: by which it was trained, as in ``"SGD, momentum 0.9"``.
         privacy_: `Guarantee` of everything that ``fit`` learnt.
 
     **Guarantee.** ``privacy_``, for every table. It covers one ``fit``, and its notes say what all
@@ -148,16 +154,12 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         )
         self._train(x, scaled[:, None], 1, squared_errors, (), given)
 
-    def _learning_rate(self, plan: Plan, parameters: int) -> float:
-        rate = super()._learning_rate(plan, parameters)
-        if self.learning_rate is not None:
+    def _learning_rate(self, plan: Plan, parameters: int, by: OptimizerSettings) -> float:
+        rate = super()._learning_rate(plan, parameters, by)
+        if self.learning_rate is not None or by.kind.adaptive:
             return rate
-        momentum, clip_norm = (
-            real_number("momentum", self.momentum),
-            real_number("clip_norm", self.clip_norm),
-        )
         longest = max(1.0, plan.steps / self._steps_to_swing)
-        return min(rate, longest * (1 - momentum) / clip_norm)
+        return min(rate, longest * (1 - by.momentum) / real_number("clip_norm", self.clip_norm))
 
     def _new(self, features: int, outputs: int) -> nn.Sequential:
         """A network that predicts 0: those of random weights are further off than the mean."""

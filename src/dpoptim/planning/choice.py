@@ -126,12 +126,31 @@ def warnings_about_plan(plan: Plan, parameters: int) -> list[str]:
     """`warnings_about` a plan that trains so many parameters; none without noise."""
     if plan.noise_multiplier == 0:
         return []
-    mechanism = plan.mechanism
-    noise = plan.noise_multiplier
-    if isinstance(mechanism, StepMechanism):
-        noise *= mechanism.prefix_noise(plan.shape)
-    ratio = noise_to_signal(noise, parameters, plan.batch_size)
+    ratio = noise_to_signal(effective_noise(plan), parameters, plan.batch_size)
     return warnings_about(plan.guarantee, plan.n, parameters, ratio / plan.steps**0.5)
+
+
+def effective_noise(plan: Plan) -> float:
+    """The noise of a step over the clip norm that, drawn anew in each, leaves as much in sums.
+
+    For mechanisms that correlate steps, and those whose whole run is one Gaussian, it differs from
+    the plan's noise multiplier.
+    """
+    mechanism = plan.mechanism
+    if isinstance(mechanism, StepMechanism):
+        return plan.noise_multiplier * mechanism.prefix_noise(plan.shape)
+    return plan.noise_multiplier
+
+
+def taken_back(plan: Plan) -> float:
+    """Noise of a step as it is drawn, over that of `effective_noise`: 1 where steps are apart.
+
+    Above 1 where later steps take noise back; ``nan`` where the mechanism does not tell.
+    """
+    assert isinstance(plan.mechanism, StepMechanism)
+    query = plan.mechanism.query(plan.shape, 1.0, 1.0)
+    drawn = math.hypot(*map(query.released_deviation, range(plan.steps))) / math.sqrt(plan.steps)
+    return drawn / plan.mechanism.prefix_noise(plan.shape)
 
 
 def rounded_records(records: float) -> str:

@@ -36,3 +36,20 @@ def learning_rate(noise_to_signal: float, batch_size: float, steps: int, momentu
     """
     noise = math.sqrt((1 / batch_size + noise_to_signal**2) * steps)
     return float(f"{min(MOST_STEP, REACH / noise) * (1 - momentum):.2g}")
+
+
+def adaptive_learning_rate(
+    parameters: int, steps: int, taken_back: float = 1.0, reach: float = REACH
+) -> float:
+    """A learning rate of Adam, whatever the clip norm. Two digits.
+
+    ``reach r / sqrt(d T)``: Adam moves each of d weights by about its rate where gradients are
+    mostly noise, so that the noise of all steps moves them together by ``reach``.
+
+    Args:
+        taken_back: r, a step's noise over what lasts of it; see `planning.choice.taken_back`.
+            ``nan``: as if all of it lasted.
+        reach: by default as far as SGD's rule lets noise move them.
+    """
+    lasting = 1.0 if math.isnan(taken_back) else taken_back
+    return float(f"{reach * lasting / math.sqrt(parameters * steps):.2g}")

@@ -18,9 +18,10 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Data
 from dpoptim.files import write_atomically
 from dpoptim.methods import WholeRun
+from dpoptim.optimizers import optimizer
 from dpoptim.plan import Plan
 from dpoptim.planning import warnings_about_plan
-from dpoptim.recipes import Recipe, steady_rate
+from dpoptim.recipes import for_numbers, rate_of
 from dpoptim.runs.inputs import BUNDLED, advice, load
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
@@ -56,11 +57,11 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         with refused_together(ranks, "dpoptim train"):
             data = load(request)
             kept = ranks.from_first(partial(relation_kept, request.ledger))
-            plan, optimization = planned_run(request, data, kept)
-            most_seconds = seconds_of(request, plan)
-            compare = wants_comparison(request, data)
             torch.manual_seed(request.seed)
             model = build_model(request.model, data.x.shape[1:], data.outputs)
+            plan, optimization = planned_run(request, data, kept, parameters_of(model))
+            most_seconds = seconds_of(request, plan)
+            compare = wants_comparison(request, data)
             comparison = copy.deepcopy(model)
             folder = Path()
             ledger = Ledger(neighboring=plan.neighboring)  # of which rank 0's is charged
@@ -72,6 +73,9 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                 folder = prepare_folder(request, data)
                 try_writing(folder)  # before anything is spent
                 say(plan.describe(), to=console)
+                if not isinstance(plan.method, WholeRun):
+                    rate = f"learning rate {optimization.learning_rate:g}"
+                    say(f"  optimizer    {optimization.optimizer}, {rate}", to=console)
                 doubts = warnings_about_plan(plan, parameters_of(model))
                 for note in notes_on(request, data, ledger, doubts):
                     say(note, style="yellow", to=console)
@@ -148,23 +152,33 @@ def notes_on(
         )
 
 
-def planned_run(request: TrainRequest, data: Data, kept: str | None) -> tuple[Plan, Optimization]:
-    """The plan, of persons where records belong to persons, and SGD: as given, or by default.
+def planned_run(
+    request: TrainRequest, data: Data, kept: str | None, parameters: int
+) -> tuple[Plan, Optimization]:
+    """The plan, of persons where records belong to persons, and the optimizer's settings.
 
-    ``kept``: the relation of the ledger; see `relation_kept`.
+    Args:
+        kept: the relation of the ledger; see `relation_kept`.
+        parameters: numbers that are trained.
     """
+    by = optimizer(request.optimizer, momentum=request.momentum, betas=request.both_betas)
     bundled, clip = request.data in BUNDLED, solver_clip(data)
     defaults = defaults_of(request, data, bundled=bundled)
+    if data.target_bounds is not None:
+        defaults = for_numbers(defaults, parameters)
     refuse_views(request, data)
     plan = plan_of(
         request, data.units, bundled=bundled, largest_gradient=clip, defaults=defaults, kept=kept
     )
     if data.persons is not None:
         plan = replace(plan, unit=Unit("person", request.records_per_person))
-    rate, momentum = request.learning_rate, request.momentum
+    rate = request.learning_rate
+    if rate is None:  # solvers have none of their own
+        whole = isinstance(plan.method, WholeRun)
+        rate = defaults.learning_rate if whole else rate_of(defaults, plan, by, parameters)
     return plan, Optimization(
-        learning_rate=default_rate(defaults, plan) if rate is None else rate,
-        momentum=defaults.momentum if momentum is None else momentum,
+        optimizer=by,
+        learning_rate=rate,
         averaged=defaults.averaged if request.iterate == "average" else 0.0,
         physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
         iterate=request.iterate,
@@ -185,13 +199,6 @@ def refuse_views(request: TrainRequest, data: Data) -> None:
             "--views: the rows of a step belong to persons here. Fix: leave out --views, or "
             "--person-column."
         )
-
-
-def default_rate(defaults: Recipe, plan: Plan) -> float:
-    """The recipe's rate, held back by the plan's noise; solvers have none of their own."""
-    if isinstance(plan.method, WholeRun):
-        return defaults.learning_rate
-    return steady_rate(defaults, plan)
 
 
 def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
+from torch import nn
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Data
@@ -15,6 +16,7 @@ from dpoptim.runs.command import planned_run
 from dpoptim.runs.inputs import load
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
+from dpoptim.runs.outcome import parameters_of
 from dpoptim.runs.train import train_privately
 from dpoptim.runs.train_solver import train_by_solver
 from dpoptim.runs.train_without_privacy import comparison_epochs, train_without_privacy
@@ -85,7 +87,10 @@ def compare_methods(
 
 
 def run_method(request: TrainRequest, data: Data, seeds: int) -> Compared:
-    plan, optimization = planned_run(request, data, None)
+    def build() -> nn.Module:
+        return build_model(request.model, data.x.shape[1:], data.outputs)
+
+    plan, optimization = planned_run(request, data, None, parameters_of(build()))
     train = train_by_solver if isinstance(plan.method, WholeRun) else train_privately
     scores, seconds = [], []
     for seed in range(seeds):
@@ -93,7 +98,7 @@ def run_method(request: TrainRequest, data: Data, seeds: int) -> Compared:
         noise_seed = None if request.noise_seed is None else request.noise_seed + seed
         trained = train(
             data,
-            build_model(request.model, data.x.shape[1:], data.outputs),
+            build(),
             plan,
             optimization,
             ledger=Ledger(None, neighboring=plan.neighboring),

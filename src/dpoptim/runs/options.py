@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from dpoptim.iterate import Iterate
+from dpoptim.optimizers import OPTIMIZERS
 from dpoptim.registry import method_names
 
 Relation = Literal["add-or-remove-one", "zero-out", "replace-one"]  # which data sets are neighbours
@@ -71,6 +72,13 @@ ClassWeightOption = Annotated[
 ]
 PersonColumnOption = Annotated[
     str | None, typer.Option(help="Whose record each is; the guarantee then protects persons.")
+]
+OptimizerOption = Annotated[
+    str,
+    typer.Option(
+        help=f"What moves the model by the noisy gradients: {', '.join(OPTIMIZERS)}.",
+        show_default=True,
+    ),
 ]
 ROWS_OF_PERSON = 16
 RecordsPerPersonOption = Annotated[
@@ -185,8 +193,15 @@ class TrainRequest:
     ] = "flat"
     batch_size: Annotated[int | None, typer.Option(help="Expected batch size.", min=1)] = None
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None
-    learning_rate: Annotated[float | None, typer.Option(help="Of SGD.")] = None
-    momentum: Annotated[float | None, typer.Option(help="Of SGD.")] = None
+    optimizer: OptimizerOption = "sgd"
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of the optimizer; default: from public numbers.")
+    ] = None
+    momentum: Annotated[float | None, typer.Option(help="Of sgd; default 0.9.")] = None
+    betas: Annotated[
+        str | None,
+        typer.Option(metavar="BETA1,BETA2", help="Of adam and adam_bc; default 0.9,0.999."),
+    ] = None
     iterate: Annotated[
         Iterate,
         typer.Option(
@@ -248,6 +263,19 @@ class TrainRequest:
     def weights_of_classes(self) -> dict[str, float] | None:
         """The weights in ``--class-weight``, by class."""
         return None if not self.class_weight else dict(map(class_and_weight, self.class_weight))
+
+    @property
+    def both_betas(self) -> tuple[float, float] | None:
+        """The two numbers in ``--betas``."""
+        if self.betas is None:
+            return None
+        try:
+            first, second = (float(part) for part in self.betas.split(","))
+        except ValueError:
+            raise ValueError(
+                f"--betas takes BETA1,BETA2 such as 0.9,0.999, got {self.betas!r}."
+            ) from None
+        return first, second
 
     @property
     def bounds_of_target(self) -> tuple[float, float] | None:

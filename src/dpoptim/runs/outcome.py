@@ -77,7 +77,7 @@ def printable_settings(
 ) -> dict[str, str]:
     decay, views = in_words(decay_of(plan)), optimization.views
     by_loop = {
-        "optimizer": f"SGD, momentum {optimization.momentum:g}",
+        "optimizer": str(optimization.optimizer),
         "learning rate": f"{optimization.learning_rate:g}" + (decay and f", {decay}"),
         **({"views": f"{views} of each image, moved by up to a pixel"} if views > 1 else {}),
         **iterates_in_words(optimization),

@@ -135,6 +135,12 @@ def refuse_for_solver(chosen: Entry, options: TrainRequest) -> None:
         )
     if options.views > 1:
         raise ValueError(f"--method {chosen.name} takes each record as it is; leave out --views.")
+    of_steps = ("learning_rate", "momentum", "betas")
+    if options.optimizer != "sgd" or any(getattr(options, name) is not None for name in of_steps):
+        raise ValueError(
+            f"--method {chosen.name} moves by steps of its own, which its settings (--set) say; "
+            "leave out --optimizer, --learning-rate, --momentum and --betas."
+        )
     if options.iterate != "average" or options.projection is not None:
         raise ValueError(
             f"--method {chosen.name} knows itself which iterates are good, and where they may be; "

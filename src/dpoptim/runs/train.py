@@ -21,6 +21,7 @@ from dpoptim.data import Data
 from dpoptim.data.views import moved, repeated
 from dpoptim.gradients import native
 from dpoptim.iterate import Iterate
+from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
 from dpoptim.runs.interrupted import SavedRun
 from dpoptim.training.attach import attach
@@ -37,7 +38,7 @@ PUBLIC_WEIGHTS = trusted(
 
 @dataclasses.dataclass(frozen=True)
 class Optimization:
-    """SGD's public settings, and what becomes of its iterates.
+    """The optimizer, public, and what becomes of its iterates.
 
     Attributes:
         averaged: the share of the last ones that are averaged into the result; 0: the last one.
@@ -46,8 +47,8 @@ class Optimization:
         views: of each image that a step looks at; more than one are moved by up to a pixel.
     """
 
+    optimizer: OptimizerSettings
     learning_rate: float
-    momentum: float
     averaged: float
     physical_batch_size: int | None = None
     iterate: Iterate = "average"
@@ -57,8 +58,6 @@ class Optimization:
     def __post_init__(self) -> None:
         positive_number("learning_rate", self.learning_rate)
         whole_number("views", self.views, least=1)
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}.")
 
     def records(self, data: Data) -> TensorDataset:
         """Inputs and labels, each as often as it has views."""
@@ -145,7 +144,7 @@ def train_privately(
     resume: bool = False,
     most_seconds: float = math.inf,
 ) -> Trained:
-    """Train a model by SGD under ``plan``; the result is the mean of the last iterates, or one.
+    """Train a model under ``plan``; the result is the mean of the last iterates, or one.
 
     Args:
         model: trained in place. label: public text for the ledger. noise_seed: see `attach`.
@@ -161,9 +160,7 @@ def train_privately(
     is that of the whole plan wherever the run ends; scores appear only for data declared public.
     """
     losses = partial(batch_losses, weights=weights_of(data))
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=optimization.learning_rate, momentum=optimization.momentum
-    )
+    optimizer = optimization.optimizer.make(model.parameters(), optimization.learning_rate)
     rate = PlannedRate(optimizer, optimization.learning_rate, plan)
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
     checkpoint = saved.checkpoint if resume and saved is not None else None
@@ -187,6 +184,7 @@ def train_privately(
         swap = private.swap_random_iterate if by_chance else average.swap
         scores = HoldOutCurve(plan, model, swap, public_hold_out(data))
         if checkpoint is not None and saved is not None:
+            refuse_other_settings(optimizer, rate, private.steps_done, optimization)
             scores.values = saved.restore(private.steps_done, average)
             ended = end_in_time(private, saved, time.perf_counter() - started >= most_seconds)
         size = optimization.physical_batch_size
@@ -212,6 +210,28 @@ def train_privately(
             scores=tuple(scores.values),
             seconds=time.perf_counter() - started,
             ended=ended,
+        )
+
+
+def refuse_other_settings(
+    restored: torch.optim.Optimizer, rate: PlannedRate, steps: int, optimization: Optimization
+) -> None:
+    """Refuse to go on by other settings of the optimizer than the run began with.
+
+    Raises:
+        ValueError: naming the one that differs.
+    """
+    for group in restored.param_groups:
+        for name, value in optimization.optimizer.settings.items():
+            if group[name] != value:
+                raise ValueError(
+                    f"--resume: the run has {name}={group[name]!r}, not {value!r}. Fix: the same "
+                    "options."
+                )
+    if steps > 0 and not rate.set_after(steps):
+        raise ValueError(
+            f"--resume: the run has another learning rate than {optimization.learning_rate:g}. "
+            "Fix: the same options."
         )
 
 

@@ -26,6 +26,10 @@ class PlannedRate:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rates[step]
 
+    def set_after(self, steps: int) -> bool:
+        """Whether the optimizer has the rate that so many steps, at least one, leave behind."""
+        return all(group["lr"] == self._rates[steps - 1] for group in self._optimizer.param_groups)
+
 
 def decay_of(plan: Plan) -> Rates:
     """Return the decay that the plan's noise is fitted to."""
