@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, DistributedSampler, Subset, TensorDataset
 
 import dpoptim
 import dpoptim.distributed.planned  # half a second, which the first save would take otherwise
@@ -202,6 +202,13 @@ def differing(rank: int) -> dict[str, str]:
         "same tensors as shards": caught(lambda: attach(nominal, sharded=True)),
         "same items as shards": caught(
             lambda: attach(nominal, data=[(x[i], y[i]) for i in range(len(x))], sharded=True)
+        ),
+        "shards filled up": caught(
+            lambda: attach(
+                nominal,
+                data=Subset(TensorDataset(x, y), [*DistributedSampler(x[:59], shuffle=False)]),  # type: ignore[arg-type]
+                sharded=True,
+            )
         ),
         "works after all that": "" if attach() is None else "no",
     }

@@ -35,6 +35,7 @@ def test_ranks_that_differ_are_named_at_attach() -> None:
             assert errors[f"same {kind} as shards"].startswith(
                 "RankError: sharded=True, but ranks 0 and 1 have the same records"
             )
+        assert "and 2 have the same records, or some of them" in errors["shards filled up"]
         assert errors["works after all that"] == ""
 
 

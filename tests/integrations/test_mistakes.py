@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import dpoptim
@@ -194,6 +195,57 @@ def test_the_trainer_names_what_cannot_be_kept_and_charges_nothing(tmp_path: Pat
     with pytest.raises(dpoptim.PrivacyError, match="another charge. Fix: train.resume_from"):
         trainer.train()
     assert ledger.spent().epsilon == spent > 0
+
+
+class OwnPasses(PrivateTrainer):
+    """As the Trainer of Transformers has it, whose loss is a mean over all tokens of a batch."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        for batch in inputs:
+            loss: Tensor = model(**batch).loss
+            loss.backward()
+        return loss.detach()
+
+
+class OneBatch(PrivateTrainer):
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        loss: Tensor = model(**inputs).loss
+        self.private.backward(loss)  # type: ignore[union-attr]
+        return loss.detach()
+
+
+class Counting(PrivateTrainer):
+    seen = 0
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        self.seen += 1
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+class OwnBatches(PrivateTrainer):
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(self.train_dataset, batch_size=4, collate_fn=self.data_collator)
+
+
+def test_a_training_step_that_computes_its_own_loss_is_refused(tmp_path: Path) -> None:
+    """Nobody has checked that one; and what only does something beside a step is served."""
+    ledger = dpoptim.Ledger(epsilon=8.0, delta=1e-2)
+
+    def train(kind: type[PrivateTrainer]) -> Any:
+        trainer = kind(
+            classifier(), arguments(tmp_path), train_dataset=Sentences(20), plan=plan(),
+            data_collator=collate, ledger=ledger,
+        )  # fmt: skip
+        trainer.train()
+        return trainer
+
+    for kind in (OwnPasses, OneBatch):
+        with pytest.raises(dpoptim.PrivacyError, match="Fix: override per_sample_losses"):
+            train(kind)
+    with pytest.raises(ValueError, match="OwnBatches.get_train_dataloader would draw"):
+        train(OwnBatches)
+    assert ledger.spent().epsilon == 0
+    assert train(Counting).seen == plan().steps
 
 
 def test_a_stream_trains_in_the_trainer_and_leaves_its_options_alone(tmp_path: Path) -> None:

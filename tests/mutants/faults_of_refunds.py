@@ -16,6 +16,7 @@ from dpoptim.accounting.filters import GaussianFilter
 from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.gate import FilteredGate, Gate, planned
+from dpoptim.training import privacy_units
 from dpoptim.training.privacy_units import Units
 from dpoptim.training.rank_files import Place, RankFile
 
@@ -110,3 +111,8 @@ def other_noise_taken_up() -> AbstractContextManager[Any]:
 def records_elsewhere_taken_up() -> AbstractContextManager[Any]:
     """Nobody looks where records lie when a run goes on."""
     return patch.object(Units, "places_in", lambda units, train_set, plan: "")
+
+
+def repeated_records_served() -> AbstractContextManager[Any]:
+    """Every place of a data set is thought to be a record of its own."""
+    return patch.object(privacy_units, "refuse_repeated_records", lambda train_set: None)

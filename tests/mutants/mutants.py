@@ -228,6 +228,12 @@ MUTANTS: tuple[Mutant, ...] = (
         _r.records_elsewhere_taken_up,
         "places",
     ),
+    Mutant(
+        "a record at several places counts at each",
+        "privacy_units.refuse_repeated_records",
+        _r.repeated_records_served,
+        "repeated records",
+    ),
     # clipping
     Mutant(
         "one layer not clipped",

@@ -35,6 +35,7 @@ from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.persons import persons
 from dpoptim.audit.places import places
 from dpoptim.audit.refunds import refunds
+from dpoptim.audit.repeated import repeated_records
 from dpoptim.audit.replay import audit_replay
 from dpoptim.audit.resumed_noise import resumed_noise
 from dpoptim.audit.row_counts import row_selection
@@ -291,6 +292,7 @@ DETECTORS: dict[str, Detector] = {
     "checkpoint parts": checkpoint_parts,
     "resumed noise": resumed_noise,
     "places": places,
+    "repeated records": repeated_records,
     "refusals": refusals,
     "isolation": isolation,
     "persons": persons,

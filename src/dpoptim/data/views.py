@@ -15,14 +15,14 @@ class Views(Dataset[Any]):
     """Made by `views`."""
 
     def __init__(self, dataset: Dataset[Any], transform: Callable[[Any], Any], K: int) -> None:
-        self._dataset, self._transform, self._K = dataset, transform, K
+        self.dataset, self._transform, self._K = dataset, transform, K
 
     def __len__(self) -> int:
-        return len(self._dataset)  # type: ignore[arg-type]
+        return len(self.dataset)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> Any:
         """The record's input, K times transformed, (K, ...), and K times the rest of it."""
-        record = self._dataset[index]
+        record = self.dataset[index]
         pair = isinstance(record, tuple | list)
         x, rest = (record[0], tuple(record[1:])) if pair else (record, ())
         seen = torch.stack([torch.as_tensor(self._transform(x)) for _ in range(self._K)])

@@ -1,7 +1,9 @@
 """A loader that other libraries' loops can be given before the training is attached."""
 
 from collections.abc import Iterator
+from typing import Any, NoReturn
 
+from dpoptim.errors import PrivacyError
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.logical_steps import LogicalStep, LogicalSteps
 
@@ -33,3 +35,23 @@ class PlanLoader:
             if step is None:
                 return
             yield step
+
+
+class SealedStep:
+    """A step as a subclass' ``training_step`` gets it: to be handed on to ``super()``.
+
+    **Guarantee.** Nobody but the trainer takes it apart by mistake, with a loss that is
+    not the one that `attach` checked.
+    """
+
+    def __init__(self, step: Any) -> None:
+        self.step = step
+
+    def _refuse(self, *ignored: Any) -> NoReturn:
+        raise PrivacyError(
+            "training_step was overridden, and reads its inputs: what it computes of them is not "
+            "the loss that was checked. Fix: override per_sample_losses(model, inputs), or give "
+            "losses=fn(model, inputs), one loss a record; super().training_step(...) does the rest."
+        )
+
+    __iter__ = __getitem__ = __len__ = keys = _refuse

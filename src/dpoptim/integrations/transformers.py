@@ -14,7 +14,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
 from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.language import losses_from_labels
-from dpoptim.integrations.loaders import PlanLoader
+from dpoptim.integrations.loaders import PlanLoader, SealedStep
 from dpoptim.integrations.transformers_options import fit_to_plan, with_steps_of
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
@@ -100,6 +100,11 @@ class PrivateTrainerMixin(KnowsOpacus):
 
     def _fit_to_plan(self, args: transformers.TrainingArguments) -> None:
         fit_to_plan(self.plan, args, own_loss_of(self), sealed=self._key is not None)
+        if type(self).get_train_dataloader is not PrivateTrainerMixin.get_train_dataloader:
+            raise ValueError(
+                f"{type(self).__name__}.get_train_dataloader would draw other batches than the "
+                "plan does. Fix: leave it out; train_dataset and data_collator are what is read."
+            )
 
     # ---- the loop -------------------------------------------------------------------------------
 
@@ -170,11 +175,14 @@ class PrivateTrainerMixin(KnowsOpacus):
     def training_step(
         self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Run a `LogicalStep`'s forward and backward passes; return 0, as the loss is private."""
+        """Run a `SealedStep`'s forward and backward passes; return 0, as the loss is private.
+
+        Overriding it to do something before or after is fine; the passes are made here.
+        """
         assert self.private is not None
         model.train()
         shown = torch.zeros((), device=self.args.device)  # type: ignore[attr-defined]
-        for microbatch in inputs:
+        for microbatch in inputs.step:
             batch = self._prepare_inputs(microbatch)  # type: ignore[attr-defined]
             with self.compute_loss_context_manager():  # type: ignore[attr-defined]
                 losses = self.per_sample_losses(model, batch)
@@ -217,7 +225,7 @@ class PrivateTrainerMixin(KnowsOpacus):
     ) -> tuple[list[Any], None]:
         """The next step; how many tokens it has is private, and counted nowhere."""
         step = next(epoch_iterator, None)
-        return ([] if step is None else [step]), None
+        return ([] if step is None else [SealedStep(step)]), None
 
     def num_examples(self, dataloader: Any) -> int:
         """The plan's n: how many records there are may be private."""

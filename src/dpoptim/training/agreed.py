@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from dpoptim.distributed.agreement import facts_of, refuse_equal_shards, some_records_of
+from dpoptim.distributed.agreement import facts_of
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
 from dpoptim.training.persons_of_ranks import one_rank_a_person
 from dpoptim.training.privacy_units import Units
 from dpoptim.training.refusals import refuse_other_size
+from dpoptim.training.repeated_records import refuse_shared_records
 from dpoptim.training.streams import StreamRecords
 
 
@@ -50,5 +51,5 @@ def agree_on_run(
     count = ranks.added(units.count) if sharded else units.count
     refuse_other_size(plan, count, units.name)
     if sharded and not isinstance(train_set, StreamRecords):
-        refuse_equal_shards(ranks, some_records_of(train_set))
+        refuse_shared_records(ranks, train_set)
     return count

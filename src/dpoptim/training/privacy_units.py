@@ -32,6 +32,7 @@ from dpoptim.plan import Plan
 from dpoptim.sampling import Indices
 from dpoptim.torch_internals import pytree
 from dpoptim.training.collation import collate_records, refuse_missing
+from dpoptim.training.repeated_records import refuse_repeated_records
 
 NO_ROW = -1  # in the place of a row that is not there
 
@@ -205,6 +206,7 @@ def units_of(
 
     Raises:
         ValueError, TypeError: an argument of `attach` that does not fit, by name.
+        PrivacyError: the data set shows one record at two of its places.
     """
     K = whole_number("rows_per_record", rows_per_record, least=1)
     if rows_reduction not in ("mean", "sum"):
@@ -213,6 +215,7 @@ def units_of(
     if persons is not None:
         owners = Persons.of(persons, items, K)
         return Units(len(owners), rows, owners)
+    refuse_repeated_records(train_set)
     if K > 1:
         split_rows(train_set[0], K)
     return Units(items, rows, None)

@@ -1,0 +1,68 @@
+"""Data sets that hold a record at several places, in loops without noise: to be refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from dpoptim.errors import PrivacyError
+from dpoptim.methods import DPSGD
+from dpoptim.training.attach import attach
+
+RECORDS, CLIP_NORM = 6, 0.5
+
+
+def oversampled(x: Tensor) -> Any:
+    return Subset(TensorDataset(x), [0, 0, *range(1, RECORDS)])
+
+
+def added_to_itself(x: Tensor) -> Any:
+    return ConcatDataset([TensorDataset(x), TensorDataset(x)])
+
+
+def listed_again(x: Tensor) -> Any:
+    items = [(row,) for row in x]
+    return items + items[:1]
+
+
+WAYS: dict[str, Callable[[Tensor], Any]] = {
+    "a Subset that repeats a place": oversampled,
+    "a data set joined to itself": added_to_itself,
+    "a list with an item again": listed_again,
+}
+
+
+def repeated_records() -> str:
+    """Blank one record, and see how far the sum moves."""
+    found = []
+    for name, make in WAYS.items():
+        try:
+            moved = float((sum_of(make(records(1.0))) - sum_of(make(records(0.0)))).norm())
+        except PrivacyError:
+            continue
+        if moved > CLIP_NORM:
+            found.append(f"{name} moves the sum by {moved / CLIP_NORM:.2f} clip norms")
+    return f"refuted: {'; '.join(found)}" if found else ""
+
+
+def records(first: float) -> Tensor:
+    """The first one as often as given, the others far out."""
+    x = torch.arange(1.0, 2 * RECORDS + 1).reshape(RECORDS, 2)
+    x[0] *= first
+    return x
+
+
+def sum_of(train_set: Any) -> Tensor:
+    """The clipped sum of a step in which all take part."""
+    n = len(train_set)
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plan = DPSGD(CLIP_NORM).plan(n=n, batch_size=n, steps=1, noise_multiplier=0.0, delta=1e-3)
+    before = model.weight.detach().clone()
+    with attach(plan, model, optimizer, train_set, noise_seed=1) as private:
+        for (x,) in private.batches():
+            private.backward(model(x)[:, 0])
+            optimizer.step()
+    return (before - model.weight.detach()) * n

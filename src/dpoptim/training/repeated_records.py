@@ -1,0 +1,141 @@
+"""Records that lie at several places of a data set, or in the data sets of several ranks.
+
+Oversampling by `Subset`, a list taken twice, and `DistributedSampler`, which fills shards up, all
+make one record count as several. Where a data set shows which stored record each of its places
+holds, that is refused; code of its own, and copies, are on trust.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from dpoptim.data.views import Views
+from dpoptim.distributed.agreement import some_records_of
+from dpoptim.distributed.ranks import Ranks
+from dpoptim.errors import PrivacyError, RankError
+
+Places = NDArray[np.int64]
+OBJECTS = (Tensor, np.ndarray, dict, list, tuple)  # others may be one object by chance: numbers
+
+
+def stores_of(train_set: Any, places: Places | None = None) -> Iterator[tuple[Any, Places | None]]:
+    """Stores of a data set's records, and which of these it takes; None: all, once. Private.
+
+    Args:
+        places: those of ``train_set`` that are taken; may repeat.
+    """
+    if isinstance(train_set, Subset):
+        indices = np.asarray(train_set.indices, dtype=np.int64).reshape(-1)
+        indices = np.where(indices < 0, indices + len(train_set.dataset), indices)  # type: ignore[arg-type]
+        yield from stores_of(train_set.dataset, indices if places is None else indices[places])
+    elif isinstance(train_set, ConcatDataset):
+        starts = [0, *train_set.cumulative_sizes]
+        for part, start, end in zip(train_set.datasets, starts, starts[1:], strict=False):
+            inside = (
+                None
+                if places is None
+                else places[(places >= start) & (places < end)] - np.int64(start)
+            )
+            yield from stores_of(part, inside)
+    elif isinstance(train_set, Views):
+        yield from stores_of(train_set.dataset, places)
+    else:
+        yield train_set, places
+
+
+def refuse_repeated_records(train_set: Dataset[Any]) -> None:
+    """Refuse a data set that shows one record at two of its places.
+
+    Raises:
+        PrivacyError: it does; which record, and how often, is not said.
+
+    **Guarantee.** Of `TensorDataset`, lists of objects, and any other data set through `Subset`,
+    `ConcatDataset` and `views`, each stored record is one item, which coins draw and clipping
+    bounds once.
+    """
+    found: dict[Any, list[tuple[Any, Places | None]]] = {}
+    for store, places in stores_of(train_set):
+        found.setdefault(name_of(store), []).append((store, places))
+    if any(repeats(name, parts) for name, parts in found.items()):
+        raise PrivacyError(
+            "train_set holds a record more than once: it would be drawn, and clipped, each time, "
+            "beyond what the guarantee is for. Fix: each record once (class weights that are "
+            "public, in the loss, do what oversampling does; dpoptim.data.views makes several "
+            "views of one); or attach(..., persons=...), which names the record behind each item."
+        )
+
+
+def name_of(store: Any) -> Any:
+    """A name that is the same for the same records, however they are wrapped."""
+    if type(store) is TensorDataset:
+        return tuple((t.data_ptr(), t.shape, t.stride()) for t in store.tensors)
+    if type(store) in (list, tuple) and all(isinstance(item, OBJECTS) for item in store):
+        return OBJECTS  # named one by one
+    return id(store)
+
+
+def repeats(name: Any, parts: list[tuple[Any, Places | None]]) -> bool:
+    if name is OBJECTS:
+        named = [
+            id(item)
+            for store, places in parts
+            for item in (store if places is None else map(store.__getitem__, places.tolist()))
+        ]
+        return len(named) > len(set(named))
+    if len(parts) > 1 and any(places is None for _, places in parts):
+        return sum(len(store if places is None else places) for store, places in parts) > len(
+            parts[0][0]
+        )
+    taken = [places for _, places in parts if places is not None]
+    return bool(taken) and len(np.unique(np.concatenate(taken))) < sum(map(len, taken))
+
+
+def refuse_shared_records(ranks: Ranks, train_set: Dataset[Any]) -> None:
+    """Refuse ``sharded=True`` where two ranks show that they have a record in common.
+
+    Stores are compared by digests of some of their records, which stay among the ranks. Copies,
+    and data sets that read a record differently each time, are not found.
+
+    Raises:
+        RankError: on all ranks.
+
+    **Guarantee.** Shards cut by `Subset` from one data set, or made of `TensorDataset` or lists
+    that are equal, have no record in common.
+    """
+    own = taken_by_sample(train_set)
+    times = Counter(sample for each in ranks.gathered([*own]) for sample in each)
+    shown = {sample: places for sample, places in own.items() if times[sample] > 1}
+    if max(times.values(), default=0) < 2:
+        return  # no rank has a store that another has
+    for (first, earlier), (rank, later) in combinations(enumerate(ranks.gathered(shown)), 2):
+        both = later.keys() & earlier.keys()
+        if any(np.isin(later[sample], earlier[sample]).any() for sample in both):
+            raise RankError(
+                f"sharded=True, but ranks {first} and {rank} have the same records, or some of "
+                "them: each would be taken on both. Fix: leave sharded out where every rank has "
+                "the whole data set, or give each rank records of its own, such as Subset(data, "
+                "range(rank, len(data), size)); DistributedSampler repeats some."
+            )
+
+
+def taken_by_sample(train_set: Dataset[Any]) -> dict[str, Places]:
+    """The places that are taken of each store, which is told by a sample of its records."""
+    own: dict[str, list[Places]] = {}
+    for store, places in stores_of(train_set):
+        if sample := readable_sample(store):
+            own.setdefault(sample, []).append(np.arange(len(store)) if places is None else places)
+    return {sample: np.concatenate(parts) for sample, parts in own.items()}
+
+
+def readable_sample(store: Any) -> str:
+    """A digest of some records; "" where there are too few, or this process cannot read them."""
+    try:
+        return some_records_of(store)
+    except Exception:  # files of other ranks, say
+        return ""
