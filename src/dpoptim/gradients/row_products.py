@@ -22,6 +22,9 @@ from dpoptim.gradients.worker_threads import worker_threads
 
 WIDE = 2  # level of vectors, of `native.LEVELS`, that they are written for
 WORTH_A_THREAD = 1 << 21  # multiplications that take longer than to wake a thread for them
+# multiplications that take as long as to lay out an entry of a matrix: row by row, which is turned
+# on the way, or column by column
+TURNED, COPIED = 48, 8
 
 
 def serve() -> bool:
@@ -61,7 +64,8 @@ class Panels:
         self._outputs, self._inner = w.shape
         self._panels = vector(self._functions.dpoptim_panels_room(*w.shape))
         given = (*w.shape, w.data_ptr(), *w.stride(), self._panels.data_ptr())
-        divided(partial(self._functions.dpoptim_lay_out, *given), w.numel())
+        work = w.numel() * (COPIED if w.stride(0) == 1 else TURNED)
+        divided(partial(self._functions.dpoptim_lay_out, *given), work)
 
     def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x @ w.T + bias``: x float32 on the CPU, (rows, k), bias dense, (n,) -> (rows, n)."""
