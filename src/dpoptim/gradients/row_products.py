@@ -19,11 +19,14 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients import native
-from dpoptim.gradients.compiled_work import A_NUMBER, Piece, floats, library
+from dpoptim.gradients.compiled_work import Piece, floats, library
 
 WIDE = 2  # level of vectors, of `native.LEVELS`, that they are written for
 # `Matrix` and `Product` of `row_products.c`
 MATRIX, PRODUCT = struct.Struct("=6q"), struct.Struct("=8q")
+# multiplications that take as long as to lay out an entry of a matrix: row by row, which is turned
+# on the way, or column by column
+TURNED, COPIED = 48, 8
 
 
 def serve() -> bool:
@@ -69,7 +72,8 @@ class Panels:
         self._panels = floats(functions().panels_room(outputs, inner))
         self._address = self._panels.data_ptr()
         given = MATRIX.pack(outputs, inner, w.data_ptr(), *w.stride(), self._address)
-        functions().lay_out.run(given, A_NUMBER * outputs * inner)
+        each = COPIED if w.stride(0) == 1 else TURNED
+        functions().lay_out.run(given, each * outputs * inner)
 
     def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x @ w.T + bias``: x float32 on the CPU, (rows, k), bias dense, (n,) -> (rows, n)."""

@@ -13,7 +13,7 @@ from functools import cache, partial
 
 import torch
 
-Run = Callable[[Sequence[Callable[[], None]]], None]
+Run = Callable[[Sequence[Callable[[], object]]], None]
 Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -55,7 +55,7 @@ def parallel_region() -> Callable[..., None] | None:
     return region
 
 
-def _by_team(number: int, calls: Sequence[Callable[[], None]]) -> None:
+def _by_team(number: int, calls: Sequence[Callable[[], object]]) -> None:
     """Run the calls in a parallel region, inside of which no operation is divided any further."""
     region = parallel_region()
     assert region is not None
@@ -74,12 +74,12 @@ def _by_team(number: int, calls: Sequence[Callable[[], None]]) -> None:
         raise failures[0]
 
 
-def _in_turn(calls: Sequence[Callable[[], None]]) -> None:
+def _in_turn(calls: Sequence[Callable[[], object]]) -> None:
     for call in calls:
         call()
 
 
-def _at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], None]]) -> None:
+def _at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], object]]) -> None:
     for running in [pool.submit(call) for call in calls]:
         running.result()
 
