@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.compiled import Library
-from dpoptim.gradients import native
+from dpoptim.gradients import native, spare_room
 from dpoptim.gradients.worker_threads import worker_threads
 
 WIDE = 2  # level of vectors, of `native.LEVELS`, that they are written for
@@ -63,12 +63,18 @@ class Panels:
         given = (*w.shape, w.data_ptr(), *w.stride(), self._panels.data_ptr())
         divided(partial(self._functions.dpoptim_lay_out, *given), w.numel())
 
-    def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``x @ w.T + bias``: x float32 on the CPU, (rows, k), bias dense, (n,) -> (rows, n)."""
+    def multiply(
+        self, x: Tensor, bias: Tensor | None = None, spare: int = spare_room.OF_GRADIENTS
+    ) -> Tensor:
+        """``x @ w.T + bias``: x float32 on the CPU, (rows, k), bias dense, (n,) -> (rows, n).
+
+        Args:
+            spare: entries behind a large result; see `spare_room`.
+        """
         if x.stride(1) != 1:
             x = x.contiguous()
         rows = x.shape[0]
-        out = torch.empty(rows, self._outputs, dtype=torch.float32, device="cpu")
+        out = spare_room.result(rows, self._outputs, spare)
         given = (
             *(rows, self._inner, self._outputs, x.data_ptr(), x.stride(0)),
             *(self._panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr()),
