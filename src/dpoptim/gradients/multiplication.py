@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpoptim.gradients import row_products
+from dpoptim.gradients import row_products, spare_room
 from dpoptim.torch_internals import has_onednn, is_functorch_tensor, onednn_linear
 
 LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its kernel pays
@@ -100,8 +100,13 @@ def plain(x: Tensor) -> bool:
     return dense and not is_functorch_tensor(x)
 
 
-def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, spare: int = spare_room.OF_GRADIENTS
+) -> Tensor:
     """``x @ w.T + bias``: x of shape (..., k), w (n, k), bias (n,) -> (..., n). Not for autograd.
+
+    Args:
+        spare: entries behind the result, where compiled functions write it; see `spare_room`.
 
     **Guarantee.** Where not by MKL, each row of the result is a function of that row of ``x``, to
     the last bit, beside any other rows. oneDNN's kernels are the vendor's: tested, not proved.
@@ -112,11 +117,11 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     if not fits or not onednn_multiplies(x, *w.shape, least=least):
         return F.linear(x, w, bias)
     bias = None if bias is None else bias.contiguous()  # it is read as if it were
-    return (compiled_linear if compiles_rows() else onednn_in_blocks)(x, w, bias)
+    return compiled_linear(x, w, bias, spare) if compiles_rows() else onednn_in_blocks(x, w, bias)
 
 
-def compiled_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    product = row_products.Panels(w).multiply(x.reshape(-1, x.shape[-1]), bias)
+def compiled_linear(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
+    product = row_products.Panels(w).multiply(x.reshape(-1, x.shape[-1]), bias, spare)
     # in its own shape: a view must not be changed in place
     return product if x.dim() == 2 else product.resize_(*x.shape[:-1], w.shape[0])
 

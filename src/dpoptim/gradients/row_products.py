@@ -18,7 +18,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dpoptim.gradients import native
+from dpoptim.gradients import native, spare_room
 from dpoptim.gradients.compiled_work import Piece, floats, library
 
 WIDE = 2  # level of vectors, of `native.LEVELS`, that they are written for
@@ -75,12 +75,18 @@ class Panels:
         each = COPIED if w.stride(0) == 1 else TURNED
         functions().lay_out.run(given, each * outputs * inner)
 
-    def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``x @ w.T + bias``: x float32 on the CPU, (rows, k), bias dense, (n,) -> (rows, n)."""
+    def multiply(
+        self, x: Tensor, bias: Tensor | None = None, spare: int = spare_room.OF_GRADIENTS
+    ) -> Tensor:
+        """``x @ w.T + bias``: x float32 on the CPU, (rows, k), bias dense, (n,) -> (rows, n).
+
+        Args:
+            spare: entries behind a large result; see `spare_room`.
+        """
         if x.stride(1) != 1:
             x = x.contiguous()
         rows, inner, outputs = x.shape[0], self._inner, self._outputs
-        out = torch.empty(rows, outputs, dtype=torch.float32, device="cpu")
+        out = spare_room.result(rows, outputs, spare)
         given = PRODUCT.pack(
             *(rows, inner, outputs, x.data_ptr(), x.stride(0), self._address),
             *(0 if bias is None else bias.data_ptr(), out.data_ptr()),

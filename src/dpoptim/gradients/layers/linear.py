@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
 from dpoptim.gradients.multiplication import linear
 from dpoptim.gradients.sequence_outer import positions
+from dpoptim.gradients.spare_room import OF_OUTPUTS
 
 
 class LinearRule(LayerRule[nn.Linear]):
@@ -16,7 +17,7 @@ class LinearRule(LayerRule[nn.Linear]):
         return x
 
     def forward(self, module: nn.Linear, x: Tensor) -> tuple[Tensor, Saved]:
-        return linear(x, module.weight, module.bias), (x, module.weight)
+        return linear(x, module.weight, module.bias, OF_OUTPUTS), (x, module.weight)
 
     def input_gradient(self, module: nn.Linear, saved: Saved, g: Tensor) -> Tensor:
         return linear(g, saved[1].T)

@@ -1,0 +1,63 @@
+"""Results that others of their size may lie in afterwards."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpoptim.gradients import multiplication, row_products
+from dpoptim.gradients.backward_pass import BackwardRecorder
+from dpoptim.gradients.hook_manager import HookManager
+from dpoptim.gradients.spare_room import EXTRA, LEAST, OF_GRADIENTS, result
+
+
+def spare(x: Tensor) -> int:
+    """Bytes behind a tensor in its memory."""
+    return x.untyped_storage().nbytes() - x.nbytes
+
+
+@pytest.mark.parametrize("rows", [1, LEAST // 64 - 1, LEAST // 64])
+def test_spare_room_is_zero_and_for_large_results_alone(rows: int) -> None:
+    """Whoever stores one in a file stores no memory that others have left."""
+    out = result(rows, 64, 100)
+    assert out.shape == (rows, 64)
+    assert out.is_contiguous()
+    assert not out._is_view()
+    assert spare(out) == (400 if rows * 64 >= LEAST else 0)
+    behind = torch.empty(0).set_(out.untyped_storage())[out.numel() :]
+    assert bool((behind == 0).all())
+
+
+@pytest.mark.skipif(not row_products.serve(), reason="no compiled products for this processor")
+@pytest.mark.parametrize("library", ["rows"], indirect=True)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(256, 96), (8, 32, 96)])
+def test_gradients_fit_where_outputs_lay(
+    library: str, bias: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An aligned block of the output's size does, and one of a product with gradients, which in
+    turn leaves room for a block without any.
+    """
+    layer = nn.Linear(96, 256, bias=bias)
+    back: list[Tensor] = []
+    honest = multiplication.compiled_linear
+
+    def noted(x: Tensor, w: Tensor, b: Tensor | None, spare: int) -> Tensor:
+        back.append(honest(x, w, b, spare))
+        return back[-1]
+
+    monkeypatch.setattr(multiplication, "compiled_linear", noted)
+    recorder = BackwardRecorder(may_round=True)
+    recorder.close = lambda finished: None
+    hooks = HookManager(layer, recorder)
+    x = torch.randn(shape, requires_grad=True)
+    try:
+        output = layer(x)
+        output.sum().backward()
+    finally:
+        hooks.undo()
+    forward, gradient = back
+    assert not output._is_view()
+    assert (forward.shape, gradient.shape) == (output.shape, x.shape)
+    assert spare(gradient) >= EXTRA
+    assert spare(output) >= spare(gradient) + EXTRA
+    assert spare(gradient) == OF_GRADIENTS * 4
