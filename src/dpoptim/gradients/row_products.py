@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-import torch
 from torch import Tensor
 
 from dpoptim.gradients import native, spare_room
