@@ -99,9 +99,10 @@ class SequenceOuter(PerSampleGrad):
     def chosen(self, public: PublicSizes) -> Self:
         positions = self.rows or public.positions
         ghost_norms = alone = short = False
-        if positions is not None and not public.small(self.entries):
-            p, d = self.g.shape[2], self.a.shape[2]
-            by_call = self._usual and public.worth_a_call(positions, p * d)
+        p, d = self.g.shape[2], self.a.shape[2]
+        by_call = self._usual and positions is not None and public.worth_a_call(positions, p * d)
+        in_cache = by_call and self._compiles and public.whole_fits  # faster than all at once
+        if positions is not None and (in_cache or not public.small(self.entries)):
             claimed = by_call and self._worth_claiming(public, positions)
             in_turn = by_call and public.whole_fits and not claimed
             short = positions % INNER > 0 and positions < SHORT and p * d <= FEW_ENTRIES
@@ -113,9 +114,13 @@ class SequenceOuter(PerSampleGrad):
     def _usual(self) -> bool:
         return self.g.device.type == "cpu" and self.dtype == torch.float32
 
+    @property
+    def _compiles(self) -> bool:
+        return native.serves(self.g.new_empty(0, dtype=self.dtype))
+
     def _worth_claiming(self, public: PublicSizes, positions: int) -> bool:
-        compiled = native.serves(self.g.new_empty(0, dtype=self.dtype))
-        return compiled and public.worth_claiming(positions, self.g.shape[2], self.a.shape[2])
+        p, d = self.g.shape[2], self.a.shape[2]
+        return self._compiles and public.worth_claiming(positions, p, d)
 
     def in_turn(self) -> Self | None:
         return self if self.alone and not self.ghost_norms else None
