@@ -253,6 +253,23 @@ def one_raises(rank: int, where: str, wrapped: bool) -> str:
     return caught(run)
 
 
+def static_graph(rank: int, attached: str) -> str:
+    """What a rank hears whose wrapper has a static graph, attached itself or around what is."""
+    model = model_of()
+    called = DistributedDataParallel(model, static_graph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    of = called if attached == "wrapper" else model
+
+    def run() -> None:
+        plan = plan_for(METHODS["flat"](), noise_multiplier=1.0)
+        with dpoptim.attach(plan, of, optimizer, TensorDataset(*records())) as private:
+            for x, y in private.batches():
+                private.backward(F.cross_entropy(called(x), y, reduction="none"))
+                optimizer.step()
+
+    return caught(run)
+
+
 def on_one_rank(rank: int, path: str) -> dict[str, str]:
     """Rank 0 alone saves, ends the run, or asks what one rank may ask alone; what each hears."""
     plan = plan_for(METHODS["flat"](), noise_multiplier=1.0)

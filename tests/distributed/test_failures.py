@@ -107,6 +107,14 @@ def test_a_rank_that_raises_is_named_by_the_others(wrapped: bool) -> None:
         assert "rank 1 left it with an error" in other
 
 
+@pytest.mark.parametrize("attached", ["wrapper", "bare model"])
+def test_a_static_graph_is_refused_by_name(attached: str) -> None:
+    for heard in run_ranks(2, work.static_graph, attached, time_out=TIME_OUT):
+        assert heard.startswith("PrivacyError: ")
+        assert "static_graph=True" in heard
+        assert "Fix: wrap the model without it" in heard
+
+
 def test_a_rank_that_leaves_early_or_is_ahead_ends_the_run() -> None:
     first, second = run_ranks(2, work.one_raises, "leaves", False, time_out=TIME_OUT)
     assert "rank 1 left the run (step 2)" in first

@@ -97,6 +97,19 @@ def test_a_ledger_counts_for_all(tmp_path: Path) -> None:
     assert any("all 7 runs" in note for note in search.best_estimator_.privacy_.notes)
 
 
+def test_a_ledger_is_advised_to_who_has_none(tmp_path: Path) -> None:
+    ledger = dpoptim.Ledger(tmp_path / "ledger.sqlite", neighboring="zero-out")
+    for settings, advised in (({}, True), ({"ledger": ledger}, False)):
+        with heard() as here:
+            cross_val_score(logistic(**settings), X, Y, cv=2)
+        with heard() as elsewhere:  # as in another process
+            pickle.loads(pickle.dumps(clone(logistic(**settings)))).fit(X, Y)
+        for words in (here, elsewhere):
+            assert len(words) == 1
+            assert "tune_on_public, DPSearchCV" in words[0]
+            assert ("ledger=dpoptim.Ledger(" in words[0]) is advised
+
+
 def test_a_budget_ends_a_search(tmp_path: Path) -> None:
     """What was not admitted was not charged; scikit-learn names the failed fits."""
     path = tmp_path / "ledger.sqlite"

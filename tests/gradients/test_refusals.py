@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
 
+import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
@@ -197,6 +199,45 @@ def test_reentrant_checkpointing_is_refused() -> None:
     attached(model)
     with pytest.raises(PrivacyError, match="use_reentrant=False"):
         model(torch.randn(ROWS, 5, requires_grad=True)).mean().backward()
+
+
+class InnerCheckpointed(Checkpointed):
+    """Its checkpointed part comes after a layer, as the blocks of a language model do."""
+
+    def inner(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(torch.tanh(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.inner, self.first(x), use_reentrant=self.use_reentrant))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("isolation", ["auto", "rules", "vmap", "alone"])
+@pytest.mark.parametrize("given", [True, False])
+def test_reentrant_checkpointing_of_an_inner_part_is_refused_by_name(
+    isolation: Any, given: bool
+) -> None:
+    """Not by autograd's own error; without reentrance the same model trains."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    def train(model: nn.Module, isolation: Any) -> int:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        records = TensorDataset(torch.randn(ROWS, 5), torch.arange(ROWS) % 3)
+        plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+            n=ROWS, batch_size=ROWS, steps=2, noise_multiplier=1.0, delta=1e-3
+        )
+        keep: Any = {"isolation": isolation, "loss": loss if given else None}
+        with dpoptim.attach(plan, model, optimizer, records, **keep) as private:
+            for batch in private.batches():
+                private.backward(loss(model, batch))
+                optimizer.step()
+            return private.steps_done
+
+    with pytest.raises(PrivacyError, match="Fix: .*use_reentrant=False"):
+        train(InnerCheckpointed(True), isolation)
+    assert train(InnerCheckpointed(False), "auto") == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 import dpoptim
 from integrations.small_language import Sentences, classifier, collate
@@ -227,6 +227,11 @@ class OwnBatches(PrivateTrainer):
         return DataLoader(self.train_dataset, batch_size=4, collate_fn=self.data_collator)
 
 
+class OwnOrder(PrivateTrainer):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return SequentialSampler(self.train_dataset)
+
+
 def test_a_training_step_that_computes_its_own_loss_is_refused(tmp_path: Path) -> None:
     """Nobody has checked that one; and what only does something beside a step is served."""
     ledger = dpoptim.Ledger(epsilon=8.0, delta=1e-2)
@@ -244,6 +249,8 @@ def test_a_training_step_that_computes_its_own_loss_is_refused(tmp_path: Path) -
             train(kind)
     with pytest.raises(ValueError, match="OwnBatches.get_train_dataloader would draw"):
         train(OwnBatches)
+    with pytest.raises(ValueError, match="OwnOrder._get_train_sampler would draw.*Fix: leave it"):
+        train(OwnOrder)
     assert ledger.spent().epsilon == 0
     assert train(Counting).seen == plan().steps
 

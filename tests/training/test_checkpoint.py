@@ -307,6 +307,10 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(ValueError, match="charged to a ledger on disk"):
         begin(paid_plan(), resume=path)
+    other = Ledger(tmp_path / "other.sqlite")
+    with pytest.raises(ValueError, match="another ledger than the given one.*the run began on"):
+        begin(paid_plan(), resume=path, ledger=other)
+    assert other.entries() == []
     with pytest.raises(ValueError, match="another plan"):
         begin(
             paid_plan(noise_multiplier=1.0), resume=path, ledger=Ledger(tmp_path / "ledger.sqlite")

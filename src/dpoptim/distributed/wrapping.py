@@ -171,6 +171,12 @@ class OwnSynchronisation(Wrapping):
                 "(delay_all_reduce_named_params), which it sends whatever attach says. Fix: wrap "
                 "the model without it."
             )
+        if wrapper.static_graph:
+            raise PrivacyError(
+                "the DistributedDataParallel wrapper has static_graph=True, which takes part in "
+                "each backward pass to send gradients, and fails where it may not. Fix: wrap the "
+                "model without it."
+            )
         self._before[wrapper] = (
             wrapper.require_backward_grad_sync,
             wrapper.require_forward_param_sync,

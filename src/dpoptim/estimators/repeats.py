@@ -25,8 +25,11 @@ ELSEWHERE = "its copies in other processes are not counted in that"
 ARRIVED = "a copy from another process was fitted: the fits of all copies add up"
 FIX = (
     "So the same records pay for all; scores on held-out private records come on top, protected by "
-    "nothing. Fix: choose settings by dpoptim.tuning (tune_on_public, DPSearchCV); with "
-    "ledger=dpoptim.Ledger(path, epsilon=, delta=) every fit counts, and none exceeds a budget."
+    "nothing. Fix: choose settings by dpoptim.tuning (tune_on_public, DPSearchCV)"
+)
+LEDGER = (
+    "; with ledger=dpoptim.Ledger(path, epsilon=, delta=) every fit counts, and none exceeds a "
+    "budget"
 )
 _counting: ContextVar[bool] = ContextVar("counting", default=True)
 
@@ -68,7 +71,7 @@ class FitCount:
     def __init__(self, *, arrived: bool = False) -> None:
         self._fits: list[Fit] = []
         self._arrived, self._sent = arrived, False
-        self._unsaid = ""
+        self._unsaid, self._fix = "", ""
 
     def __repr__(self) -> str:
         return f"FitCount of {len(self._fits)}"
@@ -91,6 +94,7 @@ class FitCount:
         self._fits.append(fit)
         timely = math.log2(len(self._fits)).is_integer() or fit.records > largest
         scope = self._scope(ledger, fit.guarantee.delta)
+        self._fix = FIX + (LEDGER if ledger is None else "")
         if self._arrived:  # always the same words, which are shown once in each process
             self._unsaid = ARRIVED
         elif self._has_company and timely and not by_hand:
@@ -131,7 +135,7 @@ class FitCount:
         """Warn of repeated fits, if the last one was the time to."""
         unsaid, self._unsaid = self._unsaid, ""
         if unsaid:
-            warnings.warn(f"{who}: {unsaid}. {FIX}", RepeatedFitWarning, stacklevel=4)
+            warnings.warn(f"{who}: {unsaid}. {self._fix}.", RepeatedFitWarning, stacklevel=4)
 
 
 def arrived() -> FitCount:

@@ -154,7 +154,8 @@ class BackwardRecorder:
                 raise PrivacyError(
                     "a backward pass ran inside another one, over a graph that was built before: "
                     "the outer one's records would be lost. Fix: one loss.backward() for each "
-                    "batch, and no backward() inside custom functions."
+                    "batch, and no backward() inside custom functions, such as "
+                    "checkpoint(..., use_reentrant=True): use_reentrant=False."
                 )
             if devices_under_autocast():
                 # rounds what plain operations hand back, wherever forward ran

@@ -6,8 +6,16 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.totals import MakeTotals, Totals
+
+REENTRANT = (
+    "a part of the model is under reentrant checkpointing, which makes backward passes inside of "
+    "one, so that gradients of records cannot be told apart. Fix: "
+    "torch.utils.checkpoint.checkpoint(..., use_reentrant=False); in Transformers, "
+    'gradient_checkpointing_kwargs={"use_reentrant": False}.'
+)
 
 
 class Placement:
@@ -53,8 +61,17 @@ class Placement:
         return tuple(p.shape)
 
     def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """This process's parts of a loss's gradients, by autograd; zeros where it reaches none."""
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        """This process's parts of a loss's gradients, by autograd; zeros where it reaches none.
+
+        Raises:
+            PrivacyError: a part of the model is under reentrant checkpointing.
+        """
+        try:
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        except RuntimeError as error:
+            if "use_reentrant" in str(error):
+                raise PrivacyError(REENTRANT) from error
+            raise
         return [
             torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
         ]

@@ -100,11 +100,15 @@ class PrivateTrainerMixin(KnowsOpacus):
 
     def _fit_to_plan(self, args: transformers.TrainingArguments) -> None:
         fit_to_plan(self.plan, args, own_loss_of(self), sealed=self._key is not None)
-        if type(self).get_train_dataloader is not PrivateTrainerMixin.get_train_dataloader:
-            raise ValueError(
-                f"{type(self).__name__}.get_train_dataloader would draw other batches than the "
-                "plan does. Fix: leave it out; train_dataset and data_collator are what is read."
-            )
+        for name, kept in (
+            ("get_train_dataloader", PrivateTrainerMixin),
+            ("_get_train_sampler", transformers.Trainer),
+        ):
+            if getattr(type(self), name, None) is not getattr(kept, name, None):
+                raise ValueError(
+                    f"{type(self).__name__}.{name} would draw other batches than the plan does. "
+                    "Fix: leave it out; train_dataset and data_collator are what is read."
+                )
 
     # ---- the loop -------------------------------------------------------------------------------
 

@@ -266,9 +266,10 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
         None,
         *(entry.id for entry in ledger.entries()),
     }:
+        known = "another ledger than the given one" if ledger.durable else "a ledger on disk"
         raise ValueError(
-            "resume: the run was charged to a ledger on disk. Fix: attach(..., "
-            "ledger=Ledger(path))."
+            f"resume: the run was charged to {known}. Fix: attach(..., ledger=Ledger(path)) with "
+            "the path of the ledger that the run began on."
         )
     fixes = {
         "parameters": "the same model, its parameters in the same order",
