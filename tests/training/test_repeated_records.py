@@ -123,6 +123,56 @@ def test_as_rows_of_their_records_they_are_served_and_move_the_sum_by_one_bound(
     assert 0.09 < moved <= 0.1
 
 
+class Mixes(Dataset[Any]):
+    """Mixup inside of a data set: half of each record, and half of one drawn for its place."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[Tensor]:
+        drawn = torch.Generator().manual_seed(index)
+        other = int(torch.randint(N, (), generator=drawn))
+        return ((self.x[index] + self.x[other]) / 2,)
+
+
+class Standardises(Mixes):
+    """By the mean and deviation of its own records."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor]:
+        return ((self.x[index] - self.x.mean(0)) / self.x.std(0),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [(TensorDataset, 0.9, 1.0), (Mixes, 2.75, 2.85), (Standardises, 3.35, 3.45)],
+)
+def test_a_data_set_that_reads_other_records_is_on_trust(
+    kind: Callable[[Tensor], Dataset[Any]], least: float, most: float
+) -> None:
+    """One record moves the sum by more than its bound, by what docs/limits.md says."""
+
+    def sums(x: Tensor) -> Tensor:
+        model = nn.Linear(3, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        plan = dpoptim.DPSGD(1.0).plan(n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-3)
+        with dpoptim.attach(plan, model, optimizer, kind(x)) as private:
+            for (inputs,) in private.batches():
+                private.backward(model(inputs)[:, 0])
+                optimizer.step()
+        return -N * model.weight.detach()
+
+    x = X.clone()
+    x[0] = 5.0
+    without = x.clone()
+    without[0] = 0.0  # whose gradient is none, where nobody else reads it
+    moved = float((sums(x) - sums(without)).norm())
+    assert least < moved <= most
+
+
 def test_without_the_check_a_record_would_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repeated_records() == ""
     monkeypatch.setattr(privacy_units, "refuse_repeated_records", lambda train_set: None)
