@@ -226,6 +226,16 @@ def test_a_sum_over_a_constant_is_refused_in_the_first_step(declared: Any) -> No
     assert not asked
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_pass_over_a_batch_is_refused_by_name(reduction: str) -> None:
+    def step(private: Any, output: Tensor, y: Tensor) -> None:
+        for _ in range(2):
+            private.backward(F.cross_entropy(output.clone(), y, reduction=reduction))
+
+    with pytest.raises(dpoptim.PrivacyError, match="called again(.|\n)*Fix"):
+        trained(step, plan())
+
+
 def test_a_scalar_must_be_what_was_declared() -> None:
     """README's example with the loss left at its mean: chance accuracy, and no error."""
     criterion = nn.CrossEntropyLoss()

@@ -36,6 +36,8 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         engine.backward(losses)
         return
     if losses.dim() == 0 and engine.takes_scalars:
+        if not engine.rows_open:
+            raise other_length(engine, losses)
         # Of a part of the rows, nobody knows how many they are.
         reading = None if engine.partial_backward else read_reduction(losses, engine.rows_open)
         reduction = agreed_reduction(reading, declared)
@@ -53,7 +55,7 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
 
 
 def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
-    """Refusal of a vector that is not of the rows still open; how many these are is private."""
+    """Refusal of losses that are not of the rows still open; how many these are is private."""
     if engine.rows_open:
         return not_one_each(f"{axes_of(losses)} of another length")
     return PrivacyError(
