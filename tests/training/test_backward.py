@@ -158,6 +158,7 @@ LOSSES = {
     "by hand, an axis": lambda x, r: getattr(x.square().sum(1), r)(0),
     "two terms": lambda x, r: getattr(x.square().sum(1), r)() + F.mse_loss(x, T, reduction=r),
     "divided": lambda x, r: x.square().sum() / len(x) if r == "mean" else x.square().sum(),
+    "divided twice": lambda x, r: x.square().sum() / (2 * len(x)) if r == "mean" else x.sum(),
     "wide": lambda x, r: F.mse_loss(x, T, reduction=r).double(),
 }
 
@@ -176,7 +177,6 @@ def test_reductions_are_read_off_the_graph(name: str, reduction: str) -> None:
     [
         lambda x: F.cross_entropy(x, Y, label_smoothing=0.1) * 2,
         lambda x: x.logsumexp((0, 1)),
-        lambda x: x.sum() / 3,
         lambda x: x.sum() / x.detach().sum().requires_grad_(),
         lambda x: x.sum() + x.mean(),
         # ignored labels might weigh in one of them
@@ -201,13 +201,39 @@ def test_what_is_not_plain_is_not_guessed(loss: Callable[[Tensor], Tensor]) -> N
             "no multiple of the number of records",
         ),
         (lambda x: F.mse_loss(x[:, :1], T[:, 0]), "different shapes"),
+        (lambda x: x.sum() / 3, "divided by a number"),
+        (lambda x: x.sum(1).sum() / torch.tensor(7), "divided by a number"),
     ],
-    ids=["tokens", "flat tokens", "chosen records", "broadcast"],
+    ids=["tokens", "flat tokens", "chosen records", "broadcast", "constant", "tokens counted"],
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_means_over_something_else_are_refused(loss: Callable[[Tensor], Tensor], said: str) -> None:
     with pytest.raises(dpoptim.SamplesInteractError, match=f"{said}(.|\n)*Fix"):
         read_reduction(loss(torch.randn(4, 3, requires_grad=True)), 4)
+
+
+@pytest.mark.parametrize("declared", ["mean", "sum", None])
+def test_a_sum_over_a_constant_is_refused_in_the_first_step(declared: Any) -> None:
+    """By the constant batch size, as in tutorials; declared a mean, a record moved it by 1.96 C."""
+
+    def step(private: Any, output: Tensor, y: Tensor) -> None:
+        private.backward(F.cross_entropy(output, y, reduction="sum") / 20)
+        asked.append(private.spent())
+
+    asked: list[Any] = []
+    with pytest.raises(dpoptim.PrivacyError, match="Fix"):
+        trained(step, plan(), loss_reduction=declared)
+    assert not asked
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_pass_over_a_batch_is_refused_by_name(reduction: str) -> None:
+    def step(private: Any, output: Tensor, y: Tensor) -> None:
+        for _ in range(2):
+            private.backward(F.cross_entropy(output.clone(), y, reduction=reduction))
+
+    with pytest.raises(dpoptim.PrivacyError, match="called again(.|\n)*Fix"):
+        trained(step, plan())
 
 
 def test_a_scalar_must_be_what_was_declared() -> None:

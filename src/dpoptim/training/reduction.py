@@ -36,6 +36,8 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         engine.backward(losses)
         return
     if losses.dim() == 0 and engine.takes_scalars:
+        if not engine.rows_open:
+            raise other_length(engine, losses)
         # Of a part of the rows, nobody knows how many they are.
         reading = None if engine.partial_backward else read_reduction(losses, engine.rows_open)
         reduction = agreed_reduction(reading, declared)
@@ -53,7 +55,7 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
 
 
 def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
-    """Refusal of a vector that is not of the rows still open; how many these are is private."""
+    """Refusal of losses that are not of the rows still open; how many these are is private."""
     if engine.rows_open:
         return not_one_each(f"{axes_of(losses)} of another length")
     return PrivacyError(
@@ -94,11 +96,11 @@ def read_reduction(loss: Tensor, rows: int) -> Reading | None:
     """The reduction of a scalar loss over ``rows`` records; None where the graph does not show it.
 
     Read are the reductions of torch's own losses, ``mean`` and ``sum`` at the end, a sum that was
-    divided by the number of records, and sums of several such terms.
+    divided by a multiple of the number of records, and sums of several such terms.
 
     Raises:
-        SamplesInteractError: it is a mean over something other than the records, in which they
-            weigh by each other.
+        SamplesInteractError: it is a mean over something other than the records, or a sum divided
+            by another number, in which they weigh by each other.
     """
     return None if loss.grad_fn is None else _of_node(loss.grad_fn, rows)
 
@@ -134,16 +136,26 @@ def _of_mean(node: Any, rows: int) -> Reading:
 
 
 def _of_quotient(node: Any, rows: int) -> Reading | None:
-    """A sum over the number of records is their mean; another factor leaves its meaning open."""
+    """A sum over a multiple of the number of records is their mean, up to a constant.
+
+    Over any other number it might as well be a count of what the others hold; and if that is a
+    constant, a mean it is not: taken for one, each record would weigh by how many the others are.
+    """
     other = node._saved_other
     if isinstance(other, Tensor):
         other = (
             float(other) if other.dim() == 0 and not other.requires_grad and other.is_cpu else None
         )
-    if other != rows:
+    if other is None or _of_only_child(node, rows) != Reading("sum"):
         return None
-    reading = _of_only_child(node, rows)
-    return Reading("mean") if reading == Reading("sum") else None
+    if other % rows:
+        raise SamplesInteractError(
+            "the loss is a sum over the batch, divided by a number that is no multiple of the "
+            "number of records, such as a constant batch size or a count of tokens: how much a "
+            f"record weighs depends on the others, or seems to. {ONE_BY_ONE} Or leave a sum as it "
+            'is, with loss_reduction="sum": the plan divides by the batch size by itself.'
+        )
+    return Reading("mean")
 
 
 def _of_labels(node: Any, rows: int) -> Reading | None:
