@@ -111,16 +111,16 @@ def by_regression(folder: Path, records: int, *, clock: bool = False) -> tuple[f
     return seconds(fit, 3), seconds(read, 3)
 
 
-def rows(records: int = RECORDS) -> Iterator[dict[str, object]]:
-    """Lines of the table, one after the other."""
+def rows(records: int = RECORDS, many: int = MANY_RECORDS) -> Iterator[dict[str, object]]:
+    """Lines of the table, one after the other; without the large table where no disk holds it."""
     yield row("calibration of 6,000 steps", seconds(calibrated))
     yield row("price of 10,000,000 steps", seconds(priced))
     for population, rate in COINS:
         name = f"coins of {population:,} records, {round(population * rate):,} expected"
         yield row(name, seconds(coins(population, rate), 50))
     yield from regressions(records, clock=False)
-    if shutil.disk_usage(tempfile.gettempdir()).free > 2 * 4 * MANY_RECORDS * FEATURES:
-        yield from regressions(MANY_RECORDS, clock=True)
+    if shutil.disk_usage(tempfile.gettempdir()).free > 2 * 4 * many * FEATURES:
+        yield from regressions(many, clock=True)
 
 
 def regressions(records: int, *, clock: bool) -> Iterator[dict[str, object]]:

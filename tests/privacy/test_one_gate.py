@@ -67,6 +67,7 @@ ALLOWED = {
     "audit/sensitivity.py": {"randn"},  # adversarial records
     "audit/row_counts.py": {"randint", "random."},  # made-up lookups, and a model's first weights
     "audit/detectors.py": {"randn", "random."},  # made-up data
+    "audit/image_features.py": {"default_rng", "np.random"},  # made-up images
     # seeds as a program would, and restores the generators; a model to be refused draws noise
     "audit/isolation.py": {"random.", "uniform_"},
     # looks at the draws; restores the global generators

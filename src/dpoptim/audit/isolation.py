@@ -121,7 +121,7 @@ def isolation() -> str:
 
 def writes_through_data() -> None:
     model = CodeBook().eval()
-    train(model, [torch.ones(FEATURES)] * RECORDS, None, before=model.train)
+    train(model, [torch.ones(FEATURES) for _ in range(RECORDS)], None, before=model.train)
 
 
 def padded(batch: list[Tensor]) -> Tensor:
@@ -142,7 +142,7 @@ def mixes_a_little_under_autocast() -> None:
             own = (model(batch)[:, 0].float() - 3).square()
         return own + (0.02 if len(batch) > 1 else 0.0) * (own - own.detach())
 
-    train(nn.Linear(FEATURES, 1), [torch.ones(FEATURES)] * RECORDS, None, loss=loss)
+    train(nn.Linear(FEATURES, 1), [torch.ones(FEATURES) for _ in range(RECORDS)], None, loss=loss)
 
 
 def squared(model: nn.Module, batch: Tensor) -> Tensor:

@@ -97,18 +97,23 @@ class SequenceOuter(PerSampleGrad):
         return torch.float32 if self.g.dtype in NARROW else self.g.dtype
 
     def chosen(self, public: PublicSizes) -> Self:
+        kept = replace(self, most=public.most, alone=False, short=False, ghost_norms=False)
         positions = self.rows or public.positions
-        ghost_norms = alone = short = False
+        return kept if positions is None else kept._by_positions(public, positions)
+
+    def _by_positions(self, public: PublicSizes, positions: int) -> Self:
         p, d = self.g.shape[2], self.a.shape[2]
-        by_call = self._usual and positions is not None and public.worth_a_call(positions, p * d)
-        in_cache = by_call and self._compiles and public.whole_fits  # faster than all at once
-        if positions is not None and (in_cache or not public.small(self.entries)):
-            claimed = by_call and self._worth_claiming(public, positions)
-            in_turn = by_call and public.whole_fits and not claimed
-            short = positions % INNER > 0 and positions < SHORT and p * d <= FEW_ENTRIES
-            ghost_norms = claimed or (not in_turn and public.worth_ghost_norms(positions, p, d))
-            alone = by_call and (in_turn or ghost_norms)
-        return replace(self, most=public.most, alone=alone, short=short, ghost_norms=ghost_norms)
+        by_call = self._usual and public.worth_a_call(positions, p * d)
+        fits = by_call and public.whole_fits
+        in_cache = fits and self._compiles  # faster than all at once
+        if public.small(self.entries) and not in_cache:
+            return self
+        claimed = by_call and self._worth_claiming(public, positions)
+        in_turn = fits and not claimed
+        short = positions % INNER > 0 and positions < SHORT and p * d <= FEW_ENTRIES
+        ghost_norms = claimed or (not in_turn and public.worth_ghost_norms(positions, p, d))
+        alone = by_call and (in_turn or ghost_norms)
+        return replace(self, alone=alone, short=short, ghost_norms=ghost_norms)
 
     @property
     def _usual(self) -> bool:

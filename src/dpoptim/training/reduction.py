@@ -36,13 +36,7 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         engine.backward(losses)
         return
     if losses.dim() == 0 and engine.takes_scalars:
-        if not engine.rows_open:
-            raise other_length(engine, losses)
-        # Of a part of the rows, nobody knows how many they are.
-        reading = None if engine.partial_backward else read_reduction(losses, engine.rows_open)
-        reduction = agreed_reduction(reading, declared)
-        divisor = None if reading is None else reading.total_weight
-        engine.backward(losses, reduction, "scalar", None if divisor is None else float(divisor))
+        differentiate_scalar(engine, losses, declared)
     elif losses.dim() != 1:
         raise not_one_each(axes_of(losses))
     elif one_for_each_record(engine, losses.shape[0]):  # whose rows are reduced already
@@ -52,6 +46,16 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         engine.backward(losses)
     else:
         raise other_length(engine, losses)
+
+
+def differentiate_scalar(engine: Engine, loss: Tensor, declared: Reduction | None) -> None:
+    if not engine.rows_open:
+        raise other_length(engine, loss)
+    # Of a part of the rows, nobody knows how many they are.
+    reading = None if engine.partial_backward else read_reduction(loss, engine.rows_open)
+    reduction = agreed_reduction(reading, declared)
+    divisor = None if reading is None else reading.total_weight
+    engine.backward(loss, reduction, "scalar", None if divisor is None else float(divisor))
 
 
 def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
