@@ -57,7 +57,8 @@ def refuse_repeated_records(train_set: Dataset[Any]) -> None:
 
     **Guarantee.** Of `TensorDataset`, lists of objects, and any other data set through `Subset`,
     `ConcatDataset` and `views`, each stored record is one item, which coins draw and clipping
-    bounds once.
+    bounds once. Rows of tensors count as records of their own: that they are not copies, nor the
+    same memory (``expand``, slices that overlap), is on trust.
     """
     found: dict[Any, list[tuple[Any, Places | None]]] = {}
     for store, places in stores_of(train_set):
