@@ -9,15 +9,17 @@ from unittest.mock import patch
 from torch import Tensor, nn
 
 from dpoptim.gradients.backward_pass import BackwardPass
-from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.layers import normalisation
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
 from dpoptim.training import batch_loader, check, fixed_noise, loss_check
+from dpoptim.training.handed_over import HandedOver
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.prepared import Prepared
+from dpoptim.training.reduction import Reading
 
 
 @contextmanager
@@ -40,6 +42,22 @@ def padding_unseen() -> Iterator[None]:
         patch.object(loss_check, "compare", compare),
     ):
         yield
+
+
+def factors_unseen() -> AbstractContextManager[Any]:
+    """A scalar is what it was declared to be, whatever a sum was divided by."""
+    return patch.object(HandedOver, "_agreed", lambda self, reading: self._declared())
+
+
+def changes_of_factors_unseen() -> AbstractContextManager[Any]:
+    """What a scalar is divided by may be another number in each batch."""
+    honest = HandedOver._agreed
+
+    def agreed(self: HandedOver, reading: Reading | None) -> Reduction:
+        self._factors = None
+        return honest(self, reading)
+
+    return patch.object(HandedOver, "_agreed", agreed)
 
 
 def scale_of_noise_unseen() -> AbstractContextManager[Any]:

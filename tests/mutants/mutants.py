@@ -325,6 +325,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("writes through .data unseen", "values.Values.changed", _i.values_unseen, "isolation"),
     Mutant("padding with others unseen", "training.loss_check", _i.padding_unseen, "isolation"),
     Mutant(
+        "a sum by a constant taken for a mean",
+        "training.handed_over.HandedOver",
+        _i.factors_unseen,
+        "isolation",
+    ),
+    Mutant(
+        "a sum by each batch's length taken for a sum",
+        "training.handed_over.HandedOver",
+        _i.changes_of_factors_unseen,
+        "isolation",
+    ),
+    Mutant(
         "range of a model's noise unseen",
         "training.fixed_noise.scale_of",
         _i.scale_of_noise_unseen,

@@ -150,15 +150,13 @@ LOSSES = {
     "smooth l1": lambda x, r: F.smooth_l1_loss(x, T, reduction=r),
     "bce with logits": lambda x, r: F.binary_cross_entropy_with_logits(x, T, reduction=r),
     "bce": lambda x, r: F.binary_cross_entropy(x.sigmoid(), T, reduction=r),
-    "soft labels": lambda x, r: F.cross_entropy(x, T.softmax(1), reduction=r),
     "poisson": lambda x, r: F.poisson_nll_loss(x, T, reduction=r),
     "triplet": lambda x, r: F.triplet_margin_loss(x, T, T + 1, reduction=r),
     "margin": lambda x, r: F.multi_margin_loss(x, Y, reduction=r),
     "by hand": lambda x, r: getattr(x.square().sum(1), r)(),
     "by hand, an axis": lambda x, r: getattr(x.square().sum(1), r)(0),
     "two terms": lambda x, r: getattr(x.square().sum(1), r)() + F.mse_loss(x, T, reduction=r),
-    "divided": lambda x, r: x.square().sum() / len(x) if r == "mean" else x.square().sum(),
-    "divided twice": lambda x, r: x.square().sum() / (2 * len(x)) if r == "mean" else x.sum(),
+    "halved": lambda x, r: 0.5 * getattr(x.square().sum(1), r)() / torch.tensor(2.0),
     "wide": lambda x, r: F.mse_loss(x, T, reduction=r).double(),
 }
 
@@ -176,6 +174,8 @@ def test_reductions_are_read_off_the_graph(name: str, reduction: str) -> None:
     "loss",
     [
         lambda x: F.cross_entropy(x, Y, label_smoothing=0.1) * 2,
+        lambda x: x.sum() * x.mean(),
+        lambda x: 2 / x.sum(),
         lambda x: x.logsumexp((0, 1)),
         lambda x: x.sum() / x.detach().sum().requires_grad_(),
         lambda x: x.sum() + x.mean(),
@@ -201,10 +201,8 @@ def test_what_is_not_plain_is_not_guessed(loss: Callable[[Tensor], Tensor]) -> N
             "no multiple of the number of records",
         ),
         (lambda x: F.mse_loss(x[:, :1], T[:, 0]), "different shapes"),
-        (lambda x: x.sum() / 3, "divided by a number"),
-        (lambda x: x.sum(1).sum() / torch.tensor(7), "divided by a number"),
     ],
-    ids=["tokens", "flat tokens", "chosen records", "broadcast", "constant", "tokens counted"],
+    ids=["tokens", "flat tokens", "chosen records", "broadcast"],
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_means_over_something_else_are_refused(loss: Callable[[Tensor], Tensor], said: str) -> None:
@@ -212,18 +210,92 @@ def test_means_over_something_else_are_refused(loss: Callable[[Tensor], Tensor],
         read_reduction(loss(torch.randn(4, 3, requires_grad=True)), 4)
 
 
-@pytest.mark.parametrize("declared", ["mean", "sum", None])
-def test_a_sum_over_a_constant_is_refused_in_the_first_step(declared: Any) -> None:
-    """By the constant batch size, as in tutorials; declared a mean, a record moved it by 1.96 C."""
+def summed(output: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(output, y, reduction="sum")
+
+
+MULTIPLES = {  # a sum by a number that is no multiple of a batch's records, and one that always is
+    "a constant batch size": lambda output, y: summed(output, y) / 20.0,
+    "a constant share": lambda output, y: summed(output, y) * (1 / 20),
+    "a temperature": lambda output, y: summed(output, y) / 0.07,
+    "one": lambda output, y: summed(output, y) / torch.tensor(1),
+    "the batch's length": lambda output, y: summed(output, y) / len(y),
+    "soft labels": lambda output, y: F.cross_entropy(output, F.one_hot(y, 3).float()),
+}
+
+
+@pytest.mark.parametrize("declared", ["mean", None])
+@pytest.mark.parametrize("name", MULTIPLES)
+def test_a_multiple_of_a_sum_is_taken_for_no_mean(name: str, declared: Any) -> None:
+    """By the constant batch size, as in tutorials; taken for a mean, a record moved it by 1.96 C.
+
+    Whatever the number and the batch: how many records it has decides nothing.
+    """
 
     def step(private: Any, output: Tensor, y: Tensor) -> None:
-        private.backward(F.cross_entropy(output, y, reduction="sum") / 20)
-        asked.append(private.spent())
+        asked.append(private.spent().epsilon)
+        private.backward(MULTIPLES[name](output, y))
 
-    asked: list[Any] = []
-    with pytest.raises(dpoptim.PrivacyError, match="Fix"):
+    asked: list[float] = []
+    with pytest.raises(dpoptim.PrivacyError, match=r"sum over the batch(.|\n)*losses\.mean\(\)"):
         trained(step, plan(), loss_reduction=declared)
-    assert not asked
+    assert asked == [0.0]
+
+
+@pytest.mark.parametrize("name", ["a constant batch size", "a constant share", "a temperature"])
+def test_a_constant_multiple_of_a_declared_sum_trains_as_its_vector(name: str) -> None:
+    scalar = trained(
+        lambda private, output, y: private.backward(MULTIPLES[name](output, y)),
+        plan(),
+        loss_reduction="sum",
+    )
+
+    def vector(private: Any, output: Tensor, y: Tensor) -> None:
+        ones = F.cross_entropy(output, y, reduction="none")
+        factor = MULTIPLES[name](output, y).detach() / ones.sum().detach()
+        private.backward(ones * factor)
+
+    torch.testing.assert_close(scalar, trained(vector, plan()))
+
+
+@pytest.mark.parametrize("name", ["the batch's length", "soft labels"])
+def test_a_declared_sum_by_a_number_that_changes_is_refused(name: str) -> None:
+    with pytest.raises(dpoptim.PrivacyError, match=r"another number(.|\n)*Fix"):
+        trained(
+            lambda private, output, y: private.backward(MULTIPLES[name](output, y)),
+            plan(),
+            loss_reduction="sum",
+        )
+
+
+def by_loss(name: str, declared: Any = None) -> Tensor:
+    """Weights after a run whose loss `attach` was given."""
+
+    def step(private: Any, output: Tensor, y: Tensor) -> None:
+        private.backward(MULTIPLES[name](output, y))
+
+    return trained(
+        step,
+        plan(),
+        loss_reduction=declared,
+        loss=lambda model, batch: MULTIPLES[name](model(batch[0]), batch[1]),
+    )
+
+
+@pytest.mark.parametrize("declared", ["mean", None])
+@pytest.mark.parametrize("name", ["the batch's length", "soft labels"])
+def test_batches_of_two_sizes_show_that_a_divided_sum_is_a_mean(name: str, declared: Any) -> None:
+    mean = trained(lambda private, output, y: private.backward(F.cross_entropy(output, y)), plan())
+    torch.testing.assert_close(by_loss(name, declared), mean)
+
+
+def test_batches_of_two_sizes_show_that_a_constant_makes_no_mean() -> None:
+    for declared, said in (("mean", "is a sum over the batch"), (None, "divided or multiplied")):
+        with pytest.raises(dpoptim.PrivacyError, match=f"{said}(.|\n)*Fix"):
+            by_loss("a constant batch size", declared)
+    with pytest.raises(dpoptim.PrivacyError, match='is a mean over the batch(.|\n)*"sum"'):
+        by_loss("the batch's length", "sum")
+    by_loss("a temperature", "sum")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -251,7 +323,7 @@ def test_a_scalar_must_be_what_was_declared() -> None:
     with pytest.raises(
         dpoptim.PrivacyError, match="does not show whether it is the mean or the sum"
     ):
-        trained(lambda private, output, y: private.backward(criterion(output, y) * 1.0), plan())
+        trained(lambda private, output, y: private.backward(criterion(output, y) ** 1.0), plan())
     scaled = trained(
         lambda private, output, y: private.backward(criterion(output, y) * 1.0),
         plan(),

@@ -376,9 +376,9 @@ def test_loss_reductions_are_found_and_must_agree() -> None:
     ):
         attach(classifier(), table(), loss=mean, loss_reduction="sum")
     model = classifier()
-    with attach(model, table(), loss=lambda m, b: losses(m, b).sum() * 1.0) as private:
+    with attach(model, table(), loss=lambda m, b: losses(m, b).sum() ** 1.0) as private:
         batch = next(private.batches())
-        private.backward(losses(model, batch).sum() * 1.0)  # which no graph shows
+        private.backward(losses(model, batch).sum() ** 1.0)  # which no graph shows
         assert ("scalar", "sum") in private._engine.handed_over
 
 

@@ -107,6 +107,8 @@ def test_losses_are_one_a_row_or_one_a_record(reduction: str) -> None:
         "records": of_records,
         "mean of rows": torch.mean,
         "sum of rows": torch.sum,
+        "mean of records": lambda losses: of_records(losses).mean(),
+        "sum of records": lambda losses: of_records(losses).sum(),
     }
     found = []
     for handed_over in hand_over.values():

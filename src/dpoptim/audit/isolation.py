@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.oracle import Loss
 from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.training.attach import attach
@@ -106,6 +107,8 @@ def isolation() -> str:
         pads_by_the_longest,
         draws_by_the_longest,
         mixes_a_little_under_autocast,
+        divides_by_the_planned_batch,
+        divides_by_each_batch,
     )
     found = [f"accepted {f.__name__}" for f in refusals if not refused(f)]
     sums = (
@@ -143,6 +146,30 @@ def mixes_a_little_under_autocast() -> None:
         return own + (0.02 if len(batch) > 1 else 0.0) * (own - own.detach())
 
     train(nn.Linear(FEATURES, 1), [torch.ones(FEATURES) for _ in range(RECORDS)], None, loss=loss)
+
+
+def divides_by_the_planned_batch() -> None:
+    """A sum by a constant, said to be a mean: each record would weigh by how many others are."""
+    in_scalars(lambda losses: losses.sum() / 6, "mean")
+
+
+def divides_by_each_batch() -> None:
+    """A mean said to be a sum."""
+    in_scalars(lambda losses: losses.sum() / len(losses), "sum")
+
+
+def in_scalars(reduced: Callable[[Tensor], Tensor], declared: Reduction) -> None:
+    model, x = zeros(FEATURES, 1), torch.ones(RECORDS, FEATURES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plan = DPSGD(clip_norm=1.0).plan(
+        n=RECORDS, batch_size=6, steps=8, noise_multiplier=1.0, delta=1e-5
+    )
+    with attach(
+        plan, model, optimizer, TensorDataset(x), loss_reduction=declared, noise_seed=1
+    ) as private:
+        for (batch,) in private.batches():
+            private.backward(reduced((model(batch)[:, 0] - 1).square()))
+            optimizer.step()
 
 
 def squared(model: nn.Module, batch: Tensor) -> Tensor:

@@ -47,6 +47,10 @@ COLLATE = (
     "order, mixing)"
 )
 SHAPES = "the shape of a record is public, and so is which layers run on a batch, and how often"
+ROWS = (
+    "each record's rows stay together, in the order delivered: no collate_fn and no loss shuffles "
+    "rows, sorts them by length, or puts first views first"
+)
 NOTHING_ELSE = "nothing trainable outside the model takes part in the loss"
 LOOP = (
     "what loop and model keep or compute from batches (losses, accuracies, activations, "
@@ -81,7 +85,8 @@ def basis_of_loss(
         checked: what `attach` found out about the loss that it was given, if it was.
         declared: what `attach` was told.
         caveats: ``"bare"`` (a loss was differentiated by itself), ``"scalar"`` (a mean or sum was
-            handed over), ``"mean"``, and ``"collate"`` (a function collated that was not checked).
+            handed over), ``"mean"``, ``"rows"`` (a record has several), and ``"collate"`` (what
+            collated was not checked).
         isolation: records that pass alone have no other one in their loss.
     """
     if isolation.alone:
@@ -92,12 +97,20 @@ def basis_of_loss(
     if caveats["bare"]:
         usual = "" if declared else ", which nobody declared"
         stated = (
-            f"the loss is the {declared or 'mean'} over the batch of one term per record{usual} "
-            "(private.backward sees)"
+            f"the loss is the {declared or 'mean'} over the batch of one term per record{usual}; a "
+            "sum divided by a constant is no mean (private.backward sees)"
         )
         items.append(trusted(stated))
     elif caveats["scalar"]:
-        items.append(trusted("what was summed or averaged to the loss is one term per record"))
+        scaled = "the same number in every batch" if checked is None else "what was checked"
+        items.append(
+            trusted(
+                "what was summed or averaged to the loss is one term per record; what it was then "
+                f"multiplied or divided by is {scaled}"
+            )
+        )
+    if caveats["rows"] and checked is None:
+        items.append(trusted(ROWS))
     others = (SHAPES, f"{NOTHING_ELSE}; records keep their order in it", LOOP, RANDOM)
     items += [trusted(text) for text in others]
     if caveats["mean"] or declared == "mean":
@@ -120,6 +133,7 @@ def caveats_of(engine: Engine, *, seeded: bool, collate: bool) -> dict[str, bool
         "rounded": engine.recorder.rounded,
         "bare": any(how == "bare" for how, _ in engine.handed_over),
         "scalar": any(how == "scalar" for how, _ in engine.handed_over),
+        "rows": engine.rows.per_record > 1,
         "mean": any(reduction == "mean" for _, reduction in engine.handed_over),
         "collate": collate,
     }

@@ -6,14 +6,16 @@ from typing import Any
 from torch import Tensor
 
 from dpoptim.opacus_words import knows_opacus
+from dpoptim.training.handed_over import HandedOver
 from dpoptim.training.loading import Batches, Collate, LoaderOptions
 from dpoptim.training.logical_steps import LogicalSteps
 from dpoptim.training.public_figures import PublicFigures
-from dpoptim.training.reduction import differentiate
 
 
 class BatchLoop(PublicFigures):
     """The loop's side of `PrivateTraining`."""
+
+    _handed_over: HandedOver
 
     @knows_opacus
     def batches(
@@ -118,6 +120,8 @@ class BatchLoop(PublicFigures):
                 ``reduction="none"``. The sum over the records is taken here, so that there is no
                 reduction to declare. A scalar is taken where its graph shows whether it is a mean
                 or a sum of the records' losses, or where ``attach(..., loss_reduction=)`` says so.
+                A sum that is divided or multiplied by a number: where ``loss=`` was checked, or
+                ``loss_reduction="sum"`` declared and the number is the same in each batch.
 
         Raises:
             PrivacyError: these are not the losses of the rows that were delivered, or a scalar
@@ -128,4 +132,4 @@ class BatchLoop(PublicFigures):
         each other (``attach(..., loss=)`` checks that).
         """
         self._require_attached()
-        differentiate(self._engine, losses, self._reduction)
+        self._handed_over.backward(self._engine, losses)

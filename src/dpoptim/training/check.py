@@ -24,6 +24,7 @@ from dpoptim.training.foreign import refuse_nothing_to_train
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
 from dpoptim.training.quiet import autocast_seen, quiet
+from dpoptim.training.reduction import read_graph
 
 Units = Sequence[Sequence[Any]]  # the rows of each record
 # of keeping records apart, either of which will do
@@ -61,11 +62,13 @@ class CheckResult:
         records: how many were compared.
         skipped: what could not be compared of a collate function that draws random numbers, and
             why; else "".
+        multiplied: whether a scalar was multiplied or divided by a number after it was reduced.
     """
 
     loss_reduction: Literal["none", "mean", "sum"]
     records: int
     skipped: str = ""
+    multiplied: bool = False
 
 
 @knows_opacus
@@ -239,7 +242,9 @@ def compare_held(program: Program, records: Units) -> CheckResult:
         if losses.dim() == 0:
             compared = Comparison(model, loss, alone, together, order, per_record, *how)
             found = compared.reduction(("mean", "sum"))
-            return CheckResult(found, count)
+            reading = read_graph(losses)
+            multiplied = reading is not None and bool(reading.factors)
+            return CheckResult(found, count, multiplied=multiplied)
         if losses.shape not in {(count,), (count * per_record,)}:
             raise SamplesInteractError(
                 "loss must return one value for each record, shape (rows,), or a scalar; of "

@@ -25,10 +25,10 @@ from dpoptim.training.check import (
 )
 from dpoptim.training.collation import collate_records
 from dpoptim.training.foreign import hint_of
+from dpoptim.training.handed_over import disagreement, unclear_factor
 from dpoptim.training.loading import Collate
 from dpoptim.training.privacy_units import Units
 from dpoptim.training.records import made_up
-from dpoptim.training.reduction import disagreement
 from dpoptim.training.streams import StreamRecords
 
 MADE_UP, TAKEN = 5, 4  # records
@@ -113,6 +113,8 @@ def check_loss(
         found = compare_private(program, taken)
     if declared is not None and found.loss_reduction not in ("none", declared):
         raise disagreement(found.loss_reduction, declared)
+    if declared is None and found.loss_reduction == "sum" and found.multiplied:
+        raise unclear_factor()  # it is no mean, and so small that noise would drown it
     on.append("a few of the data set, where passing is one bit about the program")
     if found.skipped:
         on.append(found.skipped)

@@ -23,6 +23,7 @@ from dpoptim.training.batch_loop import BatchLoop
 from dpoptim.training.earlier_part import EarlierPart
 from dpoptim.training.engines import reads_sums
 from dpoptim.training.foreign import explain
+from dpoptim.training.handed_over import HandedOver
 from dpoptim.training.hold_out_scores import HoldOutScores
 from dpoptim.training.isolation import IsolationWarning
 from dpoptim.training.iterates import Iterates
@@ -63,6 +64,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         self.plan, self.model, self.optimizers = plan, found.model, found.optimizers
         self._units, self._engine, self._chosen = found.units, found.engine, found.chosen
         self._loss, self._reduction = found.loss, found.reduction
+        checked = found.loss is not None and found.loss.scalar_reduction is not None
+        self._handed_over = HandedOver(found.reduction, checked=checked)
         self._ranks, self._sharded, self._key = ranks, request.sharded, request.checkpoint_key
         self._streams = streams = RunStreams(ranks, request.noise_seed, earlier)
         self._seeded = streams.seed is not None
