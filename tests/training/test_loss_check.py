@@ -382,6 +382,29 @@ def test_loss_reductions_are_found_and_must_agree() -> None:
         assert ("scalar", "sum") in private._engine.handed_over
 
 
+def test_losses_that_are_never_finite_are_refused_without_a_word_of_records() -> None:
+    with pytest.raises(
+        dpoptim.PrivacyError, match=r"losses of the records .* not finite(.|\n)*Fix"
+    ):
+        attach(classifier(), table(), loss=lambda m, b: losses(m, b) / 0.0)
+
+
+def complex_losses(model: nn.Module, batch: Any) -> Tensor:
+    return torch.fft.fft(model(batch[0])).square().sum(1)
+
+
+def test_complex_losses_are_refused() -> None:
+    """They trained nothing, without a word."""
+    with pytest.raises(dpoptim.PrivacyError, match=r"complex(.|\n)*Fix"):
+        attach(classifier(), table(), loss=complex_losses)
+    model = classifier()
+    with (
+        attach(model, table(), loss=None) as private,
+        pytest.raises(dpoptim.PrivacyError, match=r"complex(.|\n)*Fix"),
+    ):
+        private.backward(complex_losses(model, next(private.batches())))
+
+
 def test_a_loss_of_another_shape_is_refused() -> None:
     with pytest.raises(dpoptim.PrivacyError, match=r"one value for each record.*Fix"):
         attach(classifier(), table(), loss=lambda m, b: m(b[0]))

@@ -317,6 +317,7 @@ WRONG = {
     "partial": ({"rows_per_record": K, "partial_backward": True}, "partial_backward"),
     "owners": ({"persons": [1, 2]}, "owner of each item"),
     "unclear owners": ({"persons": [float("nan")] * 20}, "whole numbers or strings"),
+    "owners by row": ({"persons": dict.fromkeys(range(20), "a")}, "owner of each item"),
     "missing owners": ({"persons": [None, *["a"] * 19]}, "whole numbers or strings"),
 }
 
@@ -330,6 +331,28 @@ def test_what_does_not_fit_is_refused_by_name(name: str) -> None:
             plan(20), model, torch.optim.SGD(model.parameters(), lr=0.1), stacked(), **options
         )
     model(torch.randn(2, FEATURES))  # nothing is left attached
+
+
+@pytest.mark.parametrize("absent", [{0}, {0, 1, 2}, set(range(8))], ids=["one", "some", "all"])
+@pytest.mark.parametrize("persons", [None, [i // 5 for i in range(40)]], ids=["records", "persons"])
+def test_whoever_has_no_finite_numbers_does_not_decide_whether_a_run_starts(
+    persons: list[int] | None, absent: set[int]
+) -> None:
+    def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    x, y = torch.randn(40, FEATURES), torch.randint(0, CLASSES, (40,))
+    for person in absent:
+        x[5 * person : 5 * person + 5] = torch.nan
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    data = TensorDataset(x, y)
+    options: dict[str, Any] = {} if persons is None else {"persons": persons, "rows_per_record": 2}
+    with dpoptim.attach(plan(8), model, optimizer, data, loss=loss, **options) as private:
+        for batch in private.batches():
+            private.backward(loss(model, batch))
+            optimizer.step()
+    assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_a_public_number_of_persons_must_be_the_planned_one() -> None:

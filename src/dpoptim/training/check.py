@@ -21,6 +21,7 @@ from dpoptim.training import records as forms
 from dpoptim.training.comparison import Comparison
 from dpoptim.training.drawing_collates import DRAWS, HeldDraws
 from dpoptim.training.foreign import refuse_nothing_to_train
+from dpoptim.training.handed_over import refuse_complex_losses
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
 from dpoptim.training.quiet import autocast_seen, quiet
@@ -29,6 +30,10 @@ from dpoptim.training.reduction import read_graph
 Units = Sequence[Sequence[Any]]  # the rows of each record
 # of keeping records apart, either of which will do
 WAYS = (Isolation.of("rules"), Isolation.of("vmap"))
+
+
+class NotFiniteError(ArithmeticError):
+    """Losses are not finite."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,7 @@ def compare(program: Program, records: Units) -> CheckResult:
 
     Raises:
         SamplesInteractError: a record's gradient depends on the others, or on batches before.
-        ArithmeticError: their losses are not finite, so that there is nothing to compare.
+        NotFiniteError: their losses are not, so that there is nothing to compare.
     """
     held = HeldDraws(program.collate, DRAWS["all"])
     held.refuse_other_batch([row for rows in records for row in rows])
@@ -236,8 +241,9 @@ def compare_held(program: Program, records: Units) -> CheckResult:
     with quiet(model, lambda: [loss(model, together)]):
         refuse_memory(model, lambda: loss(model, together))
         losses = loss(model, together)
+        refuse_complex_losses(losses)
         if int(losses.isfinite().sum()) < min(2, losses.numel()):
-            raise ArithmeticError("the losses are not finite")
+            raise NotFiniteError
         refuse_single_failures(loss, model, alone[0])
         if losses.dim() == 0:
             compared = Comparison(model, loss, alone, together, order, per_record, *how)

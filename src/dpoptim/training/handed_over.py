@@ -100,6 +100,10 @@ def require_losses(losses: Tensor) -> None:
             "losses do not depend on anything trainable. Fix: compute them from model(x), outside "
             "of torch.no_grad()."
         )
+    refuse_complex_losses(losses)
+
+
+def refuse_complex_losses(losses: Tensor) -> None:
     if losses.is_complex():
         raise PrivacyError(
             "losses are complex, and have no order in which to go down. Fix: hand over real "

@@ -17,6 +17,7 @@ from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
 from dpoptim.training.check import (
     CheckResult,
+    NotFiniteError,
     Program,
     compare,
     compare_if_possible,
@@ -28,7 +29,7 @@ from dpoptim.training.foreign import hint_of
 from dpoptim.training.handed_over import disagreement, unclear_factor
 from dpoptim.training.loading import Collate
 from dpoptim.training.privacy_units import Units
-from dpoptim.training.records import made_up
+from dpoptim.training.records import made_up, with_finite_numbers
 from dpoptim.training.streams import StreamRecords
 
 MADE_UP, TAKEN = 5, 4  # records
@@ -97,7 +98,9 @@ def check_loss(
             what was raised, which might quote one.
 
     **Guarantee.** Only whether the program treats records independently, and in what way they can
-    be kept apart, is told: facts about the program. Where it shows is told of made-up records only.
+    be kept apart, is told: facts about the program. Numbers of the data set that are not finite are
+    tried as 1, so that whether somebody's are is not told. Where it shows is told of made-up
+    records only.
     """
     if isolation.alone:
         return LossCheck("none", collate_fn, "")
@@ -108,7 +111,8 @@ def check_loss(
     )
     apart = 1 if isinstance(train_set, StreamRecords) else max(1, units.count // TAKEN)
     own = [units.some_rows(train_set, min(i * apart, units.count - 1)) for i in range(TAKEN)]
-    taken = wrapping.trial_rows(own, ranks)
+    # a record that is not finite shows nothing of others, and would fail for whoever it is
+    taken = [[with_finite_numbers(row) for row in rows] for rows in wrapping.trial_rows(own, ranks)]
     with saying(f"on records of the data set{BY_COLLATE}"):
         found = compare_private(program, taken)
     if declared is not None and found.loss_reduction not in ("none", declared):
@@ -188,6 +192,12 @@ def compare_private(program: Program, taken: Sequence[Sequence[Any]]) -> CheckRe
         return compare(replace(program, on_private=True), taken)
     except PrivacyError:
         raise
+    except NotFiniteError:
+        raise PrivacyError(
+            "the losses of the records that were tried of train_set are not finite, though these "
+            "records' numbers are, or were set to 1: nothing would be learnt from them. Fix: a "
+            "loss that is finite (a log of what is never zero, labels in range)."
+        ) from None
     except Exception as error:
         hint = hint_of(error, error.__traceback__)
         if hint is not None:

@@ -63,7 +63,7 @@ class Persons:
             ValueError: not one owner for each row. No message quotes one.
         """
         names: NDArray[Any] = np.asarray(owners.cpu() if isinstance(owners, Tensor) else owners)
-        if names.dtype == object and all(isinstance(name, str) for name in names):
+        if names.ndim == 1 and all(isinstance(name, str) for name in names):
             names = names.astype(str)
         if names.ndim != 1 or len(names) != rows:
             raise ValueError(
@@ -93,6 +93,10 @@ class Persons:
         found = np.empty(len(self.rows), dtype=np.int64)
         found[self.rows] = np.repeat(np.arange(len(self)), np.diff(self.ends, prepend=0))
         return found
+
+    def rows_of(self, person: int) -> Indices:
+        """Row numbers of one person. Private."""
+        return self.rows[self.ends[person - 1] if person else 0 : self.ends[person]]
 
     @property
     def digest(self) -> str:
@@ -158,10 +162,11 @@ class Units:
         return item if self.stacked == 1 else split_rows(item, self.stacked)[0]
 
     def some_rows(self, train_set: Dataset[Any], unit: int) -> list[Any]:
-        """As many rows as a unit brings to a step, its own where every item is one. Private."""
-        K, items = self.rows.per_record, len(train_set)  # type: ignore[arg-type]
+        """As many rows as a unit brings to a step; those of who has fewer, repeated. Private."""
+        K = self.rows.per_record
         if self.persons is not None:
-            return [item_of(train_set, (unit + k) % items) for k in range(K)]
+            own = self.persons.rows_of(unit)
+            return [item_of(train_set, int(own[k % len(own)])) for k in range(K)]
         item = item_of(train_set, unit)
         return split_rows(item, K) if K > 1 else [item]
 

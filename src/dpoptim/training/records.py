@@ -96,6 +96,33 @@ def made_up(record: Any, generator: torch.Generator) -> Any:
     return map_leaves(record, fresh)
 
 
+def with_finite_numbers(record: Any) -> Any:
+    """The record with 1 for numbers that are not finite; itself, if all are.
+
+    **Guarantee.** Private, as the record is.
+    """
+    changed = False
+
+    def finite(path: Path, leaf: Any) -> Any:
+        nonlocal changed
+        if isinstance(leaf, float | np.floating):
+            changed |= not np.isfinite(leaf)
+            return leaf if np.isfinite(leaf) else type(leaf)(1)
+        floats = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        if not floats and not (isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f"):
+            return leaf
+        there = torch.isfinite(leaf) if floats else np.isfinite(leaf)
+        if bool(there.all()):
+            return leaf
+        changed = True
+        return (
+            torch.where(there, leaf, 1.0) if floats else np.where(there, leaf, 1).astype(leaf.dtype)
+        )
+
+    found = map_leaves(record, finite)
+    return found if changed else record
+
+
 def length_of(record: Any) -> int:
     """The first axis of the record's first tensor that has one; 0 where none has."""
     shapes = [
