@@ -253,21 +253,20 @@ def one_raises(rank: int, where: str, wrapped: bool) -> str:
     return caught(run)
 
 
-def static_graph(rank: int, attached: str) -> str:
-    """What a rank hears whose wrapper has a static graph, attached itself or around what is."""
-    model = model_of()
-    called = DistributedDataParallel(model, static_graph=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    of = called if attached == "wrapper" else model
+def static_graph(rank: int, attached: str) -> tuple[str, int]:
+    """What a rank hears whose wrapper has a static graph, and how much was charged.
+
+    The wrapper is attached itself, or around what is.
+    """
+    wrapper = DistributedDataParallel(model_of(), static_graph=True)
+    ledger, plan = dpoptim.Ledger(), plan_for(METHODS["flat"](), noise_multiplier=1.0)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1)
+    of = wrapper if attached == "wrapper" else wrapper.module
 
     def run() -> None:
-        plan = plan_for(METHODS["flat"](), noise_multiplier=1.0)
-        with dpoptim.attach(plan, of, optimizer, TensorDataset(*records())) as private:
-            for x, y in private.batches():
-                private.backward(F.cross_entropy(called(x), y, reduction="none"))
-                optimizer.step()
+        dpoptim.attach(plan, of, optimizer, TensorDataset(*records()), ledger=ledger)
 
-    return caught(run)
+    return caught(run), len(ledger.entries())
 
 
 def on_one_rank(rank: int, path: str) -> dict[str, str]:

@@ -4,10 +4,13 @@ PyTorch has no public name for these. A new version may take one away or change 
 `torch_features` finds that out at the first training.
 """
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook as any_global_hook
 from torch.nn.utils.parametrizations import _SpectralNorm as SpectralNormalised
@@ -52,6 +55,8 @@ __all__ = [
     "running_wrapper",
     "saved_tensors_hooks_are_set",
     "version_of",
+    "without_reentrance",
+    "wrappers_of",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -178,3 +183,41 @@ def running_wrapper() -> Any:
 def delays_gradients(wrapper: nn.Module) -> bool:
     """Whether such a wrapper sends some gradients whatever it is told."""
     return bool(getattr(wrapper, "_delay_all_reduce_params", None))
+
+
+def wrappers_of(module: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
+    """The wrappers around a module that there are in this process."""
+    kind = nn.parallel.DistributedDataParallel
+    return [
+        each for each in gc.get_objects() if issubclass(type(each), kind) and each.module is module
+    ]
+
+
+class _WithoutReentrance:
+    """What reentrant checkpointing calls, doing what the other kind does."""
+
+    usual = checkpointing.CheckpointFunction
+    entered = 0
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return checkpointing.checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=preserve
+        )
+
+
+@contextmanager
+def without_reentrance() -> Iterator[None]:
+    """Let reentrant checkpointing, whoever calls for it, be the kind that is not; may overlap.
+
+    The gradients are the same, of one backward pass and not of one inside of another. Where no
+    input has a gradient, what is checkpointed is trained, too, which reentrant checkpointing drops.
+    """
+    _WithoutReentrance.entered += 1
+    checkpointing.CheckpointFunction = _WithoutReentrance  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        _WithoutReentrance.entered -= 1
+        if not _WithoutReentrance.entered:
+            checkpointing.CheckpointFunction = _WithoutReentrance.usual  # type: ignore[misc]

@@ -108,11 +108,13 @@ def test_a_rank_that_raises_is_named_by_the_others(wrapped: bool) -> None:
 
 
 @pytest.mark.parametrize("attached", ["wrapper", "bare model"])
-def test_a_static_graph_is_refused_by_name(attached: str) -> None:
-    for heard in run_ranks(2, work.static_graph, attached, time_out=TIME_OUT):
+def test_a_static_graph_is_refused_by_name_before_the_charge(attached: str) -> None:
+    """Without the refusal the wrapper's own training is wrong when the run is over."""
+    for heard, charged in run_ranks(2, work.static_graph, attached, time_out=TIME_OUT):
         assert heard.startswith("PrivacyError: ")
         assert "static_graph=True" in heard
         assert "Fix: wrap the model without it" in heard
+        assert charged == 0
 
 
 def test_a_rank_that_leaves_early_or_is_ahead_ends_the_run() -> None:

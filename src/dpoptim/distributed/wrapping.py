@@ -18,9 +18,10 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.boxes import whole
 from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.totals import MakeTotals
-from dpoptim.torch_internals import delays_gradients, running_wrapper
+from dpoptim.torch_internals import delays_gradients, running_wrapper, wrappers_of
 
 Row = TypeVar("Row")
+SENDING = ("require_backward_grad_sync", "require_forward_param_sync")
 
 
 def ranks_of(model: nn.Module | None, group: dist.ProcessGroup | None) -> Ranks:
@@ -145,15 +146,16 @@ class OwnSynchronisation(Wrapping):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._wrapper = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
-        self.module: nn.Module = model if self._wrapper is None else self._wrapper.module
-        self._before: dict[nn.parallel.DistributedDataParallel, tuple[bool, bool]] = {}
+        self.module: nn.Module = model
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            self.module = model.module
+        self._before: dict[nn.parallel.DistributedDataParallel, dict[str, bool]] = {}
         self._watch: RemovableHandle | None = None
 
     def switch_off(self) -> Self:
-        if self._wrapper is not None:
-            self._silence(self._wrapper)
         if dist.is_available() and dist.is_initialized():
+            for wrapper in wrappers_of(self.module):
+                self._silence(wrapper)
             self._watch = self.module.register_forward_pre_hook(self._silence_caller)
             self.hooks = (self._watch.id,)
         return self
@@ -173,21 +175,19 @@ class OwnSynchronisation(Wrapping):
             )
         if wrapper.static_graph:
             raise PrivacyError(
-                "the DistributedDataParallel wrapper has static_graph=True, which takes part in "
-                "each backward pass to send gradients, and fails where it may not. Fix: wrap the "
+                "the DistributedDataParallel wrapper has static_graph=True, which counts every "
+                "backward pass to learn what to send, those of attach included. Fix: wrap the "
                 "model without it."
             )
-        self._before[wrapper] = (
-            wrapper.require_backward_grad_sync,
-            wrapper.require_forward_param_sync,
-        )
-        wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = False
+        self._before[wrapper] = {name: getattr(wrapper, name) for name in SENDING}
+        for name in SENDING:
+            setattr(wrapper, name, False)
 
     def restore(self) -> None:
         if self._watch is not None:
             self._watch.remove()
             self._watch, self.hooks = None, ()
-        for wrapper, (backward, forward) in self._before.items():
-            wrapper.require_backward_grad_sync = backward
-            wrapper.require_forward_param_sync = forward
+        for wrapper, before in self._before.items():
+            for name, value in before.items():
+                setattr(wrapper, name, value)
         self._before = {}

@@ -1,12 +1,14 @@
 """Everything that a run hangs on a model and its optimizers, put on and taken off together."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
+from dpoptim.torch_internals import without_reentrance
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.optimizer_hooks import OptimizerHooks
@@ -40,6 +42,7 @@ class Attached:
         self._engine, self._chosen = engine, chosen
         self._steps, self._gradients, self._iterates = steps, gradients, iterates
         self._hooks: OptimizerHooks | None = None
+        self._meanwhile = ExitStack()
 
     @property
     def on(self) -> bool:
@@ -49,10 +52,11 @@ class Attached:
     def put_on(self) -> None:
         """Add the hooks to the model, then to the optimizers."""
         self._wrapping.switch_off()  # first: the engine tells hooks that come later from others
+        self._meanwhile.enter_context(without_reentrance())
         try:
             self._engine.attach()
         except BaseException:
-            self._wrapping.restore()
+            self.take_off()
             raise
         show_the_batch_axis(self._engine.model, self._chosen.sample if self._engine.hooks else None)
         self._wrapping.settle()
@@ -64,6 +68,7 @@ class Attached:
         """Leave model and optimizers as they were; harmless when repeated."""
         self._engine.detach()
         self._wrapping.restore()
+        self._meanwhile.close()
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None

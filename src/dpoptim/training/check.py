@@ -16,7 +16,7 @@ from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.gradients.values import Values
 from dpoptim.opacus_words import knows_opacus
-from dpoptim.torch_internals import pytree
+from dpoptim.torch_internals import pytree, without_reentrance
 from dpoptim.training import records as forms
 from dpoptim.training.comparison import Comparison
 from dpoptim.training.drawing_collates import DRAWS, HeldDraws
@@ -77,6 +77,7 @@ class CheckResult:
 
 
 @knows_opacus
+@without_reentrance()
 def check(
     model: nn.Module, loss: Loss, batch: Any, *, collate_fn: Collate | None = None
 ) -> CheckResult:
