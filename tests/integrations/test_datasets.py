@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Subset
 
 import dpoptim
+from dpoptim.training.repeated_records import have_records_in_common, refuse_repeated_records
 from integrations.small_language import RECORDS, Sentences, classifier
 
 datasets = pytest.importorskip("datasets")
@@ -44,3 +46,34 @@ def test_lists_of_numbers_are_checked_on_made_up_records_of_unequal_lengths() ->
         assert any("made-up records, also of unequal lengths" in a.text for a in private.basis)
     with pytest.raises(dpoptim.SamplesInteractError, match="made-up records of unequal lengths"):
         dpoptim.attach(plan, model, optimizer, data, loss=length_of_others, collate_fn=collate)
+
+
+def table(records: int = 6) -> Any:
+    return datasets.Dataset.from_dict({"x": [[float(i)] * 3 for i in range(records)]})
+
+
+one = table()
+SELECTED = {
+    "some": (lambda: one.select([0, 3]), True),
+    "some in a row": (lambda: one.select(range(2, 5)), True),
+    "shuffled": (lambda: one.shuffle(seed=0), True),
+    "split": (lambda: one.train_test_split(2, seed=0)["test"], True),
+    "joined": (lambda: datasets.concatenate_datasets([table(), one]), True),
+    "without a column": (lambda: one.add_column("y", [0] * 6).remove_columns("y"), True),
+    "copied": (table, False),
+}
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_what_was_selected_or_joined_is_known_again(name: str) -> None:
+    make, same = SELECTED[name]
+    assert have_records_in_common(make(), one) == same
+    assert have_records_in_common(one, Subset(make(), [0, 1])) == (same and name != "joined")
+    parts = one.train_test_split(2, seed=0)
+    assert not have_records_in_common(parts["test"], parts["train"])
+    refuse_repeated_records(make())
+    if same:
+        with pytest.raises(dpoptim.PrivacyError, match=r"more than once(.|\n)*Fix"):
+            refuse_repeated_records(datasets.concatenate_datasets([make(), one]))
+    with pytest.raises(dpoptim.PrivacyError, match=r"more than once(.|\n)*Fix"):
+        refuse_repeated_records(make().select([0, 1, 1]))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset, TensorDataset
 
 import dpoptim
 from integrations.small_language import Sentences, classifier, collate
@@ -102,6 +102,10 @@ def lightning_mistakes() -> dict[str, tuple[Callable[[Path], Any], str]]:
         "scores on the training data": (
             lambda p: fit(Module(), p, "private", DataLoader(DATA, 5)),
             "val_dataloaders reads the training data.*Fix",
+        ),
+        "scores on some of it": (
+            lambda p: fit(Module(), p, "private", DataLoader(Subset(DATA, [3, 4]), 5)),
+            "val_dataloaders reads the training data, or some of it.*Fix",
         ),
         "clipping in the module": (
             lambda p: fit(Clips(), p, "private"),

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from dpoptim.integrations.loaders import PlanLoader
 from dpoptim.plan import Plan
+from dpoptim.training.repeated_records import have_records_in_common
 
 
 def refuse_loaders(trainer: pl.Trainer, loader: PlanLoader, train_set: object) -> None:
@@ -23,10 +24,10 @@ def refuse_loaders(trainer: pl.Trainer, loader: PlanLoader, train_set: object) -
     given = trainer.val_dataloaders
     several = list(given.values()) if isinstance(given, dict) else given
     for one in several if isinstance(several, list | tuple) else [several]:
-        if getattr(one, "dataset", None) is train_set:
+        if have_records_in_common(getattr(one, "dataset", None), train_set):
             raise ValueError(
-                "val_dataloaders reads the training data, and its scores would be logged without "
-                "noise. Fix: public records; dpoptim.evaluation for private ones."
+                "val_dataloaders reads the training data, or some of it, and its scores would be "
+                "logged without noise. Fix: public records; dpoptim.evaluation for private ones."
             )
 
 

@@ -20,6 +20,7 @@ from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
 from dpoptim.training.private_training import PrivateTraining
+from dpoptim.training.repeated_records import have_records_in_common
 
 SECRET = "private.checkpoint"  # in each checkpoint folder; secret, like the data
 USUAL = (
@@ -288,10 +289,12 @@ class PrivateTrainerMixin(KnowsOpacus):
                 self._refuse_score_on(each)
 
     def _refuse_score_on(self, dataset: object) -> None:
-        if dataset is self.train_dataset and not self.debug_private:  # type: ignore[attr-defined]
+        if self.debug_private or dataset is None:
+            return
+        if have_records_in_common(dataset, self.train_dataset):  # type: ignore[attr-defined]
             raise ValueError(
-                "eval_dataset is the training data, and its scores would be logged without noise. "
-                "Fix: public records; dpoptim.evaluation for private ones."
+                "eval_dataset is the training data, or some of it, and its scores would be logged "
+                "without noise. Fix: public records; dpoptim.evaluation for private ones."
             )
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:

@@ -7,6 +7,7 @@ holds, that is refused; code of its own, and copies, are on trust.
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -21,10 +22,11 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError, RankError
 
 Places = NDArray[np.int64]
+Part = tuple[Any, Places | None]  # a store, and which of its records
 OBJECTS = (Tensor, np.ndarray, dict, list, tuple)  # others may be one object by chance: numbers
 
 
-def stores_of(train_set: Any, places: Places | None = None) -> Iterator[tuple[Any, Places | None]]:
+def stores_of(train_set: Any, places: Places | None = None) -> Iterator[Part]:
     """Stores of a data set's records, and which of these it takes; None: all, once. Private.
 
     Args:
@@ -49,19 +51,52 @@ def stores_of(train_set: Any, places: Places | None = None) -> Iterator[tuple[An
         yield train_set, places
 
 
+@dataclass(frozen=True)
+class ArrowBuffer:
+    """Memory with a column of records of Hugging Face's `datasets`."""
+
+    address: int
+
+
+def in_memory(train_set: Any) -> Iterator[Part]:
+    """`stores_of` a data set, by the memory that tables of `datasets` share.
+
+    So what was selected from one of them, or joined, is known again in this process.
+    """
+    for store, places in stores_of(train_set):
+        if type(store).__module__.startswith("datasets.") and hasattr(store, "data"):
+            yield from arrow_buffers(store, places)
+        else:
+            yield store, places
+
+
+def arrow_buffers(dataset: Any, places: Places | None) -> Iterator[Part]:
+    rows: Places = np.arange(len(dataset.data), dtype=np.int64)
+    if dataset._indices is not None:
+        rows = dataset._indices.column(0).to_numpy().astype(np.int64)
+    rows = rows if places is None else rows[places]
+    start = 0
+    for chunk in dataset.data.table.column(0).chunks if dataset.data.num_columns else ():
+        inside = rows[(rows >= start) & (rows < start + len(chunk))] - start + chunk.offset
+        start += len(chunk)
+        buffer = next((each for each in chunk.buffers() if each is not None), None)
+        if buffer is not None:
+            yield ArrowBuffer(buffer.address), inside
+
+
 def refuse_repeated_records(train_set: Dataset[Any]) -> None:
     """Refuse a data set that shows one record at two of its places.
 
     Raises:
         PrivacyError: it does; which record, and how often, is not said.
 
-    **Guarantee.** Of `TensorDataset`, lists of objects, and any other data set through `Subset`,
-    `ConcatDataset` and `views`, each stored record is one item, which coins draw and clipping
-    bounds once. Rows of tensors count as records of their own: that they are not copies, nor the
-    same memory (``expand``, slices that overlap), is on trust.
+    **Guarantee.** Of `TensorDataset`, lists of objects, Hugging Face's `datasets`, and any other
+    data set through `Subset`, `ConcatDataset` and `views`, each stored record is one item, which
+    coins draw and clipping bounds once. Rows of tensors count as records of their own: that they
+    are not copies, nor the same memory (``expand``, slices that overlap), is on trust.
     """
-    found: dict[Any, list[tuple[Any, Places | None]]] = {}
-    for store, places in stores_of(train_set):
+    found: dict[Any, list[Part]] = {}
+    for store, places in in_memory(train_set):
         found.setdefault(name_of(store), []).append((store, places))
     if any(repeats(name, parts) for name, parts in found.items()):
         raise PrivacyError(
@@ -78,16 +113,12 @@ def name_of(store: Any) -> Any:
         return tuple((t.data_ptr(), t.shape, t.stride()) for t in store.tensors)
     if type(store) in (list, tuple) and all(isinstance(item, OBJECTS) for item in store):
         return OBJECTS  # named one by one
-    return id(store)
+    return store if isinstance(store, ArrowBuffer) else id(store)
 
 
-def repeats(name: Any, parts: list[tuple[Any, Places | None]]) -> bool:
+def repeats(name: Any, parts: list[Part]) -> bool:
     if name is OBJECTS:
-        named = [
-            id(item)
-            for store, places in parts
-            for item in (store if places is None else map(store.__getitem__, places.tolist()))
-        ]
+        named = [each for store, places in parts for each in ids_of(store, places)]
         return len(named) > len(set(named))
     if len(parts) > 1 and any(places is None for _, places in parts):
         return sum(len(store if places is None else places) for store, places in parts) > len(
@@ -95,6 +126,28 @@ def repeats(name: Any, parts: list[tuple[Any, Places | None]]) -> bool:
         )
     taken = [places for _, places in parts if places is not None]
     return bool(taken) and len(np.unique(np.concatenate(taken))) < sum(map(len, taken))
+
+
+def have_records_in_common(one: Any, other: Any) -> bool:
+    """Whether two data sets show that they do; not of copies."""
+    others = [*in_memory(other)]
+    for store, places in in_memory(one):
+        name = name_of(store)
+        for again, its_places in others:
+            if name is OBJECTS and name_of(again) is OBJECTS:
+                if {*ids_of(store, places)} & {*ids_of(again, its_places)}:
+                    return True
+            elif name == name_of(again) and (
+                places is None or its_places is None or np.isin(places, its_places).any()
+            ):
+                return True
+    return False
+
+
+def ids_of(store: Any, places: Places | None) -> list[int]:
+    return [
+        id(item) for item in (store if places is None else map(store.__getitem__, places.tolist()))
+    ]
 
 
 def refuse_shared_records(ranks: Ranks, train_set: Dataset[Any]) -> None:
