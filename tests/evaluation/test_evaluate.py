@@ -190,6 +190,28 @@ def test_a_wrong_public_number_of_records_does_not_move_the_scores(n: int) -> No
     assert min(held.values()) >= 90, held
 
 
+@pytest.mark.parametrize("n", [1_500, 4_000])
+def test_nor_those_of_a_regression(n: int) -> None:
+    """2,000 records are here."""
+    y, found = population("skew", 1_000_000, np.random.default_rng(1))
+    error, rng, held = np.mean((y - found) ** 2), np.random.default_rng(0), np.zeros(2)
+    for seed in range(100):
+        y_, found_ = population("skew", 2_000, rng)
+        scores = evaluate_regressor(
+            found_,
+            y_,
+            target_bound=1.0,
+            n=n,
+            neighboring="add-or-remove-one",
+            **{**SETTINGS, "noise_seed": seed},
+        )
+        held += [
+            scores.r2.low <= 1 - error / y.var() <= scores.r2.high,
+            scores.squared_error.low <= error <= scores.squared_error.high,
+        ]
+    assert held.min() >= 90, held
+
+
 def test_area_under_the_curve() -> None:
     assert area_under_curve(np.array([[10, 0, 0], [0, 0, 10]])) == 1.0
     assert area_under_curve(np.array([[0, 5, 0], [0, 5, 0]])) == 0.5
@@ -216,9 +238,10 @@ def test_one_record_moves_what_is_released_by_its_bound(
     assert np.linalg.norm(rows[1:], axis=1).min() > 0.9
     predictions, targets = rng.normal(size=30), rng.normal(size=30)
     predictions[0], targets[0] = hostile[0], hostile[1]
-    few = regressor_rows(predictions, targets, 2.0)
-    assert np.linalg.norm(few, axis=1).max() <= 1 + 1e-12
-    assert np.linalg.norm(few[1:], axis=1).max() > 0.8
+    for counted in (False, True):
+        few = regressor_rows(predictions, targets, 2.0, counted=counted)
+        assert np.linalg.norm(few, axis=1).max() <= 1 + 1e-12
+        assert np.linalg.norm(few[1:], axis=1).max() > 0.8
     spread = spread_rows(predictions, targets, 2.0, 0.2, -0.1, 0.7, 4.0)
     assert np.allclose(np.linalg.norm(spread[1:], axis=1), 1.0)
     assert np.linalg.norm(spread[0]) <= 1 + 1e-12
