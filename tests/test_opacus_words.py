@@ -67,6 +67,8 @@ def test_the_argument_of_the_function_at_hand_is_named() -> None:
 def test_misspelt_keywords_are_refused_with_the_one_that_was_meant() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'clip_nrm'. Fix: clip_norm="):
         dpoptim.DPSGD(clip_nrm=1.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'clip'. Fix: clip_norm="):
+        dpoptim.DPSGD(clip=1.0)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unexpected keyword argument 'x'.$"):
         dpoptim.DPSGD(x=1.0)  # type: ignore[call-arg]
 

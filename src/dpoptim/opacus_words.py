@@ -85,7 +85,8 @@ def hint_of_keyword(name: str, known: list[str]) -> str:
         return f" Fix: what others call {name} is here {argument}=...."
     if meant:
         return f" Fix: {name} is here {meant}."
-    similar = difflib.get_close_matches(name, known, n=1)
+    begun = [argument for argument in known if argument.startswith(name)]
+    similar = begun or difflib.get_close_matches(name, known, n=1)
     return f" Fix: {similar[0]}=...?" if similar else ""
 
 

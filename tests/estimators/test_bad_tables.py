@@ -95,6 +95,12 @@ def test_gaps_are_for_an_imputer(fit: str) -> None:
         ("network regressor", TEXTS, "y holds what is not a number. Fix"),
         ("linear regressor", np.where(LABELS > 0, np.nan, VALUE), "y contains NaN"),
         ("linear classifier", LABELS[:-1], "equally many rows"),
+        ("linear classifier", np.where(LABELS > 0, TEXTS, None), "y has missing labels. Fix"),
+        (
+            "network classifier",
+            np.where(LABELS > 0, TEXTS.astype(object), np.nan),
+            "y has missing labels. Fix",
+        ),
     ],
 )
 def test_bad_targets(fit: str, y: Any, match: str) -> None:

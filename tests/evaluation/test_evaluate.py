@@ -136,6 +136,82 @@ def test_bins_bound_the_variance_of_the_log_loss(
     assert bound >= losses.var() - 1e-9
 
 
+@pytest.mark.parametrize("share", [0.03, 0.15])
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 20.0])
+def test_intervals_of_the_area_cover_where_a_class_is_rare(share: float, epsilon: float) -> None:
+    """However few records have the class beside the noise, 92 % of the intervals hold the truth."""
+    rng = np.random.default_rng(0)
+    logit = math.log(share / (1 - share)) + rng.normal(size=400_000)
+    p = np.stack([1 / (1 + np.exp(logit)), 1 / (1 + np.exp(-logit))], 1)
+    y = (rng.random(len(p)) < p[:, 1]).astype(int)
+    truth, held = roc_auc_score(y, p[:, 1]), 0
+    for seed in range(200):
+        part = rng.integers(0, len(y), 1_500)
+        area = evaluate_classifier(
+            p[part], y[part], classes=[0, 1], epsilon=epsilon, delta=1e-6, noise_seed=seed
+        ).auc
+        assert area is not None
+        assert area.low <= area.value <= area.high
+        held += area.low <= truth <= area.high
+    assert held >= 0.92 * 200
+
+
+def test_intervals_of_the_area_shrink_with_the_noise() -> None:
+    p, y = scored(20_000)
+    widths = []
+    for epsilon in (0.1, 1.0, 10.0):
+        area = evaluate_classifier(p, y, classes=[0, 1], **{**SETTINGS, "epsilon": epsilon}).auc
+        assert area is not None
+        widths.append(area.high - area.low)
+    assert widths[0] > 3 * widths[1] > 3 * widths[2]
+    assert widths[2] < 0.02
+
+
+@pytest.mark.parametrize("n", [800, 2_000])
+def test_a_wrong_public_number_of_records_does_not_move_the_scores(n: int) -> None:
+    """Under add-or-remove-one ``n`` is nominal; 1,200 records are here."""
+    p, y = scored(400_000, seed=2)
+    losses = np.minimum(-np.log(p[np.arange(len(y)), y]), 4.0)
+    truth = {"accuracy": (p.argmax(1) == y).mean(), "log_loss": losses.mean()}
+    held = dict.fromkeys(truth, 0)
+    for seed in range(100):
+        part = slice(1_200 * seed, 1_200 * (seed + 1))
+        found = evaluate_classifier(
+            p[part],
+            y[part],
+            classes=[0, 1],
+            n=n,
+            neighboring="add-or-remove-one",
+            **{**SETTINGS, "noise_seed": seed},
+        )
+        for name, value in truth.items():
+            interval = getattr(found, name)
+            held[name] += interval.low <= value <= interval.high
+    assert min(held.values()) >= 90, held
+
+
+@pytest.mark.parametrize("n", [1_500, 4_000])
+def test_nor_those_of_a_regression(n: int) -> None:
+    """2,000 records are here."""
+    y, found = population("skew", 1_000_000, np.random.default_rng(1))
+    error, rng, held = np.mean((y - found) ** 2), np.random.default_rng(0), np.zeros(2)
+    for seed in range(100):
+        y_, found_ = population("skew", 2_000, rng)
+        scores = evaluate_regressor(
+            found_,
+            y_,
+            target_bound=1.0,
+            n=n,
+            neighboring="add-or-remove-one",
+            **{**SETTINGS, "noise_seed": seed},
+        )
+        held += [
+            scores.r2.low <= 1 - error / y.var() <= scores.r2.high,
+            scores.squared_error.low <= error <= scores.squared_error.high,
+        ]
+    assert held.min() >= 90, held
+
+
 def test_area_under_the_curve() -> None:
     assert area_under_curve(np.array([[10, 0, 0], [0, 0, 10]])) == 1.0
     assert area_under_curve(np.array([[0, 5, 0], [0, 5, 0]])) == 0.5
@@ -162,9 +238,10 @@ def test_one_record_moves_what_is_released_by_its_bound(
     assert np.linalg.norm(rows[1:], axis=1).min() > 0.9
     predictions, targets = rng.normal(size=30), rng.normal(size=30)
     predictions[0], targets[0] = hostile[0], hostile[1]
-    few = regressor_rows(predictions, targets, 2.0)
-    assert np.linalg.norm(few, axis=1).max() <= 1 + 1e-12
-    assert np.linalg.norm(few[1:], axis=1).max() > 0.8
+    for counted in (False, True):
+        few = regressor_rows(predictions, targets, 2.0, counted=counted)
+        assert np.linalg.norm(few, axis=1).max() <= 1 + 1e-12
+        assert np.linalg.norm(few[1:], axis=1).max() > 0.8
     spread = spread_rows(predictions, targets, 2.0, 0.2, -0.1, 0.7, 4.0)
     assert np.allclose(np.linalg.norm(spread[1:], axis=1), 1.0)
     assert np.linalg.norm(spread[0]) <= 1 + 1e-12

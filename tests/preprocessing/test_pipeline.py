@@ -2,6 +2,7 @@
 raw tables.
 """
 
+import pickle
 from typing import Any
 
 import dp_accounting as dp
@@ -12,7 +13,7 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
 
 import dpoptim
 from dpoptim.accounting import compute_epsilon
@@ -159,6 +160,30 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
     )
     assert free.fit(np.ones((50, 2)), y[:50]).shares_ == {}
     assert 0.99 < free.privacy_.epsilon <= 1.0
+
+
+def test_a_fitted_pipeline_is_copied_without_a_ledger_of_the_fit() -> None:
+    """Clones that a `ColumnTransformer` has fitted keep no ledger that cannot be pickled."""
+    x, y = people(300)
+    fitted = pipeline(DPLogisticRegression(classes=[0, 1])).fit(x, y)
+    again = pickle.loads(pickle.dumps(fitted))
+    assert (again.predict(x) == fitted.predict(x)).all()
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        kept = pipeline(DPLogisticRegression(classes=[0, 1]), ledger=ledger).fit(x, y)
+        assert kept.privacy_.epsilon <= 1.0
+
+
+def test_steps_that_learn_without_protection_are_named() -> None:
+    x, y = np.ones((50, 2)), np.arange(50) % 2
+    model = DPLogisticRegression(classes=[0, 1])
+    said = "on trust: StandardScaler learnt nothing from these records"
+    inside = ColumnTransformer([("s", make_pipeline(StandardScaler()), [0])])
+    for step in (StandardScaler(), make_pipeline(StandardScaler()), inside):
+        found = PrivatePipeline([("s", step), ("m", model)], delta=1e-5).fit(x, y)
+        assert said in str(found.privacy_)
+    for step in (FunctionTransformer(np.sqrt), Normalizer(), DPMinMaxScaler(0, 10), "passthrough"):
+        found = PrivatePipeline([("s", step), ("m", model)], delta=1e-5).fit(x, y)
+        assert "learnt nothing" not in str(found.privacy_)
 
 
 def test_defaults_on_raw_units() -> None:

@@ -185,7 +185,7 @@ def test_what_cannot_be_scored_is_refused_before_it_is_charged(
     assert "does not exist" in run(
         "evaluate", trained["record"], tmp_path / "no.csv", *options, code=2
     )
-    assert "n is missing" in run(
+    assert "--n is missing" in run(
         "evaluate",
         trained["record"],
         table,

@@ -193,6 +193,7 @@ def test_the_commands_on_a_real_run(tmp_path: Path, method: str) -> None:
         "model.pt is the model",
         "the ledger holds its charge, committed",
         "unchecked",
+        "report.html, which says nothing that certificate.json does not",
     ):
         assert part in said
     shown = run("ledger", ledger, "--verify")
@@ -203,8 +204,11 @@ def test_the_commands_on_a_real_run(tmp_path: Path, method: str) -> None:
     assert "older copy" in run("ledger", ledger, "--verify", "--digest", "0" * 64, code=2)
     run("ledger", ledger, "--verify", "--digest", digest[1])
     other = tmp_path / "other.ledger"
-    Ledger(other)
+    Ledger(other, dataset="digits")
     assert "holds no charge" in run("verify", folder, "--ledger", other, code=2)
+    of_others = tmp_path / "patients.ledger"
+    Ledger(of_others)
+    assert "is the ledger of 'patients'" in run("verify", folder, "--ledger", of_others, code=2)
     (folder / "model.pt").write_bytes(b"another")
     assert "not the model" in run("verify", folder, code=2)
     shutil.rmtree(folder)

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpoptim.audit.canary_units import attach_canaries
 from dpoptim.audit.side_by_side import Floats, releases_kept
 from dpoptim.audit.two_worlds import LENGTH, Canaries, canary_data
 from dpoptim.gate import CorrelatedSum
 from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.plan import Plan
-from dpoptim.training.attach import attach
 from dpoptim.training.private_training import PrivateTraining
 
 
@@ -53,7 +53,7 @@ def canaries_trained(
     length = LENGTH * plan.method.rule.norm
     with (
         releases_kept(len(present)) as kept,
-        attach(plan, model, optimizer, data, noise_seed=noise_seed, label="audit") as private,
+        attach_canaries(plan, model, optimizer, data, noise_seed) as private,
     ):
         for index, sign in private.batches():
             private.backward(model(index) * sign.to(dtype) * length)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.accounting import gdp_epsilon
+from dpoptim.audit.canary_units import attach_canaries
 from dpoptim.audit.finding import DELTA, MU, Finding, finding
 from dpoptim.methods import DiceSGD
 from dpoptim.plan import Plan
-from dpoptim.training.attach import attach
 
 
 def released_means(plan: Plan, x: Tensor, seed: int) -> Tensor:
@@ -24,7 +24,7 @@ def released_means(plan: Plan, x: Tensor, seed: int) -> Tensor:
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     found = []
-    with attach(plan, model, optimizer, TensorDataset(x[:, None]), noise_seed=seed) as private:
+    with attach_canaries(plan, model, optimizer, TensorDataset(x[:, None]), seed) as private:
         for (batch,) in private.batches():
             private.backward(model(batch)[:, 0])
             optimizer.step()

@@ -16,6 +16,7 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from dpoptim.audit.canary_units import attach_canaries
 from dpoptim.audit.finding import Finding
 from dpoptim.audit.step_methods import two_worlds_finding
 from dpoptim.audit.two_worlds import LENGTH, Attack, sampled_gaussians
@@ -24,7 +25,6 @@ from dpoptim.mechanisms.selected_rows import RowSelection
 from dpoptim.methods import TrainingMethod
 from dpoptim.plan import Plan
 from dpoptim.sampling import Sampler
-from dpoptim.training.attach import attach
 
 Floats = NDArray[np.float64]
 VISIBLE = 0.98  # of the rows are selected without the canary, where the gradient shows most
@@ -94,7 +94,7 @@ def canary_scores(
     data = canary_data(plan.neighboring, torch.from_numpy(present))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     norm = plan.method.rule.norm
-    with attach(plan, model, optimizer, data, noise_seed=noise_seed, label="audit") as private:
+    with attach_canaries(plan, model, optimizer, data, noise_seed) as private:
         for index, sign in private.batches():
             private.backward(model(index) * sign.to(dtype) * LENGTH * norm)
             optimizer.step()

@@ -13,6 +13,7 @@ from dpoptim.accounting.choose_profile import gaussian_mu
 from dpoptim.accounting.guarantee import parse_neighboring
 from dpoptim.audit.apart import family_apart, scores_apart
 from dpoptim.audit.bins import family_of_bins, scores_of_bins
+from dpoptim.audit.canary_units import attach_canaries
 from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gaussian_finding
 from dpoptim.audit.side_by_side import Floats, lowest, releases_kept, separate
 from dpoptim.audit.turns import family_of_turns, scores_of_turns
@@ -25,7 +26,6 @@ from dpoptim.audit.two_worlds import (
 )
 from dpoptim.methods import DPFTRL, DPSGD
 from dpoptim.plan import Plan
-from dpoptim.training.attach import attach
 
 MOST_RELEASES = 16_000_000  # numbers that the worlds of a plan's audit keep
 
@@ -166,7 +166,7 @@ def table_releases(plan: Plan, data: TensorDataset, columns: int, seed: int) -> 
     optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
     with (
         releases_kept(columns) as kept,
-        attach(plan, table, optimizer, data, noise_seed=seed, label="audit") as private,
+        attach_canaries(plan, table, optimizer, data, seed) as private,
     ):
         for index, weight in private.batches():
             private.backward(table(index)[:, 0] * weight * LENGTH)

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.bounds import Errors
+from dpoptim.audit.canary_units import attach_canaries
 from dpoptim.audit.sampled_gaussians import SampledGaussians, attainable_errors, choose_threshold
 from dpoptim.gate import GaussianSum
 from dpoptim.plan import Plan
 from dpoptim.sampling import PlannedPoissonSampling, PoissonSampling
-from dpoptim.training.attach import attach
 
 LENGTH = 16.0  # of a canary's gradient, in clip norms: what is not clipped stands out
 
@@ -204,7 +204,7 @@ def canary_scores(
     scores = np.zeros(len(present))
     with torch.no_grad():
         model.table.weight.zero_()
-    with attach(plan, model, optimizer, data, noise_seed=noise_seed, label="audit") as private:
+    with attach_canaries(plan, model, optimizer, data, noise_seed) as private:
         for index, sign in private.batches():
             private.backward(model(index) * sign.to(dtype) * length)
             optimizer.step()

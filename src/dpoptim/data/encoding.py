@@ -138,9 +138,9 @@ def numbers_of(path: Path, chunk: Chunk, column: Column, decimal: Decimal) -> ND
         mark, other = ("point", ",") if decimal == "." else ("comma", ".")
         raise ValueError(
             f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number "
-            f"(with a decimal {mark}, if any). Fix: correct it; or, in the schema that dpoptim "
-            f'schema new drafts, say decimal = "{other}" above the columns, make the column a '
-            "date or a category, or drop it."
+            f"(with a decimal {mark} and no mark of thousands). Fix: correct it; or, in the "
+            f'schema that dpoptim schema new drafts, say decimal = "{other}" above the columns, '
+            "make the column a date or a category, or drop it."
         )
     return numbers
 

@@ -162,10 +162,19 @@ def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
     y = column_or_1d(y, warn=True)
     if len(y) != rows:
         raise ValueError(UNEQUAL)
+    if y.dtype == object and any(map(is_missing, y)):
+        raise ValueError("y has missing labels. Fix: drop those records, or give them a class.")
     with warnings.catch_warnings():  # which would tell how many labels differ
         warnings.simplefilter("ignore", UserWarning)
         check_classification_targets(y)
     return y
+
+
+def is_missing(label: Any) -> bool:
+    try:
+        return label is None or bool(label != label)  # noqa: PLR0124, as NaN alone is
+    except TypeError:  # pandas' NA does not say
+        return True
 
 
 def class_numbers(

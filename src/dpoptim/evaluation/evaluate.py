@@ -19,7 +19,13 @@ from dpoptim.arguments import real_number, whole_number
 from dpoptim.data.unquoted import number_array
 from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.table import stated_delta
-from dpoptim.evaluation.intervals import Interval, of_a_mean, of_the_area, variance_of_loss
+from dpoptim.evaluation.intervals import (
+    Interval,
+    bin_edges,
+    of_a_mean,
+    of_the_area,
+    variance_of_loss,
+)
 from dpoptim.statistics import BOUND_ROUNDING, Floats, bounded_sum, price_of, release_sum
 
 Delta = float | Literal["auto"]
@@ -49,7 +55,7 @@ class ClassifierScores:
         confusion: noisy counts, shape (classes, classes): true by predicted.
         calibration: by bins of the score: of the second class for two classes, else of the
             predicted class.
-        histogram: noisy counts of that score, shape (2, bins), even bins from 0 to 1: of records
+        histogram: noisy counts of that score, shape (2, bins), bins even in log-odds: of records
             that are not of that class, and of those that are.
         guarantee: of everything here.
     """
@@ -90,11 +96,12 @@ def evaluate_classifier(
         y: true labels, shape (n,).
         classes: all classes, in the order of the columns; public.
         epsilon, delta: what the evaluation may cost; delta ``"auto"``: n^-1.1.
-        bins: of scores, even; public.
+        bins: number of bins of scores, even in log-odds; public.
         confidence: of the intervals, in (0, 1).
         neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public
             ``n``.
-        n: public number of hold-out records.
+        n: public number of hold-out records, for delta; scores are relative to their noisy number
+            where ``n`` does not have to be it.
         ledger: where it is charged; None: nowhere.
         noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
 
@@ -147,31 +154,38 @@ def evaluate_classifier(
     k = len(names)
     confusion = released.values[: k * k].reshape(k, k) / math.sqrt(SHARES[0])
     histogram = released.values[k * k : k * k + 2 * bins].reshape(2, bins) / math.sqrt(SHARES[1])
-    loss = (
-        released.values[-1] / math.sqrt(SHARES[2]) * LARGEST_LOSS / 2 + records * LARGEST_LOSS / 2
-    )
+    # twice what each record's loss is above the middle of its range
+    above = released.values[-1] / math.sqrt(SHARES[2])
     in_cells = released.deviation / math.sqrt(SHARES[0])
     in_bins = released.deviation / math.sqrt(SHARES[1])
+    in_loss = released.deviation / math.sqrt(SHARES[2])
+    right, count, in_count = float(np.trace(confusion)), float(records), 0.0
+    in_right = in_cells * math.sqrt(k)
+    if neighboring == "add-or-remove-one":
+        # n says nothing of how many records there are, so their noisy number counts
+        count, in_count = max(float(confusion.sum()), 1.0), in_cells * k
+        wrong = min(max(1 - right / count, 0.0), 1.0)
+        in_right = in_cells * math.sqrt(k * wrong**2 + (k * k - k) * (1 - wrong) ** 2)
+    middle = LARGEST_LOSS / 2
+    loss = middle * (1 + above / count)
     return ClassifierScores(
-        accuracy=of_a_mean(
-            float(np.trace(confusion)), records, in_cells * math.sqrt(k), confidence=level
-        ),
+        accuracy=of_a_mean(right, count, in_right, confidence=level),
         log_loss=of_a_mean(
-            loss,
-            records,
-            released.deviation / math.sqrt(SHARES[2]) * LARGEST_LOSS / 2,
+            loss * count,
+            count,
+            math.hypot(in_loss * middle, (loss - middle) * in_count),
             confidence=level,
             high=LARGEST_LOSS,
             variance=variance_of_loss(
                 histogram,
-                records,
+                count,
                 in_bins,
-                min(max(loss / records, 0.0), LARGEST_LOSS),
+                min(max(loss, 0.0), LARGEST_LOSS),
                 largest=LARGEST_LOSS,
                 binary=k == 2,
             ),
         ),
-        auc=of_the_area(histogram, records, in_bins, confidence=level) if k == 2 else None,
+        auc=of_the_area(histogram, in_bins, confidence=level) if k == 2 else None,
         confusion=confusion,
         calibration=_calibration(histogram, in_bins, level),
         histogram=histogram,
@@ -189,7 +203,7 @@ def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> F
     rows[each, true * k + predicted] = math.sqrt(SHARES[0])
     binary = k == 2
     score = np.where(known, scores[:, 1] if binary else scores[each, predicted], 0.0)
-    place = np.clip((np.clip(score, 0, 1) * bins).astype(int), 0, bins - 1)
+    place = np.searchsorted(bin_edges(bins)[1:-1], score, side="right")
     happened = true == 1 if binary else true == predicted
     rows[each, k * k + happened * bins + place] = math.sqrt(SHARES[1])
     chance = np.where(known, np.clip(scores[each, true], math.exp(-LARGEST_LOSS), 1.0), 1.0)
@@ -208,7 +222,7 @@ def price_and_records(
 
 def _calibration(histogram: Floats, noise: float, confidence: float) -> tuple[Bin, ...]:
     """Bins that the noise leaves something of."""
-    edges = np.linspace(0, 1, histogram.shape[1] + 1)
+    edges = bin_edges(histogram.shape[1])
     found = []
     for i, (other, happened) in enumerate(histogram.T):
         total = other + happened

@@ -5,11 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import expit, ndtri
 
 from dpoptim.statistics import Floats
 
-DRAWS = 400  # of the parametric bootstrap
+FARTHEST = 6.0  # log-odds at which the outermost bins of scores would begin: 1 in 400
+
+
+def bin_edges(bins: int) -> Floats:
+    """Edges of bins of scores, (bins + 1,): even in log-odds, so that rare classes have some."""
+    inner = expit(FARTHEST * (2 * np.arange(1, bins) / bins - 1))
+    return np.concatenate([[0.0], inner, [1.0]])
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ def variance_of_loss(
     standard deviation of the sum's noise comes on top: where more than that is hidden, the noise of
     the mean loss is many times what its records scatter.
     """
-    edges = np.linspace(0, 1, histogram.shape[1] + 1)
+    edges = bin_edges(histogram.shape[1])
     with np.errstate(divide="ignore"):
         of_score = np.minimum(-np.log(edges), largest)
         of_rest = of_score[::-1]
@@ -167,16 +173,36 @@ def receiver_curve(counts: Floats) -> tuple[Floats, Floats]:
     return false, true
 
 
-def of_the_area(
-    counts: Floats, n: float, noise: float, *, confidence: float, seed: int = 0
-) -> Interval:
-    """AUC from a noisy histogram (2, bins), its interval by bootstrap of sample and noise."""
-    value = float(area_under_curve(counts))
-    shares = np.maximum(counts, 0.0) + 1.0
-    shares = shares / shares.sum()
-    draws = np.random.default_rng(seed)  # of released numbers: nothing private is drawn with it
-    shape = (DRAWS, *counts.shape)
-    sampled = draws.multinomial(int(n), shares.ravel(), size=DRAWS).reshape(shape)
-    again = area_under_curve(sampled + noise * draws.standard_normal(shape))
-    reach = float(ndtri((1 + confidence) / 2)) * float(np.std(again))
-    return Interval(value, max(0.0, value - reach), min(1.0, value + reach), confidence)
+def of_the_area(counts: Floats, noise: float, *, confidence: float) -> Interval:
+    """AUC from a noisy histogram (2, bins), by class; every area that the counts do not refute.
+
+    An area A is right where pairs in order, less A for every pair, are 0 on average (Fieller 1954:
+    the number of pairs is noisy too, and a ratio to it no normal number where few records have a
+    class). Of records, that scatters as in DeLong et al. (1988); of noise, by its share in either
+    count of a pair. Both are squares in A, so the areas between two roots stay; all, where
+    the noise hides how many pairs there are.
+    """
+    bins = counts.shape[1]
+    in_order = (np.tri(bins) + np.tri(bins, k=-1)) / 2  # of a pair, by the positive's bin first
+    likely = np.maximum(counts, 0.0) + 1 / bins
+    reach = float(ndtri((1 + confidence) / 2))
+
+    def refuted(area: float) -> float:
+        """Above 0 where the counts are too far from this area."""
+        excess = in_order - area
+        of_positives, of_negatives = excess @ counts[0], counts[1] @ excess
+        sampled = likely[1] @ (excess @ likely[0]) ** 2 + likely[0] @ (likely[1] @ excess) ** 2
+        of_noise = noise**2 * (np.sum(of_positives**2) + np.sum(of_negatives**2))
+        return float((counts[1] @ of_positives) ** 2 - reach**2 * (sampled + of_noise))
+
+    at_0, at_half, at_1 = refuted(0.0), refuted(0.5), refuted(1.0)
+    square = 2 * (at_0 + at_1 - 2 * at_half)
+    slope = at_1 - at_0 - square
+    inside = slope**2 - 4 * square * at_0
+    low, high = 0.0, 1.0
+    if square > 0 and inside >= 0:
+        middle, half = -slope / (2 * square), math.sqrt(inside) / (2 * square)
+        if middle - half <= 1 and middle + half >= 0:
+            low, high = max(0.0, middle - half), min(1.0, middle + half)
+    value = min(max(float(area_under_curve(counts)), low), high)
+    return Interval(value, low, high, confidence)

@@ -38,6 +38,7 @@ LEFT = 1 - 1e-9  # of each price: their squares add up to the whole's, with roun
 # is the more sensitive to the first, by four times the inverse of the targets' variance.
 SHARES = (0.7, 0.2, 0.1)
 WEIGHTS = 2 * math.sqrt(SHARES[0]), math.sqrt(SHARES[1]), 2 * math.sqrt(SHARES[2])
+COUNTED = 0.15  # of that square, for the number of records, where it is not public
 BINS = 24  # of half an octave: down to 1 / 4,096 of the largest
 
 
@@ -93,9 +94,10 @@ def evaluate_regressor(
         ValueError: unequal shapes, or a setting out of range; before anything is spent.
 
     **Guarantee.** ``guarantee``. With t and r the target and half the residual in units of the
-    bound, a record adds ``(r^2 - 1/2, t, t^2 - 1/2)``, weighted to a length of at most 1, to which
-    it is scaled down; then one half to the square in each of two histograms, whose bins depend on
-    what was released. Both are Gaussian releases of one filter, and mu^2 is divided between them.
+    bound, a record adds ``(r^2 - 1/2, t, t^2 - 1/2)``, and 1 where their number is not public,
+    weighted to a length of at most 1, to which it is scaled down; then one half to the square in
+    each of two histograms, whose bins depend on what was released. Both are Gaussian releases of
+    one filter, and mu^2 is divided between them.
 
     Examples:
         >>> import numpy as np
@@ -113,14 +115,24 @@ def evaluate_regressor(
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
     records, mu, number, said = price_and_records(epsilon, delta, n, len(true), neighboring)
+    counted = neighboring == "add-or-remove-one"
     with paid_gate(mu, neighboring, label=LABEL, ledger=ledger, noise_seed=noise_seed) as gate:
         sums, noise = release(
-            gate, regressor_rows(found, true, bound), BOUND_ROUNDING, mu * math.sqrt(1 - SPREAD)
+            gate,
+            regressor_rows(found, true, bound, counted=counted),
+            BOUND_ROUNDING,
+            mu * math.sqrt(1 - SPREAD),
         )
-        residual, first, second = sums / records / WEIGHTS
-        by_residual, by_first, by_second = noise / records / np.array(WEIGHTS)
+        weights = np.array(WEIGHTS) * math.sqrt(1 - COUNTED if counted else 1.0)
+        in_count = noise / math.sqrt(COUNTED) if counted else 0.0
+        count = max(float(sums[3]) / math.sqrt(COUNTED), 1.0) if counted else float(records)
+        residual, first, second = sums[:3] / count / weights
+        by_residual, by_first, by_second = noise / count / weights
+        by_count = in_count / count  # relative
         error, mean = float(np.clip(residual + 0.5, 0, 1)), float(np.clip(first, -1, 1))
-        of_variance = float(np.hypot(by_second, 2 * mean * by_first))
+        of_sums = float(np.hypot(by_second, 2 * mean * by_first))
+        from_count = float(second) - 2 * mean**2
+        of_variance = math.hypot(of_sums, from_count * by_count)
         variance = max(float(second) + 0.5 - mean**2, of_variance)
         ratio = 4 * error / variance
         farthest = max(4.0, ratio * (1 + abs(mean)) ** 2)
@@ -131,15 +143,15 @@ def evaluate_regressor(
             mu * math.sqrt(SPREAD),
         )
     scattered = [
-        mean_square(half, largest, math.sqrt(2) * noise) / records
+        mean_square(half, largest, math.sqrt(2) * noise) / count
         for half, largest in zip(
             math.sqrt(2) * counts.reshape(2, BINS), (1.0, farthest), strict=True
         )
     ]
     squared_error = of_a_mean(
-        error * records,
-        records,
-        float(by_residual) * records,
+        error * count,
+        count,
+        math.hypot(by_residual, residual * by_count) * count,
         confidence=level,
         variance=scattered[0],
     )
@@ -148,13 +160,15 @@ def evaluate_regressor(
         unit * squared_error.value, unit * squared_error.low, unit * squared_error.high, level
     )
     # a square in a range has at most the range times its mean
-    most = (max(4 * error, 4 / (records + 2)) + ratio * variance) * farthest
+    most = (max(4 * error, 4 / (count + 2)) + ratio * variance) * farthest
     r2 = of_r2(
         ratio,
         variance,
         sampled=min(scattered[1], most),
-        noise=math.hypot(4 * by_residual, ratio * of_variance),
-        n=records,
+        noise=math.hypot(
+            4 * by_residual, ratio * of_sums, (4 * residual - ratio * from_count) * by_count
+        ),
+        n=count,
         confidence=level,
     )
     return RegressorScores(
@@ -179,12 +193,18 @@ def in_units(
     return finite, target, (target - found) / 2
 
 
-def regressor_rows(predictions: Floats, y: Floats, bound: float) -> Floats:
-    """Each record's addition, shape (n, 3). Private."""
+def regressor_rows(
+    predictions: Floats, y: Floats, bound: float, *, counted: bool = False
+) -> Floats:
+    """Each record's addition, shape (n, 4); the last counts it, or is 0. Private."""
     finite, target, residual = in_units(predictions, y, bound)
-    rows = np.stack([residual**2 - 0.5, target, target**2 - 0.5], axis=1) * WEIGHTS
+    rows = np.zeros((len(target), 4))
+    rows[:, :3] = np.stack([residual**2 - 0.5, target, target**2 - 0.5], axis=1) * WEIGHTS
+    if counted:
+        rows[:, :3] *= math.sqrt(1 - COUNTED)
+        rows[:, 3] = math.sqrt(COUNTED)
     rows[~finite] = 0.0
-    return np.asarray(rows)
+    return rows
 
 
 def spread_rows(

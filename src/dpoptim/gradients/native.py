@@ -25,7 +25,6 @@ from dpoptim.compiled import Library
 
 LEVELS = ("none", "vectors of 8", "vectors of 16")  # by `dpoptim_level`; of 4-byte numbers
 MOST_OF_PRODUCTS = 2  # level of vectors in `outer`; benchmarks lower it to that of others' products
-SQUARES = 12  # that it adds in float32
 VECTOR = 16  # outputs that are computed side by side
 PANEL = 12  # rows of an outer product that are formed side by side
 
@@ -163,7 +162,7 @@ def add_outer(g: Tensor, a: Tensor, total: Tensor, weights: Sequence[float], pie
 
     Returns:
         Sums of the squares of each piece of what was formed, float64, (pieces, b), of which
-        `SQUARES` at most are added in float32 each; zero where the weight is.
+        12 at most are added in float32 each; zero where the weight is.
     """
     found = library()
     assert found is not None

@@ -8,7 +8,9 @@ from typing import Any, Literal, Self
 
 import dp_accounting
 import numpy as np
+from sklearn.base import BaseEstimator
 from sklearn.pipeline import Pipeline
+from sklearn.utils import get_tags
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
@@ -36,7 +38,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
     Args:
         steps: as for scikit-learn's ``Pipeline``; `ColumnTransformer` and the like may hold the
             transformers. Steps that are not of `dpoptim` must not learn from the data: they are on
-            trust.
+            trust, and those that have something to learn are named in the notes.
         epsilon, delta: the budget of everything that a fit learns. What the steps say of their own
             is not used.
         shares: of the budget's mu^2, by the name of a charged step (as in ``get_params``); None:
@@ -151,6 +153,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             final = last.epsilon_after(before, n=n, epsilon=epsilon * LEFT, delta=delta)
         else:
             final = gdp_epsilon(rest, delta)
+        unprotected = dict.fromkeys(learning_steps(self.steps[:-1]))
         with Ledger(neighboring=relation) as own:
             ledger = own if self.ledger is None else self.ledger
             earlier = {entry.id for entry in ledger.entries()}
@@ -159,9 +162,12 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             with budgets, uncounted():
                 super().fit(X, y, **params)
             events = [entry.event for entry in ledger.entries() if entry.id not in earlier]
+            for step in private_steps(self):
+                if step.ledger is own:  # a fitted clone, which would keep it
+                    step.ledger = None
         event = dp_accounting.ComposedDpEvent(events)
         whole = compute_epsilon(event, delta, relation)
-        whole = replace(whole, unit=unit.name, notes=(*own_notes(last), *said))
+        whole = replace(whole, unit=unit.name, notes=(*own_notes(last), *said, *unprotected))
         self.privacy_ = self._counted(Fit(event, whole, n))
         last.privacy_ = self.privacy_
 
@@ -206,6 +212,35 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         wanted = {name: (step.wanted_mu(columns, n) / mu) ** 2 for name, step in charged.items()}
         scale = min(1.0, MOST_SHARE / max(math.fsum(wanted.values()), 1e-300))
         return {name: share * scale for name, share in wanted.items()}
+
+
+def private_steps(found: Any) -> Iterator[PrivateStep]:
+    """Every transformer that learns privately, within pipelines and the like, fitted clones too."""
+    if isinstance(found, PrivateStep):
+        yield found
+        return
+    if isinstance(found, BaseEstimator):
+        found = vars(found)
+    if isinstance(found, Mapping):
+        found = list(found.values())
+    if isinstance(found, list | tuple):
+        for each in found:
+            yield from private_steps(each)
+
+
+def learning_steps(steps: Any) -> list[str]:
+    """Notes on transformers that are fitted to records, and not by this library."""
+    if isinstance(steps, list | tuple):
+        return [note for each in steps for note in learning_steps(each)]
+    if not isinstance(steps, BaseEstimator) or isinstance(steps, PrivateStep):
+        return []
+    inner = getattr(steps, "transformers", getattr(steps, "steps", None))
+    inner = getattr(steps, "transformer_list", inner)
+    if inner is not None:
+        return learning_steps(inner)
+    if not get_tags(steps).requires_fit:
+        return []
+    return [f"on trust: {type(steps).__name__} learnt nothing from these records, as it must not"]
 
 
 @contextmanager

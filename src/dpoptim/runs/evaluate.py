@@ -76,6 +76,12 @@ def evaluate_run(
     unit = "record" if saved.encoding.person is None else "person"
     with opened(ledger, neighboring, unit) as charged:
         relation = (neighboring or "zero-out") if charged is None else charged.neighboring
+        if relation == "add-or-remove-one" and n is None:
+            raise ValueError(
+                "--n is missing: add-or-remove-one hides how many records there are, and the "
+                "ledger, if one is named, keeps to it. Fix: --n, a public estimate; or a ledger "
+                "under zero-out."
+            )
         ask_first(charged, epsilon=epsilon, delta=delta, neighboring=relation)
         outputs, y = outputs_and_targets(saved, saved.encoding, data)
         common: dict[str, Any] = {

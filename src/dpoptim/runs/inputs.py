@@ -168,12 +168,12 @@ def load_unnamed(path: Path, options: TrainRequest) -> Data:
         classes=options.class_names,
         public=options.data_is_public,
         pixels=(ChannelsFirst(), Divide(255.0), *pixel_steps(options)),
-        numbers=number_steps(path, options),
+        numbers=number_steps(options),
         cache=options.cache,
     )
 
 
-def number_steps(path: Path, options: TrainRequest) -> tuple[Step, ...]:
+def number_steps(options: TrainRequest) -> tuple[Step, ...]:
     if options.features == SCATTERING:
         return (ChannelsFirst(), *scattered(options))
     return (UnitNorm(),) if options.normalise else ()

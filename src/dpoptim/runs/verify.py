@@ -67,9 +67,11 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
         "plan and certificate have their own digests",
     ]
     unchecked = [
-        "names, scores, times and what attaching found: they stand in the certificate alone "
-        "(dpoptim sign)"
+        "names, scores, times, which charge is its own and what attaching found: they stand in the "
+        "certificate alone (dpoptim sign)"
     ]
+    if (folder / "report.html").is_file():
+        unchecked.append("report.html, which says nothing that certificate.json does not")
     checked += check_model(folder / "model.pt", written)
     if ledger is not None:
         checked.append(check_ledger(ledger, plan, written))
@@ -166,6 +168,11 @@ def check_ledger(path: Path, plan: Plan, written: dict[str, Any]) -> str:
         raise FileNotFoundError(f"there is no ledger at {_shown(path)}.")
     ledger = Ledger(path)
     ledger.verify()
+    if ledger.dataset != (stated := written["ledger"]["dataset"]):
+        raise ValueError(
+            f"{_shown(path)} is the ledger of {printable(ledger.dataset)!r}, the run was charged "
+            f"for {printable(str(stated))!r}."
+        )
     identity = written["ledger"]["reservation"]
     found = next((entry for entry in ledger.entries() if entry.id == identity), None)
     if found is None:

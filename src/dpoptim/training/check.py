@@ -234,7 +234,7 @@ def compare_held(program: Program, records: Units) -> CheckResult:
     leaves = [
         leaf for _, leaf in forms.leaves_of(collate(list(records[0]))) if isinstance(leaf, Tensor)
     ]
-    count = odd_batch_size(model, leaves, least=len(records), times=per_record)
+    count = odd_batch_size(model, leaves, least=len(records))
     order = [i % len(records) for i in range(count)]
     together = collate([row for i in order for row in records[i]])
     alone = [collate(list(rows)) for rows in records]

@@ -221,9 +221,7 @@ def accepted(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in batch.items() if key in parameters}
 
 
-def odd_batch_size(
-    model: nn.Module, leaves: list[Tensor], *, least: int = 3, times: int = 1
-) -> int:
+def odd_batch_size(model: nn.Module, leaves: list[Tensor], *, least: int = 3) -> int:
     """The least number of records from ``least`` on that no other axis can be confused with."""
     taken = {size for leaf in leaves for size in leaf.shape[1:]}
     taken |= {size for p in model.parameters() for size in p.shape}
