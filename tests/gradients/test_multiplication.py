@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpoptim import compiled_work
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import compiled_work, multiplication, row_products
+from dpoptim.gradients import multiplication, row_products
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.multiplication import (
     BLOCKS,

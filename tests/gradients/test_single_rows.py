@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpoptim import clipping
+from dpoptim import clipping, compiled_work
 from dpoptim.audit.sensitivity import clipped_sums
 from dpoptim.clipping import Clipping, Style
-from dpoptim.gradients import compiled_work, single_rows
+from dpoptim.gradients import single_rows
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Bias, Outer
 from dpoptim.gradients.products import GROUP_ROWS

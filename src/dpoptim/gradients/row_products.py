@@ -9,7 +9,6 @@ beside any others, however they lie and on however many threads: each number is 
 multiplications and additions in the order of the inner length, which nothing divides.
 """
 
-import ctypes
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from functools import cache
 
 from torch import Tensor
 
+from dpoptim.compiled import WHOLE, function
+from dpoptim.compiled_work import Piece, floats
 from dpoptim.gradients import native, spare_room
-from dpoptim.gradients.compiled_work import Piece, floats, library
 
 WIDE = 2  # level of vectors, of `native.LEVELS`, that they are written for
 # `Matrix` and `Product` of `row_products.c`
@@ -49,10 +49,8 @@ class Functions:
 
 @cache
 def functions() -> Functions:
-    found = library()
-    assert found is not None
-    room = found.functions.dpoptim_panels_room
-    room.argtypes, room.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
+    room = function("dpoptim_panels_room", WHOLE, WHOLE, result=WHOLE)
+    assert room is not None
     return Functions(Piece("dpoptim_lay_out"), Piece("dpoptim_multiply_rows"), room)
 
 

@@ -6,7 +6,6 @@ them `per_sample_grads` does the same, layer by layer, within the same bounds, b
 bits.
 """
 
-import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dpoptim.gradients import compiled_work
-from dpoptim.gradients.compiled_work import A_NUMBER, Piece
+from dpoptim.compiled import WHOLE, function, library
+from dpoptim.compiled_work import A_NUMBER, Piece
 from dpoptim.gradients.norms import RAISED_IN_FLOAT64, SAFE_SQUARES, most_lost
 from dpoptim.gradients.per_sample_grads import LONGEST_FACTOR, Bias, Outer, PerSampleGrad
 from dpoptim.gradients.products import GROUP_ROWS, Groups, slices
@@ -51,11 +50,10 @@ class Functions:
 @cache
 def functions() -> Functions | None:
     """The compiled functions; None where there are none."""
-    found = compiled_work.library()
-    if found is None:
+    found = library()
+    room = function("dpoptim_group_room", WHOLE, WHOLE, result=WHOLE)
+    if found is None or room is None:
         return None
-    room = found.functions.dpoptim_group_room
-    room.argtypes, room.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
     return Functions(Piece("dpoptim_measure_rows"), Piece("dpoptim_add_rows"), room, found.level)
 
 
