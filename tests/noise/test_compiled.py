@@ -5,7 +5,6 @@ them.
 import ctypes
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
