@@ -232,6 +232,8 @@ def _draw_chunk(stream: KeyStream, stretch: Stretch, std: float | None, threads:
     drawn = _ahead.take(stream, sum(map(len, stretch)))
     if drawn is None:
         _throw_and_settle(stream, stretch, std, threads)
+    elif all(isinstance(each, Tensor) and _compiled_addition(each) for each in stretch):
+        _put_stretch(stretch, drawn, std)  # in one pass, which needs no block to stay in cache
     else:
         blocks = _stretches(stretch, BLOCK_WORDS)
         for block, z in zip(blocks, drawn.split(BLOCK_WORDS), strict=True):
