@@ -72,6 +72,7 @@ def by_mkl(step: Step) -> Step:
     def slower() -> None:
         with (
             patch.object(multiplication, "onednn_is_faster", lambda: False),
+            patch.object(multiplication, "compiles_thin_rows", lambda: False),
             patch.object(native, "MOST_OF_PRODUCTS", level),
         ):
             step()

@@ -67,6 +67,7 @@ def library(request: pytest.FixtureRequest) -> Iterator[str]:
             patch.setattr(native, "library", lambda: None)
         by_onednn = request.param in ("oneDNN", "rows")
         patch.setattr(multiplication, "onednn_is_faster", lambda: by_onednn)
+        patch.setattr(multiplication, "compiles_thin_rows", lambda: False)
         patch.setattr(multiplication, "whole_vectors", lambda: True)
         patch.setattr(multiplication, "compiles_rows", lambda: request.param == "rows")
         patch.setattr(multiplication, "LEAST_ENTRIES", 0)

@@ -11,7 +11,6 @@ Styles, all with the same bound C on what one record may add to the sum:
   together, flat, to bounds in this proportion whose squares add up to C^2.
 """
 
-import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -186,13 +185,9 @@ class Clipping:
 @cache
 def compiled_function() -> Callable[..., None] | None:
     """The function of `clipping.c`; None without a library of compiled functions."""
-    found = compiled.library()
-    if found is None:
-        return None
-    run: Callable[..., None] = found.functions.dpoptim_clip_factors
-    number, place = ctypes.c_double, ctypes.c_void_p
-    run.restype, run.argtypes = None, [ctypes.c_int64, place, *[number] * 5, place]  # type: ignore[attr-defined]
-    return run
+    return compiled.function(
+        "dpoptim_clip_factors", compiled.WHOLE, compiled.PLACE, *[compiled.REAL] * 5, compiled.PLACE
+    )
 
 
 def compiled_factors(

@@ -11,10 +11,13 @@ import ctypes
 import hashlib
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+WHOLE, REAL, PLACE = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p  # types of arguments
 LIBRARY = Path(__file__).with_name("_compiled.so")
 SWITCH = "DPOPTIM_NATIVE"
 
@@ -54,6 +57,20 @@ def library() -> Library | None:
         return None
     level = functions.dpoptim_level()
     return Library(functions, level) if level else None
+
+
+def function(name: str, *arguments: Any, result: Any = None) -> Callable[..., Any] | None:
+    """One of the compiled functions, declared; None where there are none.
+
+    Args:
+        arguments: their ctypes, and ``result`` that of what is returned, if anything is.
+    """
+    found = library()
+    if found is None:
+        return None
+    declared: Callable[..., Any] = getattr(found.functions, name)
+    declared.argtypes, declared.restype = list(arguments), result  # type: ignore[attr-defined]
+    return declared
 
 
 def digest_of_sources() -> str:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dpoptim.gradients import compiled_work, row_products
+from dpoptim import compiled_work
+from dpoptim.gradients import row_products
 
 pytestmark = pytest.mark.skipif(
     not row_products.serve(), reason="no compiled products of rows for this processor"

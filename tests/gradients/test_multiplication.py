@@ -3,6 +3,7 @@ the last bit in any company.
 """
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpoptim import compiled_work
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import compiled_work, multiplication, row_products
+from dpoptim.gradients import multiplication, row_products
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.multiplication import (
     BLOCKS,
@@ -60,6 +62,7 @@ def test_thin_matrices_go_to_onednn_if_their_rows_are_long(
     """Whatever the batch: one record may not choose the library of others."""
     monkeypatch.setattr(multiplication, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(multiplication, "compiles_rows", lambda: False)
+    monkeypatch.setattr(multiplication, "compiles_thin_rows", lambda: False)
     seen = counted(monkeypatch)
     w = torch.randn(rows, columns)
     for batch in (1, 5, 500):
@@ -67,6 +70,50 @@ def test_thin_matrices_go_to_onednn_if_their_rows_are_long(
         torch.testing.assert_close(linear(x, w), F.linear(x, w), rtol=1e-4, atol=1e-3)
         assert bool(seen) == by_onednn
         seen.clear()
+
+
+@pytest.mark.skipif(not row_products.serve(), reason="built without compiled functions")
+@pytest.mark.parametrize(
+    ("rows", "columns", "compiled"),
+    [(10, 784, True), (16, 512, True), (17, 784, False), (10, 511, False), (784, 10, False)],
+)
+def test_thin_matrices_leave_mkl_where_it_is_slow_with_them_alone(
+    rows: int, columns: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On processors with vectors of 8, whatever the batch."""
+    monkeypatch.setattr(multiplication, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(multiplication, "compiles_thin_rows", lambda: True)
+    seen = counted(monkeypatch)
+    w = torch.randn(rows, columns)
+    for batch in (1, 5, 500):
+        x = torch.randn(batch, columns)
+        torch.testing.assert_close(linear(x, w), F.linear(x, w), rtol=1e-4, atol=1e-3)
+        assert bool(seen) == compiled
+        seen.clear()
+        linear(x.double(), w.double())
+        assert not seen
+
+
+@pytest.mark.skipif(not row_products.serve(), reason="built without compiled functions")
+@pytest.mark.parametrize("shape", [(1, 1), (7, 9), (13, 33), (16, 200), (70, 64), (300, 31)])
+def test_products_are_the_same_by_vectors_of_any_width(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One chain for each number, whichever are computed beside it."""
+    outputs, inner = shape
+    w, bias = torch.randn(outputs, inner), torch.randn(outputs)
+    for given in (w, torch.randn(inner, outputs).T):
+        for batch in (1, 5, 12, 40):
+            x = torch.randn(batch, inner)
+            found = []
+            for level in range(1, row_products.functions().level + 1):
+                with monkeypatch.context() as patch:
+                    of_level = replace(row_products.functions(), level=level)
+                    patch.setattr(row_products, "functions", lambda of_level=of_level: of_level)
+                    found.append(row_products.Panels(given).multiply(x, bias))
+            for each in found:
+                torch.testing.assert_close(each, F.linear(x, given, bias))
+                assert torch.equal(each, found[0])
 
 
 @NOT_MKL

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpoptim import clipping
+from dpoptim import clipping, compiled_work
 from dpoptim.audit.sensitivity import clipped_sums
 from dpoptim.clipping import Clipping, Style
-from dpoptim.gradients import compiled_work, single_rows
+from dpoptim.gradients import single_rows
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Bias, Outer
 from dpoptim.gradients.products import GROUP_ROWS
@@ -74,7 +74,8 @@ def test_norms_are_never_read_low(
     g, a = torch.rand(3, 7) + 0.5, torch.randn(3, entries) + 5
     g[1] *= size
     a[2] *= size
-    norms, longest = together((g, a)).measure(block)
+    rows = together((g, a))
+    norms, longest = rows.measure(block), rows.longest()
     left, right = (x.double().square().sum(1) for x in (g, a))
     for found, exact in zip(norms[""].tolist(), (left * right + left).tolist(), strict=True):
         if math.isfinite(exact) and found != math.inf:
@@ -197,7 +198,7 @@ def test_one_record_moves_the_sum_by_no_more_than_the_bound() -> None:
         sums = []
         for first in (0, 1):
             rows = together((g[first:], a[first:]))
-            norms, _ = rows.measure(LONG_BLOCK)
+            norms = rows.measure(LONG_BLOCK)
             weights = Clipping(1.0).factors(norms[""], 2.0**-8 + 2.0**-32 * 601)
             of_world = [[150 - first, *groups[0][1:]], *groups[1:]]
             terms = [Sums((9, 70)), Sums((9,))]

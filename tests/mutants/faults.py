@@ -107,12 +107,17 @@ def float32_noise(stream: KeyStream, total: Tensor, std: float) -> None:
 
 
 def cut_tail() -> AbstractContextManager[Any]:
-    honest = ziggurat.tail
+    honest = gaussian.settle
 
-    def cut(stream: KeyStream, n: int) -> NDArray[np.float64]:
-        return np.minimum(honest(stream, n), 5.768)
+    def cut(
+        stream: KeyStream, place: NDArray[np.float64], layer: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        return honest(stream, place, layer).clip(-5.768, 5.768)
 
-    return patch.object(ziggurat, "tail", cut)
+    faults = ExitStack()
+    for module in (ziggurat, gaussian):
+        faults.enter_context(patch.object(module, "settle", cut))
+    return faults
 
 
 def unsettled_throws() -> AbstractContextManager[Any]:

@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "redrawn noise",
     ),
     Mutant("noise drawn in float32", ADD_NORMAL, _f.noisy_by(_f.float32_noise), "noise"),
-    Mutant("tail of the noise cut at 5.77 sigma", "noise.ziggurat.tail", _f.cut_tail, "noise"),
+    Mutant("tail of the noise cut at 5.77 sigma", "noise.ziggurat.settle", _f.cut_tail, "noise"),
     Mutant(
         "throws outside their layers not settled",
         "noise.gaussian.settle",

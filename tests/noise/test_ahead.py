@@ -92,8 +92,9 @@ def test_a_resumed_run_draws_what_was_not_used() -> None:
 def test_an_interrupted_step_loses_its_draws() -> None:
     """They may have been added in part, and seen: the step that is done again gets others."""
     stream, failed = KeyStream(), torch.zeros(N, dtype=torch.float64)
+    parts = [*failed.split(N // 2)]
     add_normal(stream, torch.zeros(N), 1.0)
-    draw_normal_ahead(stream, [[failed]])
+    draw_normal_ahead(stream, [parts])
 
     honest, calls = gaussian._put, []
 
@@ -105,7 +106,7 @@ def test_an_interrupted_step_loses_its_draws() -> None:
         honest(*args)
 
     with patch.object(gaussian, "_put", interrupted), pytest.raises(KeyboardInterrupt):
-        add_normal(stream, failed, 1.0)
+        add_normal(stream, parts, 1.0)
     again = torch.zeros(N, dtype=torch.float64)
     add_normal(stream, again, 1.0)
     there = failed != 0

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpoptim import compiled
+from dpoptim import compiled, compiled_work
 from dpoptim.noise import KeyStream, add_normal, fill_standard_normal, gaussian, keystream, ziggurat
 from dpoptim.noise import stream as stream_module
 
@@ -144,3 +144,52 @@ def test_throws_outside_their_layers_are_settled(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(gaussian, "settle", lambda stream, place, layer: place.copy())
     fill_standard_normal(KeyStream.from_seed(1, "test"), draws)
     assert not (draws.abs() > 4.3).any()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 100])
+def test_draws_are_the_same_for_any_number_of_threads(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_work, "WORTH_A_THREAD", 1)
+    before = torch.get_num_threads()
+    found = []
+    for number in (1, threads):
+        torch.set_num_threads(number)  # those that OpenMP may wake
+        drawn = [torch.zeros(70_001), torch.zeros(1_025, dtype=torch.float64), torch.zeros(3)]
+        stream = KeyStream.from_seed(3, "test")
+        add_normal(stream, drawn, 0.7, threads=number)
+        found.append([*drawn, torch.tensor(stream.reached)])
+    torch.set_num_threads(before)
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(0, 300), zeros=st.booleans())
+def test_throws_are_settled_to_the_last_bit_as_without(seed: int, n: int, zeros: bool) -> None:
+    """In the tail too, which one throw in 20,000 is in; and as many words are used."""
+    random = np.random.default_rng(seed)
+    layer = random.integers(0, 3, n) if zeros else random.integers(1, ziggurat.LAYERS, n)
+    inner, outer = ziggurat._EDGES[layer + 1], ziggurat._EDGES[layer]
+    place = random.uniform(inner, outer) * random.choice([-1.0, 1.0], n)
+    found = []
+    for leave_out in (lambda patch: None, without):
+        with pytest.MonkeyPatch.context() as patch:
+            leave_out(patch)
+            stream = KeyStream.from_seed(seed, "test")
+            found.append((ziggurat.settle(stream, place.copy(), layer.copy()), stream.reached))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+def test_a_forked_process_draws_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP's threads are not there, and it would wait for them for ever."""
+    monkeypatch.setattr(compiled_work, "WORTH_A_THREAD", 1)
+    asked = []
+    honest = gaussian.throw_onto
+    monkeypatch.setattr(
+        gaussian, "throw_onto", lambda *given: asked.append(given[4]) or honest(*given)
+    )
+    for forked in (False, True):
+        monkeypatch.setattr(gaussian, "forked", lambda forked=forked: forked)
+        fill_standard_normal(KeyStream(), torch.empty(5_000), threads=2)
+    assert asked == [2, 1]

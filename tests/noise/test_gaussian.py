@@ -180,6 +180,25 @@ def test_tables_against_40_digits() -> None:
         assert abs(tail_share / mp.erfc(start / mp.sqrt(2)) - 1) < 1e-13
 
 
+@pytest.mark.parametrize(
+    ("function", "true", "lowest"),
+    [(ziggurat.exponential, mp.exp, -20.0), (ziggurat.logarithm, mp.log, 2.0**-65)],
+)
+def test_exp_and_log_against_40_digits(function, true, lowest) -> None:
+    """Near their ends as well, where log nears 0."""
+    random = np.random.default_rng(0)
+    highest = 0.0 if lowest < 0 else 1.0
+    depths = np.concatenate([random.uniform(0, 1, 2_000), 2.0 ** -random.uniform(1, 60, 2_000)])
+    x = np.concatenate([highest - depths * min(highest - lowest, 20), [lowest, highest]])
+    x = x[(x >= lowest) & (x <= highest)]
+    if lowest > 0:
+        x = np.concatenate([x, 2.0 ** -random.uniform(0, 65, 2_000)])
+    with mp.workdps(40):
+        for given, found in zip(x, function(x), strict=True):
+            expected = true(mp.mpf(float(given)))
+            assert abs(float(found) - expected) <= 2.0**-50 * abs(expected)
+
+
 def test_neighbouring_values_are_equally_likely() -> None:
     """No coarse lattice: 1e6 float64 draws all differ, and their last 12 bits are uniform (1e-7
     each way).

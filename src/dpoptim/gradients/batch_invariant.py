@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dpoptim.gradients.arithmetic import NARROW, widened
 from dpoptim.gradients.multiplication import plain
-from dpoptim.gradients.worker_threads import worker_threads
+from dpoptim.worker_threads import worker_threads
 
 ALIGNMENT = 64  # bytes; kernels do the same on operands that start on such boundaries
 FEW = 32  # rows or columns up to which layouts are left to kernels

@@ -19,7 +19,7 @@ from dpoptim.gradients.per_sample_grads import Chunk, OneByOne
 from dpoptim.gradients.products import GROUP_ROWS
 from dpoptim.gradients.record_by_record import room, sum_in_turn
 from dpoptim.gradients.sums import Sums
-from dpoptim.gradients.worker_threads import worker_threads
+from dpoptim.worker_threads import worker_threads
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ class ClippedSum:
             del together[i]
         norms = self.measure(together, norms_of, rows)
         if in_turn:
+            norms.squared = {unit: each.clone() for unit, each in norms.squared.items()}
 
             def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
                 for unit, each in measured.items():
@@ -124,10 +125,10 @@ class ClippedSum:
         squared: dict[str, list[Tensor]] = {self.units.of[i]: [] for i in places}
         lengths: list[Tensor] = []
         if rows is not None:
-            of_units, of_longest = rows.measure(self.block)
-            for unit, of_rows in of_units.items():
+            for unit, of_rows in rows.measure(self.block).items():
                 squared[unit].append(self.scaled_squares(of_rows))
-            lengths.append(self.scaled_squares(of_longest))
+            if self.common_factor:
+                lengths.append(self.scaled_squares(rows.longest()))
         Outer.measure_together(
             [each for each in gradients.values() if isinstance(each, Outer)], self.block
         )
@@ -143,8 +144,7 @@ class ClippedSum:
         )
 
     def _added(self, parts: list[Tensor]) -> Tensor:
-        """In memory of its own, to be added to."""
-        return parts[0].clone() if len(parts) == 1 else self._stacked(parts).sum(0)
+        return parts[0] if len(parts) == 1 else self._stacked(parts).sum(0)
 
     def _stacked(self, parts: list[Tensor]) -> Tensor:
         """Vectors (B,) one above the other; a row of zeros where there is none."""

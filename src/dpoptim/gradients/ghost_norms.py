@@ -9,7 +9,7 @@ from dpoptim.gradients import native
 from dpoptim.gradients.batch_invariant import aligned_records, gram, row_by_row
 from dpoptim.gradients.multiplication import plain
 from dpoptim.gradients.products import UNIT_ROUNDOFF
-from dpoptim.gradients.worker_threads import worker_threads
+from dpoptim.worker_threads import worker_threads
 
 # positions; a public constant, so that no record's ghost norm depends on how long the others are
 GHOST_BLOCK = 32

@@ -26,6 +26,7 @@ from dpoptim.torch_internals import has_onednn, is_functorch_tensor, onednn_line
 
 LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its kernel pays
 LONG, LEAST_OF_LONG = 512, 1 << 12  # the same of one with few, long rows, where MKL is slowest
+THIN = 16  # most rows of a matrix, with so long rows, that MKL is slow with on any of AMD's
 # rows that are multiplied at once: threads share a product, so few large ones scale best
 BLOCKS = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4)
 ALWAYS, IN_CACHE = 256, 1 << 21  # rows, and entries of a result, that are made elsewhere and copied
@@ -65,6 +66,19 @@ def compiles_rows() -> bool:
     return row_products.serve() and not whole_vectors()
 
 
+@cache
+def compiles_thin_rows() -> bool:
+    """Whether compiled functions multiply rows with thin matrices, and MKL with all others.
+
+    So on processors of AMD's with vectors of 8, of which MKL makes as much as can be, but for
+    results that are less than two vectors wide.
+    """
+    processor = torch.cpu.get_capabilities()
+    intel = "intel" in str(processor.get("cpu_name", "intel")).lower()
+    x86 = processor.get("architecture") == "x86_64"
+    return x86 and not intel and not processor.get("avx512_f") and row_products.serve()
+
+
 def onednn_forms_gradients(x: Tensor, rows: int, columns: int) -> bool:
     """Whether oneDNN forms a record's gradient of a (rows, columns) matrix.
 
@@ -85,9 +99,16 @@ def onednn_multiplies(x: Tensor, rows: int, columns: int, *, least: int | None =
     return (
         min(rows, columns) > 1
         and rows * columns > (LEAST_ENTRIES if least is None else min(least, LEAST_ENTRIES))
-        and x.dtype == torch.float32
-        and x.device.type == "cpu"
         and onednn_is_faster()
+        and may_leave_mkl(x)
+    )
+
+
+def may_leave_mkl(x: Tensor) -> bool:
+    """Whether others than MKL may multiply a tensor like this one."""
+    return (
+        x.dtype == torch.float32
+        and x.device.type == "cpu"
         and bool(torch.backends.mkldnn.enabled)
         and torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined]
         and plain(x)
@@ -114,10 +135,13 @@ def linear(
     usual = bias is None or (bias.dtype == x.dtype and bias.shape == w.shape[:1])
     fits = usual and w.dtype == x.dtype and x.numel() > 0 and x.shape[-1] == w.shape[1]
     least = LEAST_OF_LONG if w.shape[-1] >= LONG else None
-    if not fits or not onednn_multiplies(x, *w.shape, least=least):
+    thin = fits and w.shape[0] <= THIN and w.shape[1] >= LONG and compiles_thin_rows()
+    elsewhere = may_leave_mkl(x) if thin else fits and onednn_multiplies(x, *w.shape, least=least)
+    if not elsewhere:
         return F.linear(x, w, bias)
     bias = None if bias is None else bias.contiguous()  # it is read as if it were
-    return compiled_linear(x, w, bias, spare) if compiles_rows() else onednn_in_blocks(x, w, bias)
+    compiled = thin or compiles_rows()
+    return compiled_linear(x, w, bias, spare) if compiled else onednn_in_blocks(x, w, bias)
 
 
 def compiled_linear(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:

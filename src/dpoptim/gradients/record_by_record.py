@@ -22,7 +22,7 @@ from dpoptim.gradients.parts import all_groups, at_once, parts_of
 from dpoptim.gradients.per_sample_grads import Chunk, OneByOne
 from dpoptim.gradients.products import GROUP_ROWS, Groups
 from dpoptim.gradients.sums import Sums
-from dpoptim.gradients.worker_threads import worker_threads
+from dpoptim.worker_threads import worker_threads
 
 Weigh = Callable[[slice, Mapping[str, Tensor]], Mapping[str, Tensor]]
 Weights = Mapping[str, list[list[float]]]  # of some records, by unit: one for each sum

@@ -9,7 +9,6 @@ beside any others, however they lie and on however many threads: each number is 
 multiplications and additions in the order of the inner length, which nothing divides.
 """
 
-import ctypes
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +16,12 @@ from functools import cache
 
 from torch import Tensor
 
-from dpoptim.gradients import native, spare_room
-from dpoptim.gradients.compiled_work import Piece, floats, library
+from dpoptim.compiled import WHOLE, function, library
+from dpoptim.compiled_work import Piece, floats
+from dpoptim.gradients import spare_room
 
-WIDE = 2  # level of vectors, of `native.LEVELS`, that they are written for
 # `Matrix` and `Product` of `row_products.c`
-MATRIX, PRODUCT = struct.Struct("=6q"), struct.Struct("=8q")
+MATRIX, PRODUCT = struct.Struct("=7q"), struct.Struct("=9q")
 # multiplications that take as long as to lay out an entry of a matrix: row by row, which is turned
 # on the way, or column by column
 TURNED, COPIED = 48, 8
@@ -30,8 +29,7 @@ TURNED, COPIED = 48, 8
 
 def serve() -> bool:
     """Whether they are there, for this processor."""
-    found = native.library()
-    return found is not None and found.level >= WIDE
+    return library() is not None
 
 
 @dataclass(frozen=True)
@@ -40,20 +38,22 @@ class Functions:
 
     Attributes:
         panels_room: numbers that the panels of an (n, k) matrix take.
+        level: of the vectors that they may use, which changes no bit.
     """
 
     lay_out: Piece
     multiply: Piece
     panels_room: Callable[[int, int], int]
+    level: int
 
 
 @cache
 def functions() -> Functions:
-    found = library()
+    found, room = library(), function("dpoptim_panels_room", WHOLE, WHOLE, result=WHOLE)
     assert found is not None
-    room = found.functions.dpoptim_panels_room
-    room.argtypes, room.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
-    return Functions(Piece("dpoptim_lay_out"), Piece("dpoptim_multiply_rows"), room)
+    assert room is not None
+    lay_out, multiply = Piece("dpoptim_lay_out"), Piece("dpoptim_multiply_rows")
+    return Functions(lay_out, multiply, room, found.level)
 
 
 class Panels:
@@ -70,7 +70,8 @@ class Panels:
         # they last as long as the address is used
         self._panels = floats(functions().panels_room(outputs, inner))
         self._address = self._panels.data_ptr()
-        given = MATRIX.pack(outputs, inner, w.data_ptr(), *w.stride(), self._address)
+        level = functions().level
+        given = MATRIX.pack(outputs, inner, w.data_ptr(), *w.stride(), self._address, level)
         each = COPIED if w.stride(0) == 1 else TURNED
         functions().lay_out.run(given, each * outputs * inner)
 
@@ -88,7 +89,7 @@ class Panels:
         out = spare_room.result(rows, outputs, spare)
         given = PRODUCT.pack(
             *(rows, inner, outputs, x.data_ptr(), x.stride(0), self._address),
-            *(0 if bias is None else bias.data_ptr(), out.data_ptr()),
+            *(0 if bias is None else bias.data_ptr(), out.data_ptr(), functions().level),
         )
         functions().multiply.run(given, rows * inner * outputs)
         return out

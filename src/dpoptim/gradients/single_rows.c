@@ -124,8 +124,7 @@ void dpoptim_measure_rows(const void *given, int64_t part, int64_t parts, float 
 BIAS(wide_bias, WIDE)
 BIAS(middle_bias, MIDDLE)
 
-/* The sum of what is to be added: one of several parts of the columns of weights, and in the last part
-   of biases. */
+/* The sum of what is to be added: one of several parts of the columns of weights, and of biases. */
 void dpoptim_add_rows(const void *given, int64_t part, int64_t parts, float *room) {
     const Added *what = given;
     int64_t records = what->records, groups = what->groups, from = what->from, of_block = 0;
@@ -138,10 +137,11 @@ void dpoptim_add_rows(const void *given, int64_t part, int64_t parts, float *roo
     for (int64_t layer = 0; layer < what->count; layer++, squared += records) {
         const Layer *of = what->layers + layer;
         const float *g = of->g + from * of->g_step;
-        if (of->bias >= 0 && part + 1 == parts)
+        int64_t row = of->rows * part / parts, rows = of->rows * (part + 1) / parts - row;
+        if (of->bias >= 0)
             (level == WIDE_LEVEL ? wide_bias : middle_bias)(
-                g, of->g_step, of->rows, what->weights + of->bias * records + from, of_block,
-                totals[layer].bias);
+                g + row, of->g_step, rows, what->weights + of->bias * records + from, of_block,
+                totals[layer].bias + row);
         if (of->weight < 0) continue;
         const double *factors = what->weights + of->weight * records + from;
         const double *measured = squared + from;

@@ -6,7 +6,6 @@ them `per_sample_grads` does the same, layer by layer, within the same bounds, b
 bits.
 """
 
-import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dpoptim.gradients import compiled_work
-from dpoptim.gradients.compiled_work import A_NUMBER, Piece
+from dpoptim.compiled import WHOLE, function, library
+from dpoptim.compiled_work import A_NUMBER, Piece
 from dpoptim.gradients.norms import RAISED_IN_FLOAT64, SAFE_SQUARES, most_lost
 from dpoptim.gradients.per_sample_grads import LONGEST_FACTOR, Bias, Outer, PerSampleGrad
 from dpoptim.gradients.products import GROUP_ROWS, Groups, slices
@@ -51,11 +50,10 @@ class Functions:
 @cache
 def functions() -> Functions | None:
     """The compiled functions; None where there are none."""
-    found = compiled_work.library()
-    if found is None:
+    found = library()
+    room = function("dpoptim_group_room", WHOLE, WHOLE, result=WHOLE)
+    if found is None or room is None:
         return None
-    room = found.functions.dpoptim_group_room
-    room.argtypes, room.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
     return Functions(Piece("dpoptim_measure_rows"), Piece("dpoptim_add_rows"), room, found.level)
 
 
@@ -93,7 +91,7 @@ class SingleRows:
             place for each in layers for place in (each.weight, each.bias) if place is not None
         ]
         self._units = list(dict.fromkeys([units[place] for place in self.places]))
-        self._squared: Sequence[Tensor] = ()
+        self._measured = torch.empty(0)
         self._in_c = b""
 
     @classmethod
@@ -118,8 +116,8 @@ class SingleRows:
                 sides.weight = place
         return cls([*found.values()], units) if found else None
 
-    def measure(self, block: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Squared norms of each unit's part of the records' gradients, and of their longest g.
+    def measure(self, block: int) -> dict[str, Tensor]:
+        """Squared norms of each unit's part of the records' gradients, in memory of its own.
 
         Args:
             block: of `norms.row_squared_norms`.
@@ -136,9 +134,12 @@ class SingleRows:
         self._functions.measure.run(
             b"".join([given, LIMITS, self._in_c]), A_NUMBER * records * numbers
         )
-        rows = measured.unbind()
-        self._squared = rows[:count]
-        return dict(zip(self._units, rows[count:], strict=False)), rows[-1]
+        self._measured = measured
+        return {unit: measured[count + i] for i, unit in enumerate(self._units)}
+
+    def longest(self) -> Tensor:
+        """The squared length of each record's longest g, once it is measured."""
+        return self._measured[-1]
 
     def _layer(self, each: Sides, block: int) -> bytes:
         g, a, of = each.g, each.a, self._number
@@ -195,7 +196,7 @@ class SingleRows:
             pointers.append(TOTALS.pack(weight, bias))
         given = ADDED.pack(
             *(len(self._layers), self._records, self._functions.level, len(sizes), first),
-            *(self._squared[0].data_ptr(), factors.data_ptr()),
+            *(self._measured.data_ptr(), factors.data_ptr()),
         )
         in_c = struct.pack(f"={len(sizes)}q", *sizes)
         widest = max([each.g.shape[1] for each in self._layers])
@@ -208,7 +209,7 @@ class SingleRows:
 
     def _add_large(self, weights: Mapping[str, Tensor], sums: Sequence[Sums], part: slice) -> None:
         """Add a group that is too large for float32."""
-        for each, squared in zip(self._layers, self._squared, strict=True):
+        for each, squared in zip(self._layers, self._measured, strict=False):
             rows = Outer(each.g[part], each.a[part], _squared=squared[part])
             for place, of_rows in ((each.weight, rows), (each.bias, rows.bias())):
                 if place is not None:

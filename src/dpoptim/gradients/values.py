@@ -1,11 +1,11 @@
 """Whether tensors hold what they held; ``_version`` misses writes through ``.data``."""
 
-import ctypes
 import hashlib
 import io
 import pickle
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from ctypes import c_int
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpoptim import compiled
-from dpoptim.compiled import Library
+from dpoptim.compiled import PLACE, WHOLE, function, library
 from dpoptim.torch_internals import local_part
 
 LANES = 1021  # a prime: no row of a matrix is as long by habit
@@ -55,12 +54,11 @@ class _Memory:
     def read(self) -> Tensor:
         """Shape (words,): first what is copied, then the sums."""
         if sources := self._in_c:
-            found = compiled_reader()
+            read, found = compiled_reader(), library()
+            assert read is not None
             assert found is not None
             words = torch.empty(self._words, dtype=torch.int64, device="cpu")
-            found.functions.dpoptim_read_values(
-                len(sources) // SOURCE.size, sources, LANES, words.data_ptr(), found.level
-            )
+            read(len(sources) // SOURCE.size, sources, LANES, words.data_ptr(), found.level)
             return words
         parts = [
             source if source.dtype == torch.int64 else source.to(torch.int64)
@@ -79,14 +77,9 @@ class _Memory:
 
 
 @cache
-def compiled_reader() -> Library | None:
-    """Compiled functions that read the same words in one call; None where there are none."""
-    found = compiled.library()
-    if found is not None:
-        whole, some = ctypes.c_int64, ctypes.c_void_p
-        read = found.functions.dpoptim_read_values
-        read.argtypes, read.restype = [whole, some, whole, some, ctypes.c_int], None
-    return found
+def compiled_reader() -> Callable[..., None] | None:
+    """A compiled function that reads the same words in one call; None where there is none."""
+    return function("dpoptim_read_values", WHOLE, PLACE, WHOLE, PLACE, c_int)
 
 
 class Values:

@@ -19,11 +19,12 @@ from torch import Tensor
 from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of, write_out
 from dpoptim.noise.on_device import normals
-from dpoptim.noise.stream import BLOCK_WORDS, KeyStream
+from dpoptim.noise.stream import BLOCK_WORDS, KeyStream, forked
 from dpoptim.noise.ziggurat import (
     Scratch,
     Throws,
     functions,
+    put_at,
     settle,
     throw,
     throw_onto,
@@ -217,20 +218,22 @@ def _draw_on_cpu(
     """Draw chunk by chunk, each from its own branch, so that threads do not change the draws."""
     chunks = [*_stretches(flat, _CHUNK)]
     branches = [stream.branch() for _ in chunks]
-    workers = min(workers, len(chunks))
-    if workers == 1:
+    together = min(workers, len(chunks))
+    if together == 1:  # a forked child would wait for ever for OpenMP's threads
         for branch, chunk in zip(branches, chunks, strict=True):
-            _draw_chunk(branch, chunk, std)
+            _draw_chunk(branch, chunk, std, 1 if forked() else workers)
         return
     # For this call only: a forked child would find a lasting pool dead.
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(together) as pool:
         list(pool.map(_draw_chunk, branches, chunks, [std] * len(chunks)))
 
 
-def _draw_chunk(stream: KeyStream, stretch: Stretch, std: float | None) -> None:
+def _draw_chunk(stream: KeyStream, stretch: Stretch, std: float | None, threads: int = 1) -> None:
     drawn = _ahead.take(stream, sum(map(len, stretch)))
     if drawn is None:
-        _throw_and_settle(stream, stretch, std)
+        _throw_and_settle(stream, stretch, std, threads)
+    elif all(isinstance(each, Tensor) and _compiled_addition(each) for each in stretch):
+        _put_stretch(stretch, drawn, std)  # in one pass, which needs no block to stay in cache
     else:
         blocks = _stretches(stretch, BLOCK_WORDS)
         for block, z in zip(blocks, drawn.split(BLOCK_WORDS), strict=True):
@@ -238,45 +241,47 @@ def _draw_chunk(stream: KeyStream, stretch: Stretch, std: float | None) -> None:
     stream.end()
 
 
-def _throw_and_settle(stream: KeyStream, stretch: Stretch, std: float | None) -> None:
-    thrown = _thrown_at_once if _fit_compiled(stretch, std) else _thrown_in_blocks
-    where, place, layer = map(np.concatenate, zip(*thrown(stream, stretch, std), strict=True))
-    settled = torch.from_numpy(settle(stream, place, layer))
-    ends = list(accumulate(map(len, stretch)))
-    upto = [0, *np.searchsorted(where, ends).tolist()]
-    for target, end, (first, last) in zip(stretch, ends, pairwise(upto), strict=True):
-        if first < last:
-            index = torch.from_numpy(where[first:last] - (end - target.numel()))
+def _throw_and_settle(
+    stream: KeyStream, stretch: Stretch, std: float | None, threads: int = 1
+) -> None:
+    compiled = (std is None or _TORCH_FUSES) and all(map(thrown_by_one_call, stretch))
+    if compiled:  # which draws and adds as torch's operations do, to the last bit
+        thrown, ends = throw_onto(stream, stretch, std, _buffers(_CHUNK)[0], threads)
+    else:
+        thrown, ends = _thrown_in_blocks(stream, stretch, std)
+    where, place, layer = thrown
+    settled = settle(stream, place, layer)
+    for target, (begin, end) in zip(stretch, pairwise([0, *ends]), strict=True):
+        if begin == end:
+            continue
+        if compiled and isinstance(target, Tensor):
+            put_at(target, where[begin:end], settled[begin:end], std)
+        else:
+            index = torch.from_numpy(where[begin:end])
             chosen = target.index_select(0, index)
-            _put(chosen, settled[first:last], std)
+            _put(chosen, torch.from_numpy(settled[begin:end]), std)
             target.index_copy_(0, index, chosen)
 
 
-def _fit_compiled(stretch: Stretch, std: float | None) -> bool:
-    """Whether one call a tensor draws and adds, as torch's operations do to the last bit."""
-    return (std is None or _TORCH_FUSES) and all(map(thrown_by_one_call, stretch))
-
-
-def _thrown_at_once(stream: KeyStream, stretch: Stretch, std: float | None) -> Iterator[Throws]:
-    start = 0
-    scratch, _ = _buffers(_CHUNK)
-    for target in stretch:
-        where, place, layer = throw_onto(stream, target, std, scratch)
-        yield where + start, place, layer
-        start += len(target)
-
-
-def _thrown_in_blocks(stream: KeyStream, stretch: Stretch, std: float | None) -> Iterator[Throws]:
+def _thrown_in_blocks(
+    stream: KeyStream, stretch: Stretch, std: float | None
+) -> tuple[Throws, list[int]]:
+    """As `throw_onto`."""
     scratch, spare = _buffers(BLOCK_WORDS)
-    values = spare.numpy()
-    start = 0
+    values, thrown, start = spare.numpy(), [], 0
     for block in _stretches(stretch, BLOCK_WORDS):
         entries = sum(map(len, block))
         where, place, layer = throw(stream, values[:entries], scratch)
         values[where] = 0.0  # where a draw is not settled yet: adds nothing now
         _put_stretch(block, spare[:entries], std)
-        yield where + start, place, layer
+        thrown.append((where + start, place, layer))
         start += entries
+    where, place, layer = map(np.concatenate, zip(*thrown, strict=True))
+    edges = [0, *accumulate(map(len, stretch))]
+    ends = np.searchsorted(where, edges).tolist()
+    for edge, begin, end in zip(edges, ends, ends[1:], strict=False):
+        where[begin:end] -= edge
+    return (where, place, layer), ends[1:]
 
 
 def _put(target: Vector, z: Tensor, std: float | None) -> None:
@@ -294,14 +299,12 @@ def _put(target: Vector, z: Tensor, std: float | None) -> None:
         torch.add(target, z, alpha=std, out=target)
 
 
-def _compiled_addition(target: Tensor) -> Callable[[int, int, int, float], None] | None:
+def _compiled_addition(target: Tensor) -> Callable[..., None] | None:
     """A compiled function that adds as torch does, where torch multiplies and adds in one."""
     library = functions()
     if library is None or not target.is_cpu or not _TORCH_FUSES:
         return None
-    if target.dtype == torch.float32:
-        return library.dpoptim_add_float
-    return library.dpoptim_add_double if target.dtype == torch.float64 else None
+    return library.add.get(target.dtype)
 
 
 def _buffers(size: int) -> tuple[Scratch, Tensor]:

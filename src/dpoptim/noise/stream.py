@@ -14,7 +14,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from dpoptim.noise.keystream import Branches, compiled_keystream
 from dpoptim.noise.rare_coins import BLOCK, heads_in_blocks
+
+Result = TypeVar("Result")
 
 __all__ = ["BLOCK_WORDS", "KeyStream", "fresh_secret"]
 
@@ -39,12 +41,18 @@ _ZEROS = memoryview(bytes(8 * BLOCK_WORDS))  # CTR turns zeros into the bare key
 # Forks since the program began; with the process id it says which process is asking. The id alone
 # would not do, because ids are used again; the count alone misses forks made by C code.
 _forks = 0
+_began = os.getpid()
 _taking_new_key = threading.Lock()
 
 
 def this_process() -> tuple[int, int]:
     """Return what tells this process from those that it was forked from."""
     return os.getpid(), _forks
+
+
+def forked() -> bool:
+    """Whether this process was forked from one that had this module, whose threads it has not."""
+    return this_process() != (_began, 0)
 
 
 def _count_fork() -> None:
@@ -215,16 +223,16 @@ class KeyStream:
                     self._encryptor.update_into(_ZEROS[: len(piece)], piece)
             self._bytes += len(target)
 
-    def spend(self, words: int, function: Callable[..., int], *given: Any) -> int:
-        """Let a compiled function put out the next `words` words for itself; return its result.
+    def spend(self, function: Callable[[bytes, int, int], tuple[int, Result]]) -> Result:
+        """Let a function put out the next words for itself; return its result.
 
-        Only where there is a `compiled_keystream`. The function gets key, number, place, words,
-        and what is `given`.
+        Only where there is a `compiled_keystream`. The function gets key, number and place, and
+        returns how many words it has used beside its result.
         """
         assert self._put_out is not None
         self._check_process()
         with self._lock:
-            result = function(self._key, self._number, self._bytes, words, *given)
+            words, result = function(self._key, self._number, self._bytes)
             self._bytes += 8 * words
         return result
 

@@ -1,10 +1,17 @@
-/* What `ziggurat.py` and `gaussian.py` do with a block of numbers, to the last bit. */
+/* What `ziggurat.py` and `gaussian.py` do with numbers, to the last bit: products and sums are rounded
+   one by one, but where `fma` is written. */
 
 #include "keystream.h"
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#elif defined(__GNUC__)
+#pragma GCC optimize("fp-contract=off")
+#endif
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -38,7 +45,8 @@ typedef struct {
                                int64_t first, int64_t *where, double *place, int64_t *layer) {     \
         int64_t outside = 0;                                                                       \
         for (int64_t start = 0; start < n; start += TOGETHER) {                                    \
-            int64_t end = start + TOGETHER < n ? start + TOGETHER : n, any = 1;                    \
+            int64_t end = start + TOGETHER < n ? start + TOGETHER : n;                             \
+            int any = 1;                                                                           \
             if (end == start + TOGETHER)                                                           \
                 any = ANY(words + start, layers, out + start);                                     \
             else                                                                                   \
@@ -54,35 +62,49 @@ typedef struct {
         return outside;                                                                            \
     }
 
-#define ANY_PLACE(NAME, TARGET)                                                                    \
-    TARGET static inline int64_t NAME(const int64_t *words, const Layer *layers, double *out) {    \
-        int64_t any = 0;                                                                           \
-        for (int i = 0; i < TOGETHER; i++) {                                                       \
-            Layer of = layers[words[i] & LAYER_BITS];                                              \
-            out[i] = of.step * (double)words[i];                                                   \
-            any |= -(int64_t)(fabs(out[i]) >= of.inner);                                           \
-        }                                                                                          \
-        return any;                                                                                \
-    }
-
 #if defined(__x86_64__)
+/* As numbers, rounded once: both halves are exact, beside powers of two that leave them room. */
+MIDDLE static inline __m256d middle_number(__m256i word) {
+    const __m256i low_one = _mm256_set1_epi64x(0x4330000000000000);  /* 2^52 */
+    const __m256i high_one = _mm256_set1_epi64x(0x4530000080000000); /* 2^84 + 2^63 */
+    const __m256d both = _mm256_castsi256_pd(_mm256_set1_epi64x(0x4530000080100000));
+    __m256i low = _mm256_blend_epi32(low_one, word, 0x55);
+    __m256i high = _mm256_xor_si256(_mm256_srli_epi64(word, 32), high_one);
+    __m256d above = _mm256_sub_pd(_mm256_castsi256_pd(high), both);
+    return _mm256_add_pd(above, _mm256_castsi256_pd(low));
+}
+
 /* Loads both numbers of a layer at once: to gather each for some words takes four times as long. */
-WIDE static inline int64_t wide_any_place(const int64_t *words, const Layer *layers, double *out) {
-    unsigned any = 0;
-    for (int i = 0; i < TOGETHER; i += 4) {
-        const double *a = &layers[words[i] & LAYER_BITS].step;
-        const double *b = &layers[words[i + 1] & LAYER_BITS].step;
-        const double *c = &layers[words[i + 2] & LAYER_BITS].step;
-        const double *d = &layers[words[i + 3] & LAYER_BITS].step;
-        __m256d even = _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(a)),
-                                            _mm_loadu_pd(c), 1);
-        __m256d odd = _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(b)),
-                                           _mm_loadu_pd(d), 1);
-        __m256i word = _mm256_loadu_si256((const __m256i *)(words + i));
-        __m256d here = _mm256_mul_pd(_mm256_unpacklo_pd(even, odd), _mm256_cvtepi64_pd(word));
-        __m256d size = _mm256_andnot_pd(_mm256_set1_pd(-0.0), here);
-        any |= _mm256_cmp_pd_mask(size, _mm256_unpackhi_pd(even, odd), _CMP_GE_OQ);
-        _mm256_storeu_pd(out + i, here);
+#define ANY_PLACE(NAME, TARGET, TO_NUMBER)                                                         \
+    TARGET static inline int NAME(const int64_t *words, const Layer *layers, double *out) {        \
+        __m256d outside = _mm256_setzero_pd();                                                     \
+        for (int i = 0; i < TOGETHER; i += 4) {                                                    \
+            const double *a = &layers[words[i] & LAYER_BITS].step;                                 \
+            const double *b = &layers[words[i + 1] & LAYER_BITS].step;                             \
+            const double *c = &layers[words[i + 2] & LAYER_BITS].step;                             \
+            const double *d = &layers[words[i + 3] & LAYER_BITS].step;                             \
+            __m256d even = _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(a)),           \
+                                                _mm_loadu_pd(c), 1);                               \
+            __m256d odd = _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(b)),            \
+                                               _mm_loadu_pd(d), 1);                                \
+            __m256i word = _mm256_loadu_si256((const __m256i *)(words + i));                       \
+            __m256d here = _mm256_mul_pd(_mm256_unpacklo_pd(even, odd), TO_NUMBER(word));          \
+            __m256d size = _mm256_andnot_pd(_mm256_set1_pd(-0.0), here);                           \
+            outside = _mm256_or_pd(                                                                \
+                outside, _mm256_cmp_pd(size, _mm256_unpackhi_pd(even, odd), _CMP_GE_OQ));          \
+            _mm256_storeu_pd(out + i, here);                                                       \
+        }                                                                                          \
+        return _mm256_movemask_pd(outside);                                                        \
+    }
+ANY_PLACE(wide_any_place, WIDE, _mm256_cvtepi64_pd)
+ANY_PLACE(middle_any_place, MIDDLE, middle_number)
+#else
+static inline int any_any_place(const int64_t *words, const Layer *layers, double *out) {
+    int any = 0;
+    for (int i = 0; i < TOGETHER; i++) {
+        Layer of = layers[words[i] & LAYER_BITS];
+        out[i] = of.step * (double)words[i];
+        any |= fabs(out[i]) >= of.inner;
     }
     return any;
 }
@@ -92,6 +114,16 @@ WIDE static inline int64_t wide_any_place(const int64_t *words, const Layer *lay
 #define ADD(NAME, TARGET, NUMBER)                                                                  \
     TARGET static void NAME(NUMBER *target, int64_t n, const double *z, double std) {              \
         for (int64_t i = 0; i < n; i++) target[i] = (NUMBER)fma(z[i], std, (double)target[i]);     \
+    }
+
+/* The same of some entries of a target; not `added`: z alone. */
+#define PUT_AT(NAME, TARGET, NUMBER)                                                               \
+    TARGET static void NAME(NUMBER *target, int64_t n, const int64_t *where, const double *z,      \
+                            double std, int64_t added) {                                           \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            NUMBER *to = target + where[i];                                                        \
+            *to = (NUMBER)(added ? fma(z[i], std, (double)*to) : z[i]);                            \
+        }                                                                                          \
     }
 
 #define WRITE(NAME, TARGET, NUMBER)                                                                \
@@ -116,53 +148,85 @@ WIDE static inline int64_t wide_any_place(const int64_t *words, const Layer *lay
         *next = k;                                                                                 \
     }
 
-/* What lies outside of its layer's inner part changes nothing yet: it is 0 here. */
-#define NORMALS(NAME, PLACES, PUT, TARGET, NUMBER)                                                 \
-    TARGET static int64_t NAME(const uint8_t *key, uint64_t number, uint64_t start, int64_t n,     \
-                               const Layer *layers, NUMBER *target, double std, int64_t *where,    \
-                               double *place, int64_t *layer, const Rows *rows) {                  \
-        int64_t words[IN_CACHE], outside = 0, next = 0;                                            \
-        (void)std, (void)rows, (void)next;                                                         \
+/* Draws that are put into numbers, or added to what they hold. As ziggurat.py writes it; `where`, `place`
+   and `layer` are for as many. */
+typedef struct {
+    const uint8_t *key;
+    uint64_t number, start; /* of the keystream */
+    int64_t n, way;
+    const Layer *layers;
+    void *target;
+    double std;
+    int64_t *where;
+    double *place;
+    int64_t *layer;
+    int64_t *found; /* how many lie outside of their layer's inner part, in each part */
+    const Rows *rows;
+} Draws;
+
+enum { IN, ADDED_TO, OVER_ROWS, OF_DOUBLES = 4 }; /* ways */
+
+static int64_t begin_of(const Draws *of, int64_t part, int64_t parts) {
+    int64_t blocks = (of->n + IN_CACHE - 1) / IN_CACHE, first = blocks * part / parts * IN_CACHE;
+    return first < of->n ? first : of->n;
+}
+
+/* One of several parts. What lies outside of its layer's inner part changes nothing yet: it is 0 here. */
+#define DRAW(NAME, WIDTH, TARGET)                                                                  \
+    TARGET static void NAME(const Draws *of, int64_t part, int64_t parts) {                        \
+        int64_t begin = begin_of(of, part, parts), last = begin_of(of, part + 1, parts);           \
+        int64_t words[IN_CACHE], outside = begin, next = 0;                                        \
         double z[IN_CACHE];                                                                        \
-        for (int64_t first = 0; first < n; first += IN_CACHE) {                                    \
-            int64_t size = n - first < IN_CACHE ? n - first : IN_CACHE;                            \
-            dpoptim_keystream(key, number, start + 8 * first, (uint8_t *)words, 8 * size);         \
-            int64_t found = PLACES(words, size, layers, z, first, where + outside,                 \
-                                   place + outside, layer + outside);                              \
-            for (int64_t i = 0; i < found; i++) z[where[outside + i] - first] = 0.0;               \
+        Keys keys;                                                                                 \
+        dpoptim_expand(of->key, &keys);                                                            \
+        for (int64_t first = begin; first < last; first += IN_CACHE) {                             \
+            int64_t size = last - first < IN_CACHE ? last - first : IN_CACHE;                      \
+            dpoptim_put_out(&keys, of->number, of->start + 8 * first, (uint8_t *)words, 8 * size); \
+            int64_t found =                                                                        \
+                WIDTH##_places(words, size, of->layers, z, first, of->where + outside,             \
+                               of->place + outside, of->layer + outside);                          \
+            for (int64_t i = 0; i < found; i++) z[of->where[outside + i] - first] = 0.0;           \
             outside += found;                                                                      \
-            PUT;                                                                                   \
+            float *some = (float *)of->target + first;                                             \
+            double *many = (double *)of->target + first;                                           \
+            const Rows *rows = of->rows;                                                           \
+            switch (of->way) {                                                                     \
+            case IN: WIDTH##_write_float(some, size, z); break;                                    \
+            case ADDED_TO: WIDTH##_add_float(some, size, z, of->std); break;                       \
+            case OVER_ROWS:                                                                        \
+                WIDTH##_over_rows_of_float(some, size, z, of->std, rows, rows->first + first,      \
+                                           &next);                                                 \
+                break;                                                                             \
+            case IN + OF_DOUBLES: WIDTH##_write_double(many, size, z); break;                      \
+            case ADDED_TO + OF_DOUBLES: WIDTH##_add_double(many, size, z, of->std); break;         \
+            case OVER_ROWS + OF_DOUBLES:                                                           \
+                WIDTH##_over_rows_of_double(many, size, z, of->std, rows, rows->first + first,     \
+                                            &next);                                                \
+                break;                                                                             \
+            }                                                                                      \
         }                                                                                          \
-        memset(words, 0, sizeof words);                                                            \
-        memset(z, 0, sizeof z);                                                                    \
-        __asm__ volatile("" : : "r"(words), "r"(z) : "memory"); /* so that they are cleared */     \
-        return outside;                                                                            \
+        of->found[part] = outside - begin;                                                         \
+        dpoptim_clear(&keys, sizeof keys);                                                         \
+        dpoptim_clear(words, sizeof words);                                                        \
+        dpoptim_clear(z, sizeof z);                                                                \
     }
 
 #define FOR_NUMBERS(WIDTH, TARGET, NUMBER)                                                         \
     ADD(WIDTH##_add_##NUMBER, TARGET, NUMBER)                                                      \
+    PUT_AT(WIDTH##_put_at_##NUMBER, TARGET, NUMBER)                                                \
     WRITE(WIDTH##_write_##NUMBER, TARGET, NUMBER)                                                  \
-    OVER_ROWS(WIDTH##_over_rows_of_##NUMBER, TARGET, NUMBER)                                       \
-    NORMALS(WIDTH##_normals_added_to_##NUMBER, WIDTH##_places,                                     \
-            WIDTH##_add_##NUMBER(target + first, size, z, std), TARGET, NUMBER)                    \
-    NORMALS(WIDTH##_normals_in_##NUMBER, WIDTH##_places,                                           \
-            WIDTH##_write_##NUMBER(target + first, size, z), TARGET, NUMBER)                       \
-    NORMALS(WIDTH##_normals_over_rows_of_##NUMBER, WIDTH##_places,                                 \
-            WIDTH##_over_rows_of_##NUMBER(target + first, size, z, std, rows,                      \
-                                          rows->first + first, &next),                             \
-            TARGET, NUMBER)
+    OVER_ROWS(WIDTH##_over_rows_of_##NUMBER, TARGET, NUMBER)
 
 #define FOR_PROCESSORS(WIDTH, TARGET)                                                              \
     PLACES(WIDTH##_places, TARGET, WIDTH##_any_place)                                              \
     FOR_NUMBERS(WIDTH, TARGET, float)                                                              \
-    FOR_NUMBERS(WIDTH, TARGET, double)
+    FOR_NUMBERS(WIDTH, TARGET, double)                                                             \
+    DRAW(WIDTH##_draw, WIDTH, TARGET)
 
 #if defined(__x86_64__)
-ANY_PLACE(middle_any_place, MIDDLE)
 FOR_PROCESSORS(wide, WIDE)
 FOR_PROCESSORS(middle, MIDDLE)
 #else
-ANY_PLACE(any_any_place, )
 FOR_PROCESSORS(any, )
 #define WIDEST(name) any_##name
 #endif
@@ -180,19 +244,32 @@ void dpoptim_add_double(double *target, int64_t n, const double *z, double std) 
     WIDEST(add_double)(target, n, z, std);
 }
 
-/* All of it for some numbers at a time, which stay in cache. As `dpoptim_places` returns and writes
-   what is outside. */
-#define PUBLIC(NAME, NUMBER)                                                                       \
-    int64_t dpoptim_##NAME(const uint8_t *key, uint64_t number, uint64_t start, int64_t n,         \
-                           const Layer *layers, NUMBER *target, double std, int64_t *where,        \
-                           double *place, int64_t *layer, const Rows *rows) {                      \
-        return WIDEST(NAME)(key, number, start, n, layers, target, std, where, place, layer,       \
-                            rows);                                                                 \
-    }
+void dpoptim_put_at_float(float *target, int64_t n, const int64_t *where, const double *z,
+                          double std, int64_t added) {
+    WIDEST(put_at_float)(target, n, where, z, std, added);
+}
 
-PUBLIC(normals_added_to_float, float)
-PUBLIC(normals_added_to_double, double)
-PUBLIC(normals_in_float, float)
-PUBLIC(normals_in_double, double)
-PUBLIC(normals_over_rows_of_float, float)
-PUBLIC(normals_over_rows_of_double, double)
+void dpoptim_put_at_double(double *target, int64_t n, const int64_t *where, const double *z,
+                           double std, int64_t added) {
+    WIDEST(put_at_double)(target, n, where, z, std, added);
+}
+
+/* Does one of several parts of `Draws`. */
+void dpoptim_draw(const void *given, int64_t part, int64_t parts, float *room) {
+    (void)room;
+    WIDEST(draw)(given, part, parts);
+}
+
+/* Brings together what lies outside, as `dpoptim_places` writes it, and returns how many do. */
+int64_t dpoptim_outside(const void *given, int64_t parts) {
+    const Draws *of = given;
+    int64_t outside = of->found[0];
+    for (int64_t part = 1; part < parts; part++) {
+        int64_t from = begin_of(of, part, parts), found = of->found[part];
+        memmove(of->where + outside, of->where + from, found * sizeof(int64_t));
+        memmove(of->place + outside, of->place + from, found * sizeof(double));
+        memmove(of->layer + outside, of->layer + from, found * sizeof(int64_t));
+        outside += found;
+    }
+    return outside;
+}

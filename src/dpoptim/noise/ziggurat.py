@@ -25,6 +25,9 @@ How right it is
       normal, and m of them within a total variation of sqrt(m / 2) eta (Pinsker): 2e-7 for a
       billion draws at g = 2^-10. This is the worst case; the errors of different layers are
       unrelated and average out.
+    * exp and log. `exponential` and `logarithm` are within a factor 1 +- 2^-50 of the true ones
+      (tested against 40-digit arithmetic), so `settle` decides one draw in 2^50 otherwise. They
+      are made of products and sums in one order: a seed's draws are the same on every processor.
     * The keystream in place of random words: see `KeyStream`.
 
     What is left belongs to adding noise in floating point at all: the last bits of `sum + z` can
@@ -36,6 +39,9 @@ How right it is
 """
 
 import ctypes
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -43,9 +49,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from dpoptim import compiled
-from dpoptim.noise.few_rows import FewRows, Vector
+from dpoptim.compiled import PLACE, REAL, WHOLE, function, library
+from dpoptim.compiled_work import Piece, address
+from dpoptim.noise.few_rows import FewRows, Vector, memory_of
 from dpoptim.noise.keystream import compiled_keystream
 from dpoptim.noise.stream import KeyStream
 
@@ -79,7 +87,18 @@ _LAYERS = np.stack([_STEP, _INNER], 1)
 _FLOOR = _HEIGHTS[:-1].copy()
 _RISE = np.diff(_HEIGHTS)
 
-WAYS = ("in", "added_to", "over_rows_of")  # of `ziggurat.c` to put draws into a vector
+IN, ADDED_TO, OVER_ROWS, OF_DOUBLES = 0, 1, 2, 4  # ways of `ziggurat.c` to put draws into numbers
+A_DRAW = 100  # multiplications that take as long
+MOST_PARTS = 64
+ENTRY = 8  # bytes of a scratch's numbers
+# `Draws` of `ziggurat.c`: what is said of the keystream, of the target, and of what lies outside
+DRAWS = struct.Struct("=QQQqqQQdQQQQQ")
+CURVE = struct.Struct("=QQQQQd")  # `Curve` of `settle.c`
+_TERMS = np.array([1 / math.factorial(k) for k in range(14)])  # of the series of exp
+_ODD_TERMS = np.array([1 / (2 * k + 1) for k in range(11)])  # of that of log, but for its 2
+_LOG2_E, _SQRT_HALF = 1.4426950408889634, 0.7071067811865476
+_LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+_ROUNDING = 1.5 * 2.0**52  # to which a number is added to round it
 
 
 def tables() -> tuple[Floats, Floats]:
@@ -87,34 +106,47 @@ def tables() -> tuple[Floats, Floats]:
     return _STEP, _INNER
 
 
-@cache
-def functions() -> ctypes.CDLL | None:
-    """The compiled functions of `ziggurat.c`, declared; None where there are none.
+@dataclass(frozen=True)
+class Functions:
+    """The compiled functions of `ziggurat.c` and `settle.c`.
 
     They do what is done here without them, to the last bit, so that a seed's draws are the same.
     """
-    found = compiled.library()
-    if found is None:
+
+    places: Callable[..., int]
+    draw: Piece
+    outside: Callable[..., int]
+    settle: Callable[..., int]
+    add: Mapping[torch.dtype, Callable[..., None]]
+    put_at: Mapping[torch.dtype, Callable[..., None]]
+
+
+@cache
+def functions() -> Functions | None:
+    """The compiled functions; None where there are none."""
+    if library() is None:
         return None
-    whole, some, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
-    found.functions.dpoptim_places.argtypes = [some, whole, some, some, some, some, some]
-    found.functions.dpoptim_places.restype = whole
-    for add in (found.functions.dpoptim_add_float, found.functions.dpoptim_add_double):
-        add.argtypes, add.restype = [some, whole, some, real], None
-    for way in WAYS:
-        for put in putting(found.functions, way).values():
-            put.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, whole, some, some]
-            put.argtypes += [real, some, some, some, some]
-            put.restype = whole
-    return found.functions
+    key = (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64)
+
+    def of_dtypes(name: str, *arguments: Any) -> dict[torch.dtype, Any]:
+        return {
+            torch.float32: function(f"dpoptim_{name}_float", *arguments),
+            torch.float64: function(f"dpoptim_{name}_double", *arguments),
+        }
+
+    return Functions(
+        function("dpoptim_places", PLACE, WHOLE, *[PLACE] * 5, result=WHOLE),  # type: ignore[arg-type]
+        Piece("dpoptim_draw"),
+        function("dpoptim_outside", PLACE, WHOLE, result=WHOLE),  # type: ignore[arg-type]
+        function("dpoptim_settle", *key, WHOLE, *[PLACE] * 6, result=WHOLE),  # type: ignore[arg-type]
+        of_dtypes("add", PLACE, WHOLE, PLACE, REAL),
+        of_dtypes("put_at", PLACE, WHOLE, PLACE, PLACE, REAL, WHOLE),
+    )
 
 
-def putting(library: ctypes.CDLL, way: str) -> dict[torch.dtype, Any]:
-    """The functions that put draws into numbers of a dtype, in one of `WAYS`."""
-    return {
-        torch.float32: getattr(library, f"dpoptim_normals_{way}_float"),
-        torch.float64: getattr(library, f"dpoptim_normals_{way}_double"),
-    }
+def _at(numbers: NDArray[Any]) -> int:
+    """Where they lie, one at least: sooner than numpy says."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(numbers.data))
 
 
 @dataclass(frozen=True)
@@ -126,12 +158,16 @@ class Scratch:
     edge: Floats
     outside: NDArray[np.bool_]
     where: Indices
+    found: Indices
+    addresses: tuple[int, int, int, int]  # of where, edge, layer and found
 
     @classmethod
     def of(cls, size: int) -> "Scratch":
         words, layer = np.empty(size, np.uint64), np.empty(size, np.int64)
         edge, outside = np.empty(size), np.empty(size, np.bool_)
-        return cls(words, layer, edge, outside, np.empty(size, np.int64))
+        where, found = np.empty(size, np.int64), np.empty(MOST_PARTS, np.int64)
+        start, place, of, parts = (each.ctypes.data for each in (where, edge, layer, found))
+        return cls(words, layer, edge, outside, where, found, (start, place, of, parts))
 
 
 def throw(stream: KeyStream, out: Floats, scratch: Scratch) -> Throws:
@@ -153,10 +189,8 @@ def places_of(words: NDArray[np.uint64], out: Floats, scratch: Scratch) -> Throw
         assert n <= len(scratch.where)
         assert out.flags.c_contiguous
         assert words.flags.c_contiguous
-        m = library.dpoptim_places(
-            *(words.ctypes.data, n, _LAYERS.ctypes.data, out.ctypes.data),
-            *(each.ctypes.data for each in (scratch.where, scratch.edge, scratch.layer)),
-        )
+        given = (words.ctypes.data, n, _LAYERS.ctypes.data, out.ctypes.data)
+        m = library.places(*given, *scratch.addresses[:3])
         return scratch.where[:m].copy(), scratch.edge[:m].copy(), scratch.layer[:m].copy()
     layer, edge, outside = scratch.layer[:n], scratch.edge[:n], scratch.outside[:n]
     signed = words.view(np.int64)
@@ -180,31 +214,79 @@ def thrown_by_one_call(out: Vector) -> bool:
     return served and functions() is not None and compiled_keystream() is not None
 
 
-def throw_onto(stream: KeyStream, out: Vector, std: float | None, scratch: Scratch) -> Throws:
-    """`throw`, and add ``std`` times its draws to ``out``, or (None) write them, in one pass.
+def throw_onto(
+    stream: KeyStream,
+    targets: Sequence[Vector],
+    std: float | None,
+    scratch: Scratch,
+    threads: int,
+) -> tuple[Throws, list[int]]:
+    """`throw`, and add ``std`` times the draws to all entries in turn, or (None) write them.
 
     Nothing is added where `settle` has to decide, and 0 is written there.
 
     Args:
-        out: (n,), contiguous, n <= the scratch's size; see `thrown_by_one_call`.
+        targets: each contiguous; as many entries as the scratch has, at most; see
+            `thrown_by_one_call`.
+        threads: to use at most, with the same draws for any number of them.
+
+    Returns:
+        What `throw` returns, in the scratch's memory, with the place of each entry in its target;
+        and how many of them are in the targets up to each.
     """
     library = functions()
     assert library is not None
-    assert len(out) <= len(scratch.where)
-    if isinstance(out, FewRows):
+    assert sum(map(len, targets)) <= len(scratch.where)
+    outside, ends = 0, []
+    for target in targets:
+        outside += _throw_onto(library, stream, target, std, scratch, outside, threads)
+        ends.append(outside)
+    return (scratch.where[:outside], scratch.edge[:outside], scratch.layer[:outside]), ends
+
+
+def _throw_onto(
+    library: Functions,
+    stream: KeyStream,
+    target: Vector,
+    std: float | None,
+    scratch: Scratch,
+    before: int,
+    threads: int,
+) -> int:
+    """Add draws in one pass, but where `settle` has to decide; return in how many entries it has.
+
+    Which ones is written into the scratch, after so many ``before``; there, 0 is added or written.
+    """
+    rows, way = None, IN if std is None else ADDED_TO
+    if isinstance(target, FewRows):
         assert std is not None
-        target, rows, way = out.out, ctypes.byref(out.rows()), "over_rows_of"
-    else:
-        target, rows, way = out, None, "in" if std is None else "added_to"
-    assert target.is_contiguous()
-    m = stream.spend(
-        len(out),
-        putting(library, way)[out.dtype],
-        *(_LAYERS.ctypes.data, target.data_ptr(), 0.0 if std is None else std),
-        *(each.ctypes.data for each in (scratch.where, scratch.edge, scratch.layer)),
-        rows,
+        rows, way = target.rows(), OVER_ROWS
+    (memory,) = memory_of([target])
+    assert memory.is_contiguous()
+    way += OF_DOUBLES if memory.dtype == torch.float64 else 0
+    *outside, found = scratch.addresses
+
+    def draw(key: bytes, number: int, start: int) -> tuple[int, int]:
+        given = DRAWS.pack(
+            *(address(key), number, start, len(target), way, _at(_LAYERS)),
+            *(memory.data_ptr(), 0.0 if std is None else std),
+            *(each + ENTRY * before for each in outside),
+            *(found, 0 if rows is None else ctypes.addressof(rows)),
+        )
+        parts = library.draw.run(given, A_DRAW * len(target), threads=min(threads, MOST_PARTS))
+        return len(target), library.outside(given, parts)
+
+    return stream.spend(draw)
+
+
+def put_at(target: Tensor, where: Indices, z: Floats, std: float | None) -> None:
+    """Add ``std`` times draws to some entries, or (None) write them; see `thrown_by_one_call`."""
+    library = functions()
+    assert library is not None
+    library.put_at[target.dtype](
+        *(target.data_ptr(), len(where), _at(where), _at(z)),
+        *(0.0 if std is None else std, std is not None),
     )
-    return scratch.where[:m].copy(), scratch.edge[:m].copy(), scratch.layer[:m].copy()
 
 
 def settle(stream: KeyStream, place: Floats, layer: Indices) -> Floats:
@@ -214,12 +296,14 @@ def settle(stream: KeyStream, place: Floats, layer: Indices) -> Floats:
     the curve there, else a whole new draw is made; a place beyond R in layer 0 becomes a draw from
     the tail, with its sign.
     """
+    if len(place) and functions() is not None and compiled_keystream() is not None:
+        return _settled_by_one_call(stream, place, layer)
     settled = np.empty(len(place))
     unsettled = np.arange(len(place))
     while len(unsettled):
         height = _FLOOR.take(layer) + _uniforms(stream, len(place)) * _RISE.take(layer)
         beyond = layer == 0
-        refused = (height >= np.exp(-0.5 * place * place)) & ~beyond
+        refused = (height >= exponential(-0.5 * place * place)) & ~beyond
         beyond_where, refused_where = beyond.nonzero()[0], refused.nonzero()[0]
         place[beyond_where] = np.copysign(tail(stream, len(beyond_where)), place[beyond_where])
         settled[unsettled] = place  # the refused ones are overwritten below
@@ -231,13 +315,53 @@ def settle(stream: KeyStream, place: Floats, layer: Indices) -> Floats:
     return settled
 
 
+def _settled_by_one_call(stream: KeyStream, place: Floats, layer: Indices) -> Floats:
+    library, n = functions(), len(place)
+    assert library is not None
+    settled, layers = place.copy(), layer.copy()
+    room = np.empty((3, n))  # of numbers that are as long as indices
+    tables = (_LAYERS, _FLOOR, _RISE, _TERMS, _ODD_TERMS)
+    curve = CURVE.pack(*map(_at, tables), TAIL_START)
+
+    def run(key: bytes, number: int, start: int) -> tuple[int, None]:
+        at, each = _at(room), ENTRY * n
+        given = (_at(settled), _at(layers), at, at + each, at + 2 * each)
+        return library.settle(key, number, start, n, *given, curve), None
+
+    stream.spend(run)
+    return settled
+
+
+def exponential(x: Floats) -> Floats:
+    """exp of numbers from -700 to 0, by products and sums that round alike on every processor."""
+    k = (x * _LOG2_E + _ROUNDING) - _ROUNDING
+    rest = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    return np.ldexp(_polynomial(rest, _TERMS), k.astype(np.int64))
+
+
+def logarithm(x: Floats) -> Floats:
+    """log of numbers above 2^-1000 that are not above 1, as `exponential`."""
+    m, k = np.frexp(x)
+    low = m < _SQRT_HALF
+    m, k = np.where(low, m + m, m), k - low
+    s = (m - 1.0) / (m + 1.0)
+    return k * _LN2_HIGH + ((s + s) * _polynomial(s * s, _ODD_TERMS) + k * _LN2_LOW)
+
+
+def _polynomial(x: Floats, terms: Floats) -> Floats:
+    total = np.full_like(x, terms[-1])
+    for term in terms[-2::-1]:
+        total = total * x + term
+    return total
+
+
 def tail(stream: KeyStream, n: int) -> Floats:
     """`n` draws of |Z| given |Z| > R, (n,), by rejection from R + Exp(R) (Marsaglia 1964)."""
     drawn = [np.empty(0)]
     missing = n
     while missing:
-        excess = -np.log(_uniforms(stream, missing)) / TAIL_START
-        accepted = -2.0 * np.log(_uniforms(stream, missing)) > excess * excess
+        excess = -logarithm(_uniforms(stream, missing)) / TAIL_START
+        accepted = -2.0 * logarithm(_uniforms(stream, missing)) > excess * excess
         drawn.append(TAIL_START + excess[accepted])
         missing -= len(drawn[-1])
     return np.concatenate(drawn)

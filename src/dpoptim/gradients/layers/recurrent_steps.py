@@ -21,8 +21,8 @@ from dpoptim.gradients import native
 from dpoptim.gradients.backward_pass import once_differentiable
 from dpoptim.gradients.layers.runner import Use, enter
 from dpoptim.gradients.multiplication import plain
-from dpoptim.gradients.worker_threads import worker_threads
 from dpoptim.torch_internals import graph_task
+from dpoptim.worker_threads import worker_threads
 
 PANEL = 32  # outputs of a product that lie side by side
 TOGETHER = 8  # records that a product computes side by side

@@ -6,28 +6,23 @@ the same bits for any number of parts.
 """
 
 import ctypes
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpoptim import compiled
-from dpoptim.compiled import Library
-from dpoptim.gradients.worker_threads import parallel_region, worker_threads
+from dpoptim.compiled import PLACE, WHOLE, function
+from dpoptim.worker_threads import parallel_region, worker_threads
 
 WORTH_A_THREAD = 1 << 19  # multiplications that take longer than to wake a thread for them
 A_NUMBER = 8  # multiplications that take as long as to read a number that is used once
 
 
-@cache
-def library() -> Library | None:
-    """The compiled functions, with this one declared; None where there are none."""
-    found = compiled.library()
-    if found is not None:
-        whole, some = ctypes.c_int64, ctypes.c_void_p
-        run = found.functions.dpoptim_do_parts
-        run.argtypes, run.restype = [some, some, some, whole, some, whole], None
-    return found
+def on_threads() -> Callable[..., Any] | None:
+    """The compiled function that does all parts; None where there are none."""
+    return function("dpoptim_do_parts", PLACE, PLACE, PLACE, WHOLE, PLACE, WHOLE)
 
 
 class Piece:
@@ -38,32 +33,33 @@ class Piece:
     """
 
     def __init__(self, name: str) -> None:
-        found = library()
-        assert found is not None
-        self._function = getattr(found.functions, name)
-        self._function.restype = None
-        self._function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
-        self._address = address(self._function)
-        self._do_parts = found.functions.dpoptim_do_parts
+        alone, together = function(name, PLACE, WHOLE, WHOLE, PLACE), on_threads()
+        assert alone is not None
+        assert together is not None
+        self._function, self._do_parts = alone, together
+        self._address = address(alone)
 
-    def run(self, given: bytes, work: int, room: int = 0) -> None:
-        """Do all parts.
+    def run(self, given: bytes, work: int, room: int = 0, threads: int | None = None) -> int:
+        """Do all parts, and return how many there were.
 
         Args:
             given: what the function is to do, as it reads it.
             work: multiplications, by which it is seen how many threads are worth while.
             room: float32 numbers that each part needs.
+            threads: the most to use; None: as many as torch does.
         """
-        parts = max(1, min(torch.get_num_threads(), work // WORTH_A_THREAD))
+        most = torch.get_num_threads() if threads is None else threads
+        parts = max(1, min(most, work // WORTH_A_THREAD))
         memory = floats(room * parts) if room else None
         start = 0 if memory is None else memory.data_ptr()
         region = None if parts == 1 else region_address()
         if parts == 1 or region is not None:
             self._do_parts(region, self._address, given, parts, start, room)
-            return
+            return parts
         size = torch.float32.itemsize * room
         with worker_threads(parts) as run:
             run([partial(self._function, given, i, parts, start + i * size) for i in range(parts)])
+        return parts
 
 
 def address(of: object) -> int:
