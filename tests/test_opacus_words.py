@@ -32,6 +32,16 @@ def test_keywords_lead_on() -> None:
         dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), data_loader=[])  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    ("word", "ours"), [("C", r"l2 = 1 / \(C n\)"), ("bounds_y", "target_bound="), ("tol", "steps=")]
+)
+def test_words_of_diffprivlib_lead_on(word: str, ours: str) -> None:
+    from dpoptim.estimators import DPLinearRegression
+
+    with pytest.raises(TypeError, match=f"{word!r}.*Fix: .*{ours}"):
+        DPLinearRegression(**{word: 1.0})
+
+
 def classes() -> list[type]:
     """All public classes that users make: methods, policies, estimators, ledgers."""
     from dpoptim import estimators, methods, preprocessing

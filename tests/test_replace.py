@@ -30,6 +30,8 @@ def test_places_parameters_and_modes_are_kept() -> None:
     model = images()
     weight, bias = model[1].weight, model[1].bias
     done = dpoptim.replace_batchnorm(model)
+    with pytest.raises(AttributeError, match=r"not the model\. Fix: .*\.model"):
+        done.parameters()
     assert done.model is model
     assert list(done.layers) == ["1", "3.1", "6"]
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())

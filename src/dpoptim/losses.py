@@ -47,3 +47,8 @@ def per_sample_mean(token_losses: Tensor, mask: Tensor | None = None) -> Tensor:
     counted = mask != 0
     sums = torch.where(counted, token_losses, 0).flatten(1).sum(1)
     return sums / counted.flatten(1).sum(1).clamp(min=1)
+
+
+def without_single_axes(losses: Tensor) -> Tensor:
+    """Losses of shape (rows, 1, ...) as (rows,): what a model of one output leaves unreduced."""
+    return losses.flatten() if losses.dim() > 1 and losses.shape[1:].numel() == 1 else losses

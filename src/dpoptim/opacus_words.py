@@ -19,7 +19,7 @@ NAMES = {
     "DPOptimizer": "nothing: your own optimizer, given to dpoptim.attach",
     "DPDataLoader": "private.batches()",
     "BatchMemoryManager": "private.batches(physical_batch_size=...)",
-    "ModuleValidator": "dpoptim.replace_batchnorm(model), the only layer that must go",
+    "ModuleValidator": "dpoptim.replace_batchnorm(model).model; no other layer must go",
     "RDPAccountant": "plan.guarantee, known before the run; private.spent()",
     "PRVAccountant": "plan.guarantee, known before the run; private.spent()",
     "register_grad_sampler": "dpoptim.register_layer_rule, needed for speed only",
@@ -40,6 +40,12 @@ KEYWORDS = {
     "criterion": "attach(..., loss=...)",
     "accountant": "nothing: plans are accounted by PLD",
     "secure_mode": "nothing: noise is cryptographic unless noise_seed is given",
+    # scikit-learn's and diffprivlib's
+    "C": "l2 = 1 / (C n)",
+    "max_iter": "nothing: how many steps there are is chosen with their noise; steps= says it",
+    "tol": "nothing: when to stop would be read off the data; steps= says it",
+    "bounds_X": "data_norm=the largest norm of a row, known without the data",
+    "bounds_y": "target_bound=the largest |y|, known without the data",
     # DataLoader's
     "shuffle": "nothing: the plan's method says who takes part, and in which order",
     "drop_last": "nothing: a step takes the batch that the plan's method draws",

@@ -1,7 +1,7 @@
 """Replace layers that mix the records of a batch."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -24,6 +24,13 @@ class Replaced:
 
     model: nn.Module
     layers: dict[str, nn.GroupNorm]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"Replaced has no attribute {name!r}: it is not the model. Fix: model = "
+            "dpoptim.replace_batchnorm(model).model; a model that holds the layers has changed in "
+            "place, too."
+        )
 
     def __str__(self) -> str:
         if not self.layers:

@@ -48,6 +48,7 @@ __all__ = [
     "local_part",
     "module_hooks",
     "never_compiled",
+    "node_name",
     "onednn_linear",
     "pre_forward_hooks",
     "put_first",
@@ -135,6 +136,11 @@ def onednn_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 def gradient_dtypes(node: Any) -> list[torch.dtype]:
     """Dtypes of the gradients that a node of a graph gets."""
     return [each.dtype for each in node._input_metadata]
+
+
+def node_name(node: Any) -> str:
+    """What autograd calls a node, also where a Function keeps something else as ``ctx.name``."""
+    return str(type(node).name(node))
 
 
 def gradient_hooks(p: Tensor) -> list[Any]:

@@ -413,3 +413,11 @@ def test_searches_and_copies_share_the_ledger(tmp_path: Path) -> None:
     assert len(fitted.ledger.entries()) == 7
     with pytest.raises(TypeError, match="in memory cannot be pickled"):
         pickle.dumps(clone(model).set_params(ledger=dpoptim.Ledger()))
+
+
+def test_logarithms_of_probabilities() -> None:
+    x, y, x_test, _ = digits()
+    model = DPLogisticRegression(epsilon=1e4, delta=1e-3, noise_seed=0).fit(x, y)
+    np.testing.assert_allclose(
+        np.exp(model.predict_log_proba(x_test)), model.predict_proba(x_test), atol=1e-12
+    )

@@ -296,3 +296,11 @@ def test_a_network_ends_with_the_iterate_asked_for_in_the_ball_asked_for() -> No
         assert float((held - start).norm()) <= 0.01 * (1 + 1e-5)
     with pytest.raises(ValueError, match="iterate must be one of"):
         weights(iterate="best")
+
+
+def test_logarithms_of_probabilities() -> None:
+    x, y, x_test, _ = digits()
+    model = DPSGDClassifier(**SEEDED, epochs=2).fit(x, y)
+    np.testing.assert_allclose(
+        np.exp(model.predict_log_proba(x_test)), model.predict_proba(x_test), atol=1e-12
+    )

@@ -2,6 +2,7 @@
 cannot be right is refused.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -160,6 +161,16 @@ LOSSES = {
     "wide": lambda x, r: F.mse_loss(x, T, reduction=r).double(),
 }
 
+LOSSES_OF: dict[str, Callable[[Tensor, Tensor, Tensor, str], Tensor]] = {
+    "mse": lambda x, t, y, r: F.mse_loss(x, t, reduction=r),
+    "l1": lambda x, t, y, r: F.l1_loss(x, t, reduction=r),
+    "huber": lambda x, t, y, r: F.huber_loss(x, t, reduction=r),
+    "smooth l1": lambda x, t, y, r: F.smooth_l1_loss(x, t, reduction=r),
+    "bce with logits": lambda x, t, y, r: F.binary_cross_entropy_with_logits(x, t, reduction=r),
+    "margin": lambda x, t, y, r: F.multi_margin_loss(x, y, reduction=r),
+    "two terms": lambda x, t, y, r: F.mse_loss(x, t, reduction=r) + F.l1_loss(x, t, reduction=r),
+}
+
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", LOSSES)
@@ -168,6 +179,32 @@ def test_reductions_are_read_off_the_graph(name: str, reduction: str) -> None:
     reading = read_reduction(LOSSES[name](x, reduction), 4)
     assert reading is not None
     assert reading.reduction == reduction
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    "name", ["mse", "l1", "huber", "smooth l1", "bce with logits", "margin", "two terms"]
+)
+def test_reductions_are_read_where_a_layer_is_next_to_the_loss(name: str, reduction: str) -> None:
+    x, target = torch.randn(N, FEATURES), torch.rand(N, CLASSES)
+    data = TensorDataset(x, target, torch.randint(CLASSES, (N,)))
+
+    def trained(scalar: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(FEATURES, CLASSES)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        with dpoptim.attach(plan(noise_multiplier=0.0), model, optimizer, data, noise_seed=1) as p:
+            for inputs, targets, labels in p.batches():
+                each = LOSSES_OF[name](model(inputs), targets, labels, "none")
+                whole = LOSSES_OF[name](model(inputs), targets, labels, reduction)
+                width = each[0].numel()
+                one = each.flatten(1).sum(1) if each.dim() > 1 else each
+                p.backward(whole if scalar else one / (width if reduction == "mean" else 1))
+                optimizer.step()
+                optimizer.zero_grad()
+        return parameters(model)
+
+    torch.testing.assert_close(trained(True), trained(False), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +404,13 @@ def test_vectors_that_are_not_the_batchs_are_refused_without_its_size() -> None:
     with dpoptim.attach(plan(), model, optimizer, data) as private:
         x, y = next(private.batches())
         losses = F.cross_entropy(model(x), y, reduction="none")
-        for wrong in (losses[:-1], losses[:, None], losses.repeat(2), losses[:, None] - losses):
+        for wrong in (
+            losses[:-1],
+            losses[:, None].expand(-1, 2),
+            losses[:-1, None],
+            losses.repeat(2),
+            losses[:, None] - losses,
+        ):
             with pytest.raises(
                 dpoptim.PrivacyError,
                 match=r"shape "
@@ -493,3 +536,103 @@ def test_loss_not_checked_heads_what_is_trusted() -> None:
         )
         assert any("factor of a mean" in text for text in stated)
         optimizer.step()
+
+
+# ---- one output, two models, compiled ones ------------------------------------------------------
+
+
+def test_losses_of_one_output_need_not_be_squeezed() -> None:
+    data = TensorDataset(torch.randn(N, FEATURES), torch.randint(2, (N, 1)).float())
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.binary_cross_entropy_with_logits(model(batch[0]), batch[1], reduction="none")
+
+    def trained(squeezed: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(FEATURES, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        with dpoptim.attach(plan(), model, optimizer, data, loss=loss, noise_seed=1) as private:
+            for batch in private.batches():
+                losses = loss(model, batch)
+                private.backward(losses[:, 0] if squeezed else losses)
+                optimizer.step()
+                optimizer.zero_grad()
+        return parameters(model)
+
+    assert torch.equal(trained(True), trained(False))
+
+
+def test_losses_of_several_outputs_are_refused() -> None:
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with dpoptim.attach(plan(), model, optimizer, data) as private:
+        inputs, _ = next(private.batches())
+        with pytest.raises(dpoptim.PrivacyError, match="shape \\(rows,\\); got 2 axes"):
+            private.backward(model(inputs).square())
+
+
+def critic_beside_a_generator(how: str) -> Tensor:
+    """The critic's parameters; each pass through it for a generator gives what it gives without."""
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(2, FEATURES), nn.Linear(FEATURES, 1)
+    data, z = TensorDataset(torch.randn(N, FEATURES)), torch.randn(7, 2)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.5)
+    learners = [*generator.parameters()]
+    with dpoptim.attach(plan(), critic, optimizer, data, noise_seed=1) as private:
+        for (real,) in private.batches():
+            plain = copy.deepcopy(critic)  # of an attached model: an ordinary one
+            expected = torch.autograd.grad(F.softplus(-plain(generator(z))).sum(), learners)
+            loss = F.softplus(-critic(generator(z))).sum()
+            generator.zero_grad()
+            if how == "inputs":
+                loss.backward(inputs=learners)
+                torch.testing.assert_close([p.grad for p in learners], [*expected])
+            elif how == "grad":
+                torch.testing.assert_close(torch.autograd.grad(loss, learners), expected)
+            fake = torch.ones_like(real)
+            private.backward(F.softplus(-critic(real)) + F.softplus(critic(fake)))
+            optimizer.step()
+            optimizer.zero_grad()
+    return parameters(critic)
+
+
+@pytest.mark.parametrize("how", ["inputs", "grad"])
+def test_another_model_learns_through_the_attached_one(how: str) -> None:
+    assert torch.equal(critic_beside_a_generator(how), critic_beside_a_generator("not at all"))
+
+
+def test_a_pass_for_another_model_is_refused_with_the_words_for_it() -> None:
+    generator, critic = nn.Linear(2, FEATURES), nn.Linear(FEATURES, 1)
+    data = TensorDataset(torch.randn(N, FEATURES))
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.5)
+    with (
+        dpoptim.attach(plan(), critic, optimizer, data),
+        pytest.raises(dpoptim.PrivacyError, match=r"loss\.backward\(inputs="),
+    ):
+        critic(generator(torch.randn(7, 2))).sum().backward()
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("isolation", ["rules", "vmap", "alone"])
+def test_a_compiled_model_is_attached_as_the_one_inside(called: bool, isolation: Any) -> None:
+    def trained(compiled: bool) -> Tensor:
+        inner, data = problem()
+        model: Any = torch.compile(inner, backend="eager") if compiled else inner
+        if called:
+            model(torch.randn(3, FEATURES)).sum().backward()
+            model.zero_grad()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+        with dpoptim.attach(
+            plan(), model, optimizer, data, loss=loss, noise_seed=1, isolation=isolation
+        ) as private:
+            for batch in private.batches():
+                private.backward(loss(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+        return parameters(inner)
+
+    torch.testing.assert_close(trained(True), trained(False))

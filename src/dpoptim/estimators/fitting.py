@@ -97,6 +97,15 @@ class FitsClasses(Fits, ClassifierMixin):
     classes: Sequence[Any] | None
     classes_: NDArray[Any]
 
+    @abstractmethod
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities of shape (n, classes)."""
+
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
+        """Logarithms of `predict_proba`, of shape (n, classes)."""
+        with np.errstate(divide="ignore"):  # -inf where a probability rounds to 0
+            return np.log(self.predict_proba(X))
+
     def _stated(self, given: Given) -> Sequence[Any] | None:
         """All classes, as public knowledge; None: they are to be read off y."""
         return given.classes if given.chunk else self.classes

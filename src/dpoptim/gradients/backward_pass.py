@@ -29,6 +29,7 @@ from dpoptim.torch_internals import (
     gradient_dtypes,
     graph_task,
     never_compiled,
+    node_name,
     pytree,
 )
 
@@ -114,7 +115,9 @@ class BackwardRecorder:
             raise PrivacyError(
                 "a backward pass ran on rows that private.batches() did not deliver, or a "
                 "second time on rows that it did. Fix: draw every batch from "
-                "private.batches(), and call private.backward(losses) once for each."
+                "private.batches(), and call private.backward(losses) once for each; a loss that "
+                "only trains another model through this one (a GAN's generator): "
+                "loss.backward(inputs=[*generator.parameters()])."
             )
 
     def begin(self, stored_narrow: str | None) -> None:
@@ -190,7 +193,7 @@ def narrow_operation(results: Any) -> str | None:
             continue
         seen.add(node)
         if any(dtype in NARROW for dtype in gradient_dtypes(node)):
-            return str(node.name()).removesuffix("0").removesuffix("Backward")
+            return node_name(node).removesuffix("0").removesuffix("Backward")
         left += [before for before, _ in node.next_functions]
     return None
 
@@ -262,7 +265,8 @@ class RuleFunction(torch.autograd.Function):
             with torch.autocast(x.device.type, dtype=narrow, cache_enabled=False):
                 output, saved = rule.forward(module, x)
         ctx.save_for_backward(*saved)
-        ctx.recorder, ctx.rule, ctx.module, ctx.name = recorder, rule, module, name
+        # not ctx.name: on a node of the graph, name() is autograd's
+        ctx.recorder, ctx.rule, ctx.module, ctx.layer = recorder, rule, module, name
         ctx.parameters = len(parameters)
         ctx.forward_task = graph_task()
         # autograd lets nobody change a view in place
@@ -271,7 +275,7 @@ class RuleFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_nested_backward(ctx.name, ctx.forward_task)
+        refuse_nested_backward(ctx.layer, ctx.forward_task)
         saved, rule, module, g = ctx.saved_tensors, ctx.rule, ctx.module, row_by_row(g)
         to_inputs, x_gradient = ctx.needs_input_grad[4], None
         together = rule.at_once and to_inputs and g.dtype not in NARROW
@@ -295,5 +299,5 @@ class RuleFunction(torch.autograd.Function):
                 )
                 x_gradient = rule.input_gradient(module, same, g)
         # out here, where the recorder sees whether the pass runs under autocast
-        ctx.recorder.enter(LayerUse(ctx.name, module, g.shape[0], per_sample_grads))
+        ctx.recorder.enter(LayerUse(ctx.layer, module, g.shape[0], per_sample_grads))
         return (None, None, None, None, x_gradient, *[None] * ctx.parameters)

@@ -17,7 +17,7 @@ from dpoptim.gradients.isolation import Choice
 from dpoptim.gradients.oracle import Loss
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan
-from dpoptim.training.foreign import innermost, refuse_accumulation
+from dpoptim.training.foreign import innermost, refuse_accumulation, uncompiled
 from dpoptim.training.loading import Collate
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.request import Request
@@ -59,8 +59,8 @@ def attach(
 
     Args:
         plan: from ``dpoptim.DPSGD(...).plan(...)``.
-        model: any module that does not mix records; parameters in float32, float64,
-            bfloat16 or float16.
+        model: any module that does not mix records, compiled or not; parameters in float32,
+            float64, bfloat16 or float16.
         optimizer: any torch optimizer over exactly the model's trainable parameters (LBFGS is
             refused), or several that share them out. The first of them to step lets the gate
             release; each may use its part of that release once, before the next batch.
@@ -171,6 +171,7 @@ def attach(
         optimizers = [innermost(each) for each in optimizers]
     if isinstance(plan, Plan) and is_stream(train_set):
         train_set = records_of_stream(plan, train_set)
+    model = uncompiled(model)
     ranks = ranks_of(model, process_group)
     try:
         request = Request(

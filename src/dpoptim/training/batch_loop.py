@@ -116,7 +116,7 @@ class BatchLoop(PublicFigures):
         """Differentiate the batch's losses: clip each record's gradient, add it to the step's sum.
 
         Args:
-            losses: one for each delivered record, shape (rows,): compute them with
+            losses: one for each delivered record, shape (rows,) or (rows, 1): compute them with
                 ``reduction="none"``. The sum over the records is taken here, so that there is no
                 reduction to declare. A scalar is taken where its graph shows whether it is a mean
                 or a sum of the records' losses, or where ``attach(..., loss_reduction=)`` says so.

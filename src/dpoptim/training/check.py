@@ -15,12 +15,13 @@ from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.gradients.values import Values
+from dpoptim.losses import without_single_axes
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.torch_internals import pytree, without_reentrance
 from dpoptim.training import records as forms
 from dpoptim.training.comparison import Comparison
 from dpoptim.training.drawing_collates import DRAWS, HeldDraws
-from dpoptim.training.foreign import refuse_nothing_to_train
+from dpoptim.training.foreign import refuse_nothing_to_train, uncompiled
 from dpoptim.training.handed_over import refuse_complex_losses
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
@@ -123,6 +124,7 @@ def check(
         >>> dpoptim.check(torch.nn.Linear(5, 2), loss, batch).records
         8
     """
+    model = uncompiled(model)
     refuse_nothing_to_train(model)
     records, collate = (
         (single_records(batch), stacked) if collate_fn is None else (list(batch), collate_fn)
@@ -229,11 +231,15 @@ def compare(program: Program, records: Units) -> CheckResult:
 
 def compare_held(program: Program, records: Units) -> CheckResult:
     """`compare`, of a collate function that draws nothing."""
-    model, loss, collate, per_record = program.model, program.loss, program.collate, len(records[0])
+    model, collate, per_record = program.model, program.collate, len(records[0])
     how = program.ways, program.placement, program.on_private
     leaves = [
         leaf for _, leaf in forms.leaves_of(collate(list(records[0]))) if isinstance(leaf, Tensor)
     ]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return without_single_axes(program.loss(model, batch))
+
     count = odd_batch_size(model, leaves, least=len(records))
     order = [i % len(records) for i in range(count)]
     together = collate([row for i in order for row in records[i]])

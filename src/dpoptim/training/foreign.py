@@ -108,3 +108,9 @@ def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer that hooks run on, inside what Accelerate, Lightning and others wrap it in."""
     inner = getattr(optimizer, "optimizer", None)
     return innermost(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model inside ``torch.compile(model)``, which hooks are for; called, both run them."""
+    inner = model._modules.get("_orig_mod") if isinstance(model, nn.Module) else None
+    return model if inner is None else inner

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.losses import without_single_axes
 from dpoptim.training.reduction import ONE_BY_ONE, Reading, read_reduction
 
 FACTOR = (
@@ -28,6 +29,7 @@ class HandedOver:
     def backward(self, engine: Engine, losses: Tensor) -> None:
         """Let the engine differentiate losses; see `BatchLoop.backward`."""
         require_losses(losses)
+        losses = without_single_axes(losses)
         if engine.isolation.alone:  # whatever it is, there is nobody else in it
             engine.backward(losses)
         elif losses.dim() == 0 and engine.takes_scalars:

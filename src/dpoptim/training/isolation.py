@@ -189,7 +189,8 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
         "records are mixed in the forward pass: replacing one changed the outputs of others. "
         "Usual causes: batch statistics, attention or sorting across the batch, records on another "
         "axis than the first (batch_axis=1). Fix: let each record's output depend on that record "
-        "alone."
+        'alone; or isolation="alone", where the loss leaves out what is mixed (similarities of all '
+        "pairs, say)."
     )
 
 

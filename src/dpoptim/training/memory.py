@@ -14,6 +14,7 @@ from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.torch_internals import TorchDispatchMode, pytree
 from dpoptim.training.engines import engine_for, reads_sums, training_method
+from dpoptim.training.foreign import uncompiled
 from dpoptim.training.isolation import Chosen, choose_isolation
 from dpoptim.training.refusals import refuse_model
 
@@ -65,6 +66,7 @@ def physical_batch_size(
     """
     limit = whole_number("max_memory", max_memory, least=1)
     require_plan(plan)
+    model = uncompiled(model)
     refuse_model(model)
     if training_method(plan).value_bound is not None:
         raise ValueError(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients.engine import Reduction
+from dpoptim.torch_internals import node_name
 
 MEAN, SUM = 1, 2  # as torch's losses save it
 ONE_BY_ONE = (
@@ -73,7 +74,7 @@ def read_graph(loss: Tensor) -> Reading | None:
 
 
 def _of_node(node: Any) -> Reading | None:
-    read = READERS.get(node.name(), _of_elements if hasattr(node, "_saved_reduction") else None)
+    read = READERS.get(node_name(node), _of_elements if hasattr(node, "_saved_reduction") else None)
     return None if read is None else read(node)
 
 
@@ -112,7 +113,7 @@ def _of_mean(node: Any) -> Reading:
 def _of_multiple(node: Any) -> Reading | None:
     """A reading times a number, or divided by one: any that is not differentiated."""
     factor = node._saved_other
-    if node.name() == "MulBackward0" and factor is None:
+    if node_name(node) == "MulBackward0" and factor is None:
         factor = node._saved_self  # it came first
     reading = _of_only_child(node)
     if isinstance(factor, Tensor):
@@ -134,7 +135,7 @@ def _of_labels(node: Any) -> Reading | None:
 
 def _of_elements(node: Any) -> Reading | None:
     """Losses element by element, such as MSE."""
-    if any(child.name() == "ExpandBackward0" for child in _children(node)):
+    if any(node_name(child) == "ExpandBackward0" for child in _children(node)):
         raise SamplesInteractError(
             "the loss compares tensors of different shapes, such as (rows, 1) and (rows,), so that "
             "every output meets every record's target. Fix: give both the same shape."
