@@ -640,6 +640,37 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
         lambda: Apply(lambda m, x: m.b(m.a(x).flatten(0, 1)).view_as(x), a=linear(), b=linear()),
         (T, D),
     ),
+    "tokens folded into what is returned": (
+        lambda: Apply(
+            lambda m, x: m.h(m.r(m.e(x))[0].flatten(0, 1)),
+            e=nn.Embedding(11, D),
+            r=nn.LSTM(D, 5, batch_first=True),
+            h=nn.Linear(5, 11),
+        ),
+        11,
+    ),
+    "tokens before records in what is returned": (
+        lambda: Apply(
+            lambda m, x: m.h(m.e(x.t()).flatten(0, 1)),
+            e=nn.Embedding(11, D),
+            h=nn.Linear(D, 11),
+        ),
+        11,
+    ),
+    "frames of a video folded into records": (
+        lambda: Apply(
+            lambda m, x: m.h(
+                m.r(m.n(m.c(x.flatten(0, 1))).tanh().flatten(1).unflatten(0, (len(x), -1)))[0][
+                    :, -1
+                ]
+            ),
+            c=nn.Conv2d(1, 4, 3),
+            n=nn.GroupNorm(2, 4),
+            r=nn.GRU(36, 5, batch_first=True),
+            h=nn.Linear(5, 3),
+        ),
+        (T, 1, 5, 5),
+    ),
     "decides by numbers": (
         lambda: Apply(
             lambda m, x: m.a(x) * (2.0 if float(x.detach().sum()) > 1e9 else 1.0),

@@ -63,6 +63,8 @@ BY_RULES = {
         "positions of one axis",
         "positions repeated",
         "records folded into positions",
+        "tokens folded into what is returned",
+        "frames of a video folded into records",
         "windows folded into records",
         "a table read outside of its layer",
         "a table changed where it is read",

@@ -298,6 +298,7 @@ class RuleFunction(torch.autograd.Function):
                     else saved
                 )
                 x_gradient = rule.input_gradient(module, same, g)
+        records = g.shape[0] // rule.positions
         # out here, where the recorder sees whether the pass runs under autocast
-        ctx.recorder.enter(LayerUse(ctx.layer, module, g.shape[0], per_sample_grads))
+        ctx.recorder.enter(LayerUse(ctx.layer, module, records, per_sample_grads))
         return (None, None, None, None, x_gradient, *[None] * ctx.parameters)

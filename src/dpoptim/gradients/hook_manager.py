@@ -15,9 +15,10 @@ from dpoptim.gradients.contents import Contents
 from dpoptim.gradients.forwards import FrozenForward, OwnForward, PerSampleForward, StillForward
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters, for_records
+from dpoptim.gradients.layers.folded import FoldedRule
 from dpoptim.gradients.layers.frozen import faster_forward
 from dpoptim.gradients.layers.outside import OutsideUseError, ReadOutside
-from dpoptim.gradients.layers.registry import rule_for, runner_for
+from dpoptim.gradients.layers.registry import rule_for, runner_for, takes_more_axes
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.shared import SharedParameter
@@ -155,7 +156,7 @@ class HookManager:
         rule.check(module, label)
         run = partial(self._run_layer, rule, module, label)
         if name in isolation.folded:
-            run = partial(self._run_folded, run)
+            run = partial(self._run_folded, rule, module, label)
         elif name in isolation.time_first:
             run = partial(run_time_first, run)
         if name in isolation.both:
@@ -223,11 +224,15 @@ class HookManager:
         parameters = [p for p in module._parameters.values() if p is not None]
         return applied(RuleFunction, self.recorder, rule, module, label, x, *parameters)
 
-    def _run_folded(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _run_folded(self, rule: AnyRule, module: nn.Module, label: str, x: Tensor) -> Tensor:
         """Run a layer on records and positions that are folded together, records first."""
-        if self.rows is None or not self.rows or x.shape[0] % self.rows:
-            return run(x)
-        return run(x.unflatten(0, (self.rows, x.shape[0] // self.rows))).flatten(0, 1)
+        if not self.rows or x.shape[0] % self.rows:
+            return self._run_layer(rule, module, label, x)
+        positions = x.shape[0] // self.rows
+        if not takes_more_axes(rule):
+            return self._run_layer(FoldedRule(rule, positions), module, label, x)
+        unfolded = x.unflatten(0, (self.rows, positions))
+        return self._run_layer(rule, module, label, unfolded).flatten(0, 1)
 
     def _run_alone(
         self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any

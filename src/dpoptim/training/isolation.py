@@ -40,6 +40,7 @@ from dpoptim.training.next_way import Failure, has_rule, places_of_records, prom
 from dpoptim.training.probe import positions_per_layer
 from dpoptim.training.quiet import other_weights, put_back, quiet
 
+NOT_FIRST = "its outputs do not have the batch axis first"
 MOST_TRIALS = 16
 
 
@@ -98,11 +99,11 @@ def choose_isolation(
     with put_back(model):
         found, reason = working_sample(model, train_set, batch_axis, collate)
     if found is None:
-        isolation = Isolation.of("vmap" if choice == "vmap" else "rules", batch_axis or 0)
-        whole = (enforced(WHOLE),) if choice == "vmap" else ()
-        return Chosen(isolation, (*whole, not_probed(reason)), None)
+        return unprobed(choice, batch_axis, reason)
     with quiet(model, lambda: found.outputs(model)):
         sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
+        if sample is None or (sample.folded and choice == "vmap"):
+            return unprobed(choice, batch_axis, NOT_FIRST)
         trials = Trials(model, sample, placement)
         if not trials.finite:  # records without any token, say, where numbers are a mask
             sample = sample.with_ones()
@@ -120,6 +121,13 @@ def choose_isolation(
         return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
 
 
+def unprobed(choice: Choice, batch_axis: int | None, reason: str) -> Chosen:
+    """The way that is taken untried."""
+    isolation = Isolation.of("vmap" if choice == "vmap" else "rules", batch_axis or 0)
+    whole = (enforced(WHOLE),) if choice == "vmap" else ()
+    return Chosen(isolation, (*whole, not_probed(reason)), None)
+
+
 def after_loss(isolation: Isolation, sample: Sample | None, reason: str) -> Chosen:
     """Choice of a way that suits the loss, where for that reason the model's own does not."""
     message = (
@@ -134,6 +142,8 @@ def slower_way(
 ) -> Isolation:
     """The next way after one that failed, by the first that does not."""
     isolation, failure = with_places(model, sample, trials, isolation, first)
+    if failure is not None and sample.folded:  # a vectorised model would return another form
+        return Isolation.of("alone")
     for _ in range(MOST_TRIALS):
         if failure is None or isolation.alone:
             return isolation
@@ -157,7 +167,7 @@ def working_sample(
             if sample.returned:
                 with_another_record(model, sample, (1.0,))  # takes others of this form, too
                 return sample, ""
-            reasons.append("its outputs do not have the batch axis first")
+            reasons.append(NOT_FIRST)
         except PrivacyError:
             raise
         except Exception as error:  # whatever the user's model raises on made-up input
@@ -172,14 +182,19 @@ def not_probed(reason: str) -> Assumption:
     )
 
 
-def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None) -> Sample:
+def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None) -> Sample | None:
     """The sample; where its first axis is time, with the records on the second one.
+
+    None: nobody can tell records from positions in what the model returns.
 
     Raises:
         SamplesInteractError: records are mixed on either axis.
     """
     if neighbours_are_invisible(model, sample):
         return sample
+    if sample.folded:
+        turned = sample.positions_first()
+        return turned if neighbours_are_invisible(model, turned) else None
     if batch_axis is None:
         with suppress(RuntimeError):
             turned = sample.time_first().tried(model)

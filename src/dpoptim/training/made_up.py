@@ -1,7 +1,7 @@
 """Made-up records of the data set's form, and how the model is called with them."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,28 @@ LABELS = ("labels", "label", "target", "targets", "y")
 
 
 @dataclass(frozen=True)
+class Returned:
+    """A floating-point tensor with records, among what the model returns.
+
+    Attributes:
+        leaf: which one.
+        axis: the records'.
+        folded: whether the first axis holds records and positions; ``axis`` is the records' place
+            among these two.
+    """
+
+    leaf: int
+    axis: int
+    folded: bool = False
+
+    def records_first(self, leaves: Sequence[Tensor], rows: int) -> Tensor:
+        leaf = leaves[self.leaf]
+        if self.folded:
+            leaf = leaf.unflatten(0, (-1, rows) if self.axis else (rows, -1))
+        return leaf.movedim(self.axis, 0)
+
+
+@dataclass(frozen=True)
 class Sample:
     """A call of the model on made-up records.
 
@@ -26,8 +48,8 @@ class Sample:
         rows: records in it, of a number unlike every other axis in sight.
         axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...); tensors
             of one axis have them there.
-        returned: which leaves of what the model returns are floating-point tensors with records,
-            and on which axis.
+        returned: where what the model returns has records; folded with positions only if nothing
+            has them on an axis of their own.
         least: whole numbers are this or one more.
     """
 
@@ -35,7 +57,7 @@ class Sample:
     kwargs: dict[str, Any]
     rows: int
     axis: int = 0
-    returned: tuple[tuple[int, int], ...] = ()
+    returned: tuple[Returned, ...] = ()
     least: int = 0
 
     def call(self, model: Model) -> Any:
@@ -44,17 +66,28 @@ class Sample:
     def outputs(self, model: Model) -> list[Tensor]:
         """The tensors that the model returns with a row for each record: records first."""
         leaves = pytree.tree_leaves(self.call(model))
-        return [leaves[i].movedim(axis, 0) for i, axis in self.returned]
+        return [each.records_first(leaves, self.rows) for each in self.returned]
 
     @torch.no_grad()
     def tried(self, model: Model) -> "Sample":
         """The same, with `returned` as this run of the model shows."""
-        found = []
+        found, folded = list[Returned](), list[Returned]()
         for i, leaf in enumerate(pytree.tree_leaves(self.call(model))):
             if isinstance(leaf, Tensor) and leaf.is_floating_point():
                 axes = [a for a in (self.axis, 0) if leaf.dim() > a and leaf.shape[a] == self.rows]
-                found += [(i, axes[0])] if axes else []
-        return replace(self, returned=tuple(found))
+                found += [Returned(i, axes[0])] if axes else []
+                if leaf.dim() and len(leaf) > self.rows and len(leaf) % self.rows == 0:
+                    folded.append(Returned(i, 0, folded=True))
+        return replace(self, returned=tuple(found or folded))
+
+    @property
+    def folded(self) -> bool:
+        """Whether the model returns records and positions on one axis."""
+        return any(each.folded for each in self.returned)
+
+    def positions_first(self) -> "Sample":
+        """The same, where what is folded has the positions first."""
+        return replace(self, returned=tuple(replace(each, axis=1) for each in self.returned))
 
     def records(self, indices: list[int]) -> "Sample":
         """Some of the records, in this order."""

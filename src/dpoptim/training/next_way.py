@@ -85,7 +85,7 @@ def place_in(x: Tensor, rule: AnyRule, rows: int, *, lookups: bool) -> str:
         return "first"  # positions, looked up for each record
     if takes_more_axes(rule) and x.dim() > 1 and second == rows:
         return "time first"
-    if takes_more_axes(rule) and first > rows and first % rows == 0:
+    if first > rows and first % rows == 0:
         return "folded"
     return "shared"
 

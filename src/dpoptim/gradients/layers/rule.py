@@ -23,11 +23,13 @@ class LayerRule(ABC, Generic[Module]):
             ingredients.
         widens: whether per-sample gradients take what autocast made narrow as it is, and widen it
             to float32 where they are formed; else they are given float32.
+        positions: how many rows of what the layer sees are one record's.
     """
 
     narrow = False
     at_once = False
     widens = False
+    positions = 1
 
     def check(self, module: Module, name: str) -> None:
         """Raise `PrivacyError` if the module's options cannot be clipped record by record."""

@@ -1,0 +1,43 @@
+"""Layers that see records and positions folded together, such as the frames of a video."""
+
+from torch import Tensor, nn
+
+from dpoptim.gradients.layers.rule import AnyRule, LayerRule, PerSampleGrads, Saved
+from dpoptim.gradients.rows_of_records import sum_rows
+
+
+class FoldedRule(LayerRule[nn.Module]):
+    """The rule of a layer whose rows are the positions of records, one record's after the other's.
+
+    A record's gradient is the sum over its positions, as that of a record of several rows is over
+    these.
+
+    Args:
+        rule: of the layer, which takes each position for a record.
+        positions: of each record; public, as the lengths of sequences are.
+    """
+
+    def __init__(self, rule: AnyRule, positions: int) -> None:
+        self.rule, self.positions = rule, positions
+        self.narrow, self.at_once, self.widens = rule.narrow, rule.at_once, rule.widens
+
+    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
+        return self.rule.prepare(module, name, x, len(x))
+
+    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Saved]:
+        return self.rule.forward(module, x)
+
+    def input_gradient(self, module: nn.Module, saved: Saved, g: Tensor) -> Tensor | None:
+        return self.rule.input_gradient(module, saved, g)
+
+    def per_sample_grads(self, module: nn.Module, saved: Saved, g: Tensor) -> PerSampleGrads:
+        return self._of_records(self.rule.per_sample_grads(module, saved, g), len(g))
+
+    def all_gradients(
+        self, module: nn.Module, saved: Saved, g: Tensor
+    ) -> tuple[Tensor | None, PerSampleGrads]:
+        to_input, formed = self.rule.all_gradients(module, saved, g)
+        return to_input, self._of_records(formed, len(g))
+
+    def _of_records(self, of_rows: PerSampleGrads, rows: int) -> PerSampleGrads:
+        return {name: sum_rows(each, rows, self.positions) for name, each in of_rows.items()}
