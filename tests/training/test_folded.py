@@ -49,6 +49,25 @@ class Words(nn.Module):
         return self.head(self.table(x if self.records_first else x.t()).flatten(0, 1))
 
 
+class Selected(nn.Module):
+    """Scores the tokens that a mask leaves, those of all records in a row."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(V, 6), head
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        there = mask != 0
+        left = self.table(x)[there]
+        scores = self.head(left[..., None] if self.on_channels else left)
+        placed = torch.zeros(*x.shape, 3).masked_scatter(there[..., None], scores.flatten(1))
+        return placed.sum(1)
+
+    @property
+    def on_channels(self) -> bool:
+        return isinstance(self.head, nn.Conv1d)
+
+
 def videos() -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(N, T, 1, 5, 5, generator=generator)
@@ -112,6 +131,17 @@ def test_positions_that_come_first_are_no_records() -> None:
     with pytest.warns(IsolationWarning, match="pass alone"):
         found = trained(words, texts(), of_texts, loss=of_texts)
     torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool], ids=str)
+@pytest.mark.parametrize("build", [lambda: nn.Linear(6, 3), lambda: nn.Conv1d(6, 3, 1)])
+def test_tokens_that_a_mask_selects_are_not_folded(
+    build: Callable[[], nn.Module], dtype: torch.dtype
+) -> None:
+    """As many as there are records, times something, they would pass for other records'."""
+    tokens = torch.randint(V, (N, T))
+    mask = (torch.arange(T) <= torch.arange(N)[:, None] % T).to(dtype)
+    assert choose_isolation(Selected(build()), TensorDataset(tokens, mask)).isolation.alone
 
 
 def test_vectorising_by_name_needs_no_trial_of_what_is_folded() -> None:

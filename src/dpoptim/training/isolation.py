@@ -118,7 +118,23 @@ def choose_isolation(
         first = failure
         if failure is not None:
             isolation = slower_way(model, sample, trials, isolation, failure)
+        if isolation.folded and (gaps := with_gaps(model, sample, placement, isolation)):
+            isolation, first = Isolation.of("alone"), first or gaps
         return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
+
+
+def with_gaps(
+    model: nn.Module, sample: Sample, placement: Placement, isolation: Isolation
+) -> Failure | None:
+    """Why this way fails for records with masks; None if it does not, or if they cannot be tried.
+
+    Positions that a mask selects, of all records in a row, look folded where the mask has no gaps.
+    """
+    try:
+        trials = Trials(model, sample.with_gaps(), placement)
+    except Exception:  # whatever the user's model raises on such input
+        return None
+    return trials.failure(isolation) if trials.finite else None
 
 
 def unprobed(choice: Choice, batch_axis: int | None, reason: str) -> Chosen:

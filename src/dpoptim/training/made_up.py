@@ -109,6 +109,19 @@ class Sample:
         """With whole numbers, of which some may be masks, all one."""
         return self.map_records(lambda x: x if x.is_floating_point() else torch.ones_like(x))
 
+    def with_gaps(self) -> "Sample":
+        """With everything 0 or 1, as masks are, of which each record has another part."""
+
+        def gaps(x: Tensor) -> Tensor:
+            drawn = torch.randint(0, 2, x.shape).to(x)
+            if x.dim() > 1:
+                drawn[:, 0] = 1  # nobody without any token
+                drawn[0] = 1
+                drawn[-1, 1:] = 0
+            return drawn
+
+        return self.map_records(gaps)
+
     def from_one(self) -> "Sample":
         """With whole numbers 1 and 2 for 0 and 1, for models that pack records of these lengths.
 
