@@ -200,7 +200,7 @@ def wrappers_of(module: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
 
 
 class _WithoutReentrance:
-    """What reentrant checkpointing calls, doing what the other kind does."""
+    """The function that reentrant checkpointing calls, doing what the other kind does."""
 
     usual = checkpointing.CheckpointFunction
     entered = 0

@@ -101,15 +101,7 @@ class PrivateTrainerMixin(KnowsOpacus):
 
     def _fit_to_plan(self, args: transformers.TrainingArguments) -> None:
         fit_to_plan(self.plan, args, own_loss_of(self), sealed=self._key is not None)
-        for name, kept in (
-            ("get_train_dataloader", PrivateTrainerMixin),
-            ("_get_train_sampler", transformers.Trainer),
-        ):
-            if getattr(type(self), name, None) is not getattr(kept, name, None):
-                raise ValueError(
-                    f"{type(self).__name__}.{name} would draw other batches than the plan does. "
-                    "Fix: leave it out; train_dataset and data_collator are what is read."
-                )
+        refuse_own_batches(self)
 
     # ---- the loop -------------------------------------------------------------------------------
 
@@ -312,6 +304,19 @@ class PrivateTrainerMixin(KnowsOpacus):
         """Load none: a resumed run seeds its generators anew."""
         if self._noise_seed is not None:
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
+
+
+def refuse_own_batches(trainer: PrivateTrainerMixin) -> None:
+    """Refuse a subclass that would draw batches itself."""
+    for name, kept in (
+        ("get_train_dataloader", PrivateTrainerMixin),
+        ("_get_train_sampler", transformers.Trainer),
+    ):
+        if getattr(type(trainer), name, None) is not getattr(kept, name, None):
+            raise ValueError(
+                f"{type(trainer).__name__}.{name} would draw other batches than the plan does. "
+                "Fix: leave it out; train_dataset and data_collator are what is read."
+            )
 
 
 def own_loss_of(trainer: PrivateTrainerMixin) -> str:
