@@ -139,7 +139,7 @@ def gradient_dtypes(node: Any) -> list[torch.dtype]:
 
 
 def node_name(node: Any) -> str:
-    """What autograd calls a node, also where a Function keeps something else as ``ctx.name``."""
+    """Name of a node, also where a Function keeps something of its own as ``ctx.name``."""
     return str(type(node).name(node))
 
 
@@ -200,7 +200,7 @@ def wrappers_of(module: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
 
 
 class _WithoutReentrance:
-    """The function that reentrant checkpointing calls, doing what the other kind does."""
+    """Stand-in for what reentrant checkpointing calls, doing what the other kind does."""
 
     usual = checkpointing.CheckpointFunction
     entered = 0

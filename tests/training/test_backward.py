@@ -636,3 +636,33 @@ def test_a_compiled_model_is_attached_as_the_one_inside(called: bool, isolation:
         return parameters(inner)
 
     torch.testing.assert_close(trained(True), trained(False))
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_a_sum_of_which_one_term_has_a_factor_is_a_sum(noisy: bool) -> None:
+    """The loss of a variational autoencoder, as it is usually written."""
+
+    class Autoencoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.code, self.back = nn.Linear(FEATURES, 4), nn.Linear(2, FEATURES)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            mean, log_variance = self.code(x).chunk(2, -1)
+            noise = torch.randn_like(mean) if noisy else torch.zeros_like(mean)
+            return self.back(mean + noise * (0.5 * log_variance).exp()), mean, log_variance
+
+    def loss(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
+        (x,) = batch
+        seen, mean, log_variance = model(x)
+        divergence = -0.5 * torch.sum(1 + log_variance - mean.square() - log_variance.exp())
+        return F.mse_loss(seen, x, reduction="sum") + divergence
+
+    model, data = Autoencoder(), TensorDataset(torch.randn(N, FEATURES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with dpoptim.attach(plan(), model, optimizer, data, loss=loss) as private:
+        for batch in private.batches():
+            private.backward(loss(model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert private.steps_done == 4

@@ -68,7 +68,8 @@ class CheckResult:
         records: how many were compared.
         skipped: what could not be compared of a collate function that draws random numbers, and
             why; else "".
-        multiplied: whether a scalar was multiplied or divided by a number after it was reduced.
+        multiplied: whether a scalar, all of it, was multiplied or divided by a number after it was
+            reduced.
     """
 
     loss_reduction: Literal["none", "mean", "sum"]
@@ -255,26 +256,30 @@ def compare_held(program: Program, records: Units) -> CheckResult:
         if losses.dim() == 0:
             compared = Comparison(model, loss, alone, together, order, per_record, *how)
             found = compared.reduction(("mean", "sum"))
-            reading = read_graph(losses)
-            multiplied = reading is not None and bool(reading.factors)
-            return CheckResult(found, count, multiplied=multiplied)
-        if losses.shape not in {(count,), (count * per_record,)}:
-            raise SamplesInteractError(
-                "loss must return one value for each record, shape (rows,), or a scalar; of "
-                f"{count} records it returned "
-                f'shape {tuple(losses.shape)}. Fix: reduction="none", and '
-                "dpoptim.losses.per_sample_mean where a record has "
-                "several losses."
-            )
+        else:
+            refuse_other_losses(losses, (count, count * per_record))
+            refuse_other_order(losses, [loss(model, each) for each in alone], order)
 
-        refuse_other_order(losses, [loss(model, each) for each in alone], order)
+            def summed(model: nn.Module, batch: Any) -> Tensor:
+                return loss(model, batch).sum()
 
-        def summed(model: nn.Module, batch: Any) -> Tensor:
-            return loss(model, batch).sum()
+            Comparison(model, summed, alone, together, order, per_record, *how).reduction(("sum",))
+            return CheckResult("none", count)
+    # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
+    reading = read_graph(losses)
+    return CheckResult(found, count, multiplied=reading is not None and reading.scaled)
 
-        compared = Comparison(model, summed, alone, together, order, per_record, *how)
-        compared.reduction(("sum",))
-        return CheckResult("none", count)
+
+def refuse_other_losses(losses: Tensor, allowed: Sequence[int]) -> None:
+    """Refuse losses that are not one for each of so many records."""
+    if losses.dim() != 1 or len(losses) not in allowed:
+        raise SamplesInteractError(
+            "loss must return one value for each record, shape (rows,), or a scalar; of "
+            f"{allowed[0]} records it returned "
+            f'shape {tuple(losses.shape)}. Fix: reduction="none", and '
+            "dpoptim.losses.per_sample_mean where a record has "
+            "several losses."
+        )
 
 
 def refuse_single_failures(loss: Loss, model: nn.Module, record: Any) -> None:

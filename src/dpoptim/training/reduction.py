@@ -27,6 +27,7 @@ class Reading:
         reduction: how the records' losses were combined.
         terms: how many were, in each sum or mean of the graph; None: the graph does not say.
         factors: that these were multiplied with or divided by. Private, as they may be counts.
+        scaled: whether all of the terms were, and not only some of them.
         total_weight: that torch divided by, a scalar, where that need not be the number of records
             (ignored labels and class weights); else None. Private.
     """
@@ -34,6 +35,7 @@ class Reading:
     reduction: Reduction
     terms: frozenset[int] | None = None
     factors: tuple[float, ...] = ()
+    scaled: bool = False
     total_weight: Tensor | None = None
 
 
@@ -99,6 +101,7 @@ def _of_terms(node: Any) -> Reading | None:
         known[0].reduction,
         frozenset().union(*(each.terms or () for each in known)) or None,
         tuple(factor for each in known for factor in each.factors),
+        all(each.scaled for each in known),
     )
 
 
@@ -120,7 +123,7 @@ def _of_multiple(node: Any) -> Reading | None:
         factor = float(factor) if factor.numel() == 1 and not factor.requires_grad else None
     if reading is None or factor is None:
         return None
-    return replace(reading, factors=(*reading.factors, float(factor)))
+    return replace(reading, factors=(*reading.factors, float(factor)), scaled=True)
 
 
 def _of_labels(node: Any) -> Reading | None:
