@@ -5,12 +5,9 @@ all; then ``vmap`` for the modules in which these failed, for what surrounds the
 whole model; then records alone.
 """
 
-import math
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,27 +15,22 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpoptim.assumptions import Assumption, enforced, trusted
-from dpoptim.clipping import Clipping
-from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
-from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
-from dpoptim.gradients.layers.outside import OutsideUseError
-from dpoptim.gradients.oracle import RecordsAlone, engine_sums, trainable
+from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.gradients.isolation import Choice, Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
-from dpoptim.training.comparison import settled, tolerance_of
 from dpoptim.training.freed_memory import freed_memory_given_back
+from dpoptim.training.isolation_trials import Trials, with_gaps
 from dpoptim.training.isolation_words import (
     ALONE,
     WAYS_IN_WORDS,
     WHOLE,
     basis_of,
-    first_sentence,
     message_of,
 )
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
-from dpoptim.training.probe import positions_per_layer
-from dpoptim.training.quiet import other_weights, put_back, quiet
+from dpoptim.training.quiet import put_back, quiet
 
 NOT_FIRST = "its outputs do not have the batch axis first"
 MOST_TRIALS = 16
@@ -121,20 +113,6 @@ def choose_isolation(
         if isolation.folded and (gaps := with_gaps(model, sample, placement, isolation)):
             isolation, first = Isolation.of("alone"), first or gaps
         return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
-
-
-def with_gaps(
-    model: nn.Module, sample: Sample, placement: Placement, isolation: Isolation
-) -> Failure | None:
-    """Why this way fails for records with masks; None if it does not, or if they cannot be tried.
-
-    Positions that a mask selects, of all records in a row, look folded where the mask has no gaps.
-    """
-    try:
-        trials = Trials(model, sample.with_gaps(), placement)
-    except Exception:  # whatever the user's model raises on such input
-        return None
-    return trials.failure(isolation) if trials.finite else None
 
 
 def unprobed(choice: Choice, batch_axis: int | None, reason: str) -> Chosen:
@@ -254,104 +232,6 @@ def with_another_record(
             if len(sizes) == 1:
                 raise
     return None
-
-
-class Trials:
-    """Clipped sums of made-up records, compared with those of batches of one."""
-
-    def __init__(self, model: nn.Module, sample: Sample, placement: Placement) -> None:
-        self.model, self.sample, self.placement = model, sample, placement
-        with torch.no_grad():
-            self._weights = [torch.randn_like(out) for out in sample.outputs(model)]
-        alone = [self._part(range(i, i + 1)) for i in range(sample.rows)]
-        self._alone = RecordsAlone(model, self._loss, alone, placement)
-        norms = self._alone.squared.sqrt()
-        self.finite = bool(norms.isfinite().all())
-        clips_all_and_none = (norms.median() / 2, 2 * norms.max()) if self.finite else ()
-        self._bounds = [max(float(each), 1e-6) for each in clips_all_and_none]
-        self.seconds: dict[Isolation, float] = {}
-        # of a model that no process holds whole, by formulas that keep no record's gradients
-        positions = positions_per_layer(model, sample) if placement.spread else None
-        self._sums = partial(engine_sums, placement=placement, positions=positions)
-
-    def failure(self, isolation: Isolation) -> Failure | None:
-        """Why this way does not give each record its own gradient; None if it does."""
-        start = time.perf_counter()
-        try:
-            self.placement.refuse(isolation)
-            shares = self._shares(isolation)
-            again = partial(self._elsewhere, isolation)
-            agrees = settled(list(shares.values()), again, tolerance_of(self.model, self.placement))
-        except SamplesInteractError:
-            raise
-        except PrivacyError as error:
-            known = error.layer is not None and error.layer in dict(self.model.named_modules())
-            return Failure(
-                first_sentence(str(error)),
-                (error.layer or WHOLE_MODEL,) if known else (),
-                outside=known and isinstance(error, OutsideUseError),
-            )
-        except Exception as error:  # whatever the user's model raises when it is run in another way
-            return Failure(quoted(error))
-        self.seconds[isolation] = time.perf_counter() - start
-        if agrees:
-            return None
-        wrong = [name for name, share in shares.items() if not share <= 1]
-        modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in wrong))
-        return Failure(f"the gradient of {wrong[-1]!r} was not each record's own", modules)
-
-    def factor(self, isolation: Isolation) -> float:
-        """Time of such a pass over that of an ordinary one, on this batch."""
-        ordinary = self._clock(range(self.sample.rows))
-        if isolation.alone:
-            return self.sample.rows * self._clock(range(1)) / ordinary
-        return self.seconds[isolation] / len(self._bounds) / ordinary
-
-    def refusal(self, failure: Failure) -> PrivacyError:
-        return SamplesInteractError(
-            "records are mixed, or the first axis of some layer is not the record: "
-            f"{failure.reason}. Usual causes: positions of shape (T,) instead of (1, T), a "
-            "(T, B, ...) layout, records sorted by length to be packed. Fix: "
-            'isolation="auto", which finds another way; or keep the batch axis first, and records '
-            "in their order (pack_padded_sequence(..., enforce_sorted=False))."
-        )
-
-    def _clock(self, indices: range) -> float:
-        parameters, part = [*trainable(self.model).values()], self._part(indices)
-        start = time.perf_counter()
-        self.placement.gradients(self._loss(self.model, part), parameters)
-        return time.perf_counter() - start
-
-    def _part(self, indices: range) -> tuple[Sample, list[Tensor]]:
-        weights = [w[indices.start : indices.stop] for w in self._weights]  # views: these are large
-        return self.sample.records(list(indices)), weights
-
-    @staticmethod
-    def _loss(model: nn.Module, batch: tuple[Sample, list[Tensor]]) -> Tensor:
-        sample, weights = batch
-        terms = [(out * w).sum() for out, w in zip(sample.outputs(model), weights, strict=True)]
-        return torch.stack([term.to(terms[0].device, terms[0].dtype) for term in terms]).sum()
-
-    def _elsewhere(self, isolation: Isolation, seed: int) -> list[float]:
-        """Distances with other weights, in tolerances."""
-        with other_weights(self.model, seed):
-            return [*Trials(self.model, self.sample, self.placement)._shares(isolation).values()]
-
-    def _shares(self, isolation: Isolation) -> dict[str, float]:
-        """By how many tolerances each parameter's sums are off, under the worse bound."""
-        shares = dict.fromkeys(trainable(self.model), 0.0)
-        for bound in self._bounds:
-            for name, share in self._under(bound, isolation):
-                shares[name] = share if math.isnan(share) else max(shares[name], share)
-        return shares
-
-    def _under(self, bound: float, isolation: Isolation) -> list[tuple[str, float]]:
-        rows, clipping = self.sample.rows, Clipping(bound)
-        given = self.model, self._loss, self._part(range(rows)), rows, clipping
-        ours = self._sums(*given, "sum", isolation)
-        allowed = bound * rows * tolerance_of(self.model, self.placement)
-        found = self._alone.distances(ours, clipping, list(range(rows)), "sum")
-        return [(name, each / allowed) for name, each in found.items()]
 
 
 def with_places(

@@ -9,7 +9,7 @@ from dpoptim.gradients.isolation import Isolation
 from dpoptim.training.next_way import Failure
 
 if TYPE_CHECKING:
-    from dpoptim.training.isolation import Trials
+    from dpoptim.training.isolation_trials import Trials
 
 
 PASSED = trusted(
