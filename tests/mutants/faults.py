@@ -124,6 +124,10 @@ def unsettled_throws() -> AbstractContextManager[Any]:
     return patch.object(gaussian, "settle", lambda stream, place, layer: place.copy())
 
 
+def settled_throws_left_out() -> AbstractContextManager[Any]:
+    return patch.object(gaussian, "settle", lambda stream, place, layer: np.zeros(len(place)))
+
+
 def places_above_the_curve_kept() -> AbstractContextManager[Any]:
     def settle(
         stream: KeyStream, place: NDArray[np.float64], layer: NDArray[np.int64]

@@ -102,12 +102,15 @@ def inputs_of_rows_left_out() -> AbstractContextManager[Any]:
             self.places = [*gradients]
             self._gradients, self._unit = gradients, unit
 
-        def measure(self, block: int) -> tuple[dict[str, Tensor], Tensor]:
-            squares = [
+        def measure(self, block: int) -> dict[str, Tensor]:
+            self._squares = [
                 (each.outer if isinstance(each, Bias) else each).left_squared_norms(block)
                 for each in self._gradients.values()
             ]
-            return {self._unit: sum(squares)}, squares[0]
+            return {self._unit: sum(self._squares)}
+
+        def longest(self) -> Tensor:
+            return self._squares[0]
 
         def add(self, weights: Mapping[str, Tensor], sums: Sequence[Sums], groups: Groups) -> None:
             for place, each in self._gradients.items():

@@ -131,6 +131,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "noise",
     ),
     Mutant(
+        "no noise where a throw is settled",
+        "noise.gaussian.settle",
+        _f.settled_throws_left_out,
+        "noise",
+    ),
+    Mutant(
         "places above the curve kept",
         "noise.gaussian.settle",
         _f.places_above_the_curve_kept,

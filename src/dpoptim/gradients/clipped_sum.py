@@ -96,7 +96,6 @@ class ClippedSum:
             del together[i]
         norms = self.measure(together, norms_of, rows)
         if in_turn:
-            norms.squared = {unit: each.clone() for unit, each in norms.squared.items()}
 
             def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
                 for unit, each in measured.items():
@@ -124,8 +123,10 @@ class ClippedSum:
         """
         squared: dict[str, list[Tensor]] = {self.units.of[i]: [] for i in places}
         lengths: list[Tensor] = []
+        of_units: dict[str, Tensor] = {}
         if rows is not None:
-            for unit, of_rows in rows.measure(self.block).items():
+            of_units = rows.measure(self.block)
+            for unit, of_rows in of_units.items():
                 squared[unit].append(self.scaled_squares(of_rows))
             if self.common_factor:
                 lengths.append(self.scaled_squares(rows.longest()))
@@ -139,12 +140,16 @@ class ClippedSum:
             if longest is not None:
                 lengths.append(self.scaled_squares(longest))
         return Norms(
-            {unit: self._added(parts) for unit, parts in squared.items()},
+            {
+                unit: parts[0] if unit in of_units and len(parts) == 1 else self._added(parts)
+                for unit, parts in squared.items()
+            },
             self._stacked(lengths).amax(0) if self.common_factor else None,
         )
 
     def _added(self, parts: list[Tensor]) -> Tensor:
-        return parts[0] if len(parts) == 1 else self._stacked(parts).sum(0)
+        """In memory of its own, to be added to."""
+        return parts[0].clone() if len(parts) == 1 else self._stacked(parts).sum(0)
 
     def _stacked(self, parts: list[Tensor]) -> Tensor:
         """Vectors (B,) one above the other; a row of zeros where there is none."""
