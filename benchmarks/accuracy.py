@@ -402,7 +402,8 @@ def cnn(request: Request) -> Experiment:
     for features, steps in kinds.items():
         for data, epsilon in given_sets(request, steps, (2.93, 2.93, 2.93, 3.0)):
             task, n = tasks.by_recipe(data, "cnn", features), len(data.x)
-            groups = [[trial_by_recipe(task, recipe("cnn", n), n, epsilon)]]
+            by = recipe("cnn", n, features, size=math.prod(data.x.shape[1:]))
+            groups = [[trial_by_recipe(task, by, n, epsilon)]]
             if features == "pixels":
                 by = trial_by_recipe(task, recipe("cnn", n, views=4), n, epsilon)
                 groups.append([replace(by, views=4, shift=1)])

@@ -128,6 +128,17 @@ TRIALS = [
         replace(RECTIFIED[1], **MOVED, batch_size=batch_size, epochs=40, learning_rate=rate)
         for batch_size, rate in ((4_000, 1.0), (8_000, 1.0), (8_000, 2.0))
     ),
+    # as many rows, or fewer, spread otherwise over views and epochs
+    *(
+        replace(RECTIFIED[1], views=views, shift=1, rows=128, epochs=epochs, batch_size=batch_size)
+        for views, epochs, batch_size in (
+            (1, 40, 4_000),
+            (2, 40, 4_000),
+            (2, 60, 4_000),
+            (4, 30, 4_000),
+            (4, 30, 3_000),
+        )
+    ),
 ]
 
 
@@ -176,6 +187,12 @@ def bent(x: Tensor, y: Tensor, count: int, generator: torch.Generator) -> Arrays
     return F.grid_sample(chosen - low, grid + bends, align_corners=False) + low, y[which]
 
 
+def enlarged(x: Tensor, low: float) -> Tensor:
+    """Digits of 8 x 8 pixels, none below ``low``, in the middle of 28 x 28."""
+    x = F.interpolate(x, size=(20, 20), mode="bicubic", align_corners=False)
+    return F.pad(x, (4,) * 4, value=low).clamp(min=low)
+
+
 @cache
 def images(name: str, folder: Path) -> tuple[Arrays, Arrays]:
     """Images to train on, and others to choose on, of 28 x 28 pixels."""
@@ -185,9 +202,7 @@ def images(name: str, folder: Path) -> tuple[Arrays, Arrays]:
         return (x[:50_000], y[:50_000]), (x[50_000:], y[50_000:])
     data = load_digits(0, (SquareRoot(),))
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
-    low = float(x.min())
-    x = F.interpolate(x, size=(20, 20), mode="bicubic", align_corners=False)
-    x = F.pad(x, (4,) * 4, value=low).clamp(min=low)
+    x = enlarged(x, float(x.min()))
     generator = torch.Generator().manual_seed(5)
     training = bent(x[:1_100], y[:1_100], 20_000, generator)
     return training, bent(x[1_100:], y[1_100:], CHOOSING, generator)

@@ -1,19 +1,22 @@
 """Made-up colour images of 32 x 32 pixels with classes, for choosing settings: not CIFAR-10.
 
-Two sets, of photographs and of the glyphs of a colour font:
+Three sets, of photographs, of the glyphs of a colour font, and of Fashion-MNIST:
 
 * "objects": the glyph of one of ten kinds of things, turned, mirrored, scaled, moved, faint or
   not, with hue, saturation and brightness changed at random, on a crop of a photograph;
 * "textures": crops of ten photographs at random scales, with the same changes of colour; which of
   the ten is to be told. Crops to choose on come from the right-hand fifth of each photograph, which
-  none to train on shows.
+  none to train on shows;
+* "garments": an image of Fashion-MNIST, no two of the same, turned, mirrored, scaled, moved and
+  coloured at random, faint or not, on a crop of a photograph.
 
-`objects` and `textures` are functions of a folder of pictures, a font and a seed.
+Each is a function of a folder of pictures, what lies on them, and a seed.
 """
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +24,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 Bytes = NDArray[np.uint8]
 SIZE = 32
+CHUNK = 1_000  # images at a time, whose colours are numbers of eight bytes
 GLYPH = 109  # pixels: the one size that Noto Color Emoji has
 KINDS = {
     "airplane": "✈🛩🛫🛬🚁🚀",
@@ -74,7 +78,7 @@ def crop(
     return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else part
 
 
-def recoloured(x: NDArray[np.float64], rng: np.random.Generator, hue: float) -> Bytes:
+def recoloured(x: NDArray[Any], rng: np.random.Generator, hue: float) -> Bytes:
     """Colours (n, 3, ...) in [0, 255], turned about grey by up to ``hue`` radians, made duller or
     not, brighter or darker, each image by itself.
     """
@@ -84,7 +88,10 @@ def recoloured(x: NDArray[np.float64], rng: np.random.Generator, hue: float) -> 
     rotation = grey + np.cos(angle) * (np.eye(3) - grey) + np.sin(angle) * turn
     saturation = rng.uniform(0.5, 1.2, (len(x), 1, 1))
     mix = (grey + saturation * (rotation - grey)) * rng.uniform(0.6, 1.2, (len(x), 1, 1))
-    return np.clip(np.einsum("nij,nj...->ni...", mix, x), 0, 255).astype(np.uint8)
+    made = np.empty(x.shape, dtype=np.uint8)
+    for part in (slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)):
+        made[part] = np.clip(np.einsum("nij,nj...->ni...", mix[part], x[part]), 0, 255)
+    return made
 
 
 def objects(folder: Path, font: Path, count: int, seed: int) -> tuple[Bytes, NDArray[np.int64]]:
@@ -116,6 +123,36 @@ def placed(letters: Sequence[Image.Image], rng: np.random.Generator) -> Bytes:
     )
     canvas.paste(drawn.resize((width, height), Image.Resampling.BOX), at)
     return np.asarray(canvas)
+
+
+def garments(
+    folder: Path, grey: Bytes, seed: int, columns: tuple[float, float] = (0.0, 1.0)
+) -> Bytes:
+    """Grey images (n, 28, 28), each in two random colours on a crop, bytes (n, 3, 32, 32)."""
+    rng = np.random.default_rng(seed)
+    pictures = photographs(folder)
+    made = np.empty((len(grey), 3, SIZE, SIZE), dtype=np.uint8)
+    for i, image in enumerate(grey):
+        shade = Image.fromarray(image)
+        if rng.random() < 0.5:
+            shade = shade.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        cover = shade.point(lambda value: min(255, 4 * value))
+        drawn = Image.merge("LA", (shade, cover))
+        across, up = rng.uniform(-0.1, 0.1, 2)
+        scale, angle = rng.uniform(0.8, 1.2), rng.uniform(-0.25, 0.25)
+        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) / scale
+        start = 14 - turn @ (np.array([16, 16]) + SIZE * np.array([across, up]))
+        map_ = (*turn[0], start[0], *turn[1], start[1])
+        placed = drawn.transform(
+            (SIZE, SIZE), Image.Transform.AFFINE, map_, Image.Resampling.BILINEAR
+        )
+        shades, covers = np.moveaxis(np.asarray(placed, dtype=np.float64), -1, 0) / 255
+        dark, light = rng.uniform(0, 160, (3, 1, 1)), rng.uniform(95, 255, (3, 1, 1))
+        alpha = covers * rng.uniform(0.4, 1.0)
+        photograph = crop(pictures[rng.integers(len(pictures))], rng, columns)
+        behind = np.moveaxis(np.asarray(photograph, dtype=np.float64), -1, 0)
+        made[i] = alpha * (dark + shades * (light - dark)) + (1 - alpha) * behind
+    return recoloured(made, rng, 0.3)
 
 
 def textures(

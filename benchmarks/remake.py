@@ -84,6 +84,7 @@ COMMANDS = {
     "srgd_rates.csv": f"{REPRODUCE} srgd-rates --out {{out}}",
     "step_time.csv": "python benchmarks/step_time.py --out {out}",
     "tables.csv": "python benchmarks/tables.py --out {out} --peer-python {peer}/bin/python",
+    "whole_images.csv": "python benchmarks/whole_images.py --pictures {pictures} --out {out}",
 }
 
 

@@ -102,7 +102,9 @@ def test_rates_are_for_rows_as_long_as_they_are() -> None:
     for name in ("learning_rate", "walk"):
         ratio = getattr(colour, name) / getattr(grey, name)
         assert ratio * math.sqrt(15_552 / 3_969) == pytest.approx(1, rel=0.03)
-    assert recipe("cnn", 50_000, "scattering", size=15_552) == recipe("cnn", 50_000)
+    grey, colour = (recipe("cnn", 50_000, "scattering", size=size) for size in (3_969, 15_552))
+    assert grey == recipe("cnn", 50_000)
+    assert colour == replace(grey, learning_rate=0.51)
 
 
 def test_the_cnn_reads_pixels_and_planes_of_features() -> None:

@@ -41,7 +41,7 @@ def test_linear_models_match_scikit_learn_in_any_units(scale: float) -> None:
     assert data.x_test is not None
     reference = make_pipeline(StandardScaler(), LogisticRegression()).fit(data.x, data.y)
     found = scores(data, "softmax")
-    assert len(found) == comparison_epochs(data)
+    assert 0 < len(found) <= comparison_epochs(data)
     assert found[-1] >= reference.score(data.x_test, data.y_test) - 0.01
 
 
@@ -56,6 +56,19 @@ def test_numbers_are_predicted_as_by_least_squares() -> None:
     )
     assert scores(data, "softmax")[-1] > 0.95
     assert scores(data, "mlp")[-1] > 0.9
+
+
+def test_training_ends_before_records_are_learnt_by_heart() -> None:
+    """Of 900 pixels five tell the class of 70.4 % of images, at best; by heart, 65 %."""
+    rng, n = np.random.default_rng(0), 3_000
+    pixels = rng.normal(size=(3 * n, 900))
+    y = (pixels[:, :5].sum(1) + 3 * rng.normal(size=len(pixels)) > 0).astype(np.int64)
+    x = (30 * pixels / np.arange(1, 901)).astype(np.float32)
+    images = x.reshape(-1, 1, 30, 30)
+    data = Data("made up", images[:n], y[:n], images[n:], y[n:], ("0", "1"), public=True)
+    found = scores(data, "softmax")
+    assert len(found) < comparison_epochs(data)
+    assert found[-1] > 0.68
 
 
 def test_private_data_is_refused() -> None:
