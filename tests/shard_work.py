@@ -428,8 +428,9 @@ def caught_mutants(rank: int, alone: np.ndarray, folder: str) -> dict[str, bool]
         honest, fits = DPLogisticRegression.fit, []
 
         def spy(self: Any, *data: Any, persons: Any = None) -> Any:
-            fits.append(gdp_mu(self.epsilon, self.delta))
-            return honest(self, *data, persons=persons)
+            fitted = honest(self, *data, persons=persons)
+            fits.append(gdp_mu(self.epsilon, self.delta))  # not of fits that end at their charge
+            return fitted
 
         with patch.object(DPLogisticRegression, "fit", spy):
             DPSearchCV(

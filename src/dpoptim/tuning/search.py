@@ -125,8 +125,8 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                 several: all rows of a person train, or all score.
 
         Raises:
-            ValueError: an estimator, a grid or a setting that the guarantee does not cover; before
-                anything is spent. RankError: another process has failed, or does not agree.
+            ValueError: an estimator, a grid or a setting that the guarantee does not cover, or that
+                a candidate refuses, or a bad table; before anything is spent. RankError: another process has failed, or does not agree.
         """
         with all_ranks() as ranks:
             self._search(X, y, persons, ranks)
@@ -157,24 +157,34 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                 noise=ranks.common_stream(self.noise_seed, "trials"),
                 label=type(self).__name__,
             )
+
+            def model(candidate: dict[str, Any], seed: int | None, ledger: Ledger | None) -> Any:
+                return clone(self.estimator).set_params(
+                    **candidate,
+                    epsilon=gdp_epsilon(base * LEFT, delta),
+                    delta=delta,
+                    noise_seed=seed,
+                    ledger=ledger,
+                    warm_start=False,
+                )
+
+            def fit(model: Any, rows: Any) -> Any:
+                with uncounted(), alone():
+                    owned = None if owners is None else of_rows[rows]
+                    return model.fit(x[rows], targets[rows], persons=owned)
+
+            # what is refused of the table, held-out rows too, or of a candidate, costs nothing
+            everything = slice(None)
+            for candidate, rows in [(candidates[0], everything), *((c, train) for c in candidates)]:
+                gate.rehearse(lambda own, c=candidate, r=rows: fit(model(c, 0, own), r))
             for number, chosen in enumerate(gate.draw(len(candidates))):
                 if number % ranks.size != ranks.rank:
                     continue
                 seed = None if self.noise_seed is None else 1000 * self.noise_seed + number
-                settings: dict[str, Any] = {
-                    "epsilon": gdp_epsilon(base * LEFT, delta),
-                    "delta": delta,
-                    "noise_seed": seed,
-                }
-                model = clone(self.estimator).set_params(
-                    **candidates[chosen], **settings, ledger=None, warm_start=False
-                )
-                of_train = None if owners is None else of_rows[train]
-                with uncounted(), alone():
-                    model.fit(x[train], targets[train], persons=of_train)
-                    scores = self._values(model, x[test], targets[test], of_rows[test])
-                    score = self._score(model, scores, base, delta, relation, seed)
-                trial = (score, -number, model, candidates[chosen])
+                fitted = fit(model(candidates[chosen], seed, None), train)
+                scores = self._values(fitted, x[test], targets[test], of_rows[test])
+                score = self._score(fitted, scores, base, delta, relation, seed)
+                trial = (score, -number, fitted, candidates[chosen])
                 mine = [max([*mine, trial], key=_by_score)]
             ranks.arrive("its trials")
             found = [each for best in ranks.gathered(mine) for each in best]
