@@ -303,9 +303,10 @@ def test_every_loop_resumes_to_the_same_weights(task: str, stop: int, tmp_path: 
         dirpath=folder, every_n_train_steps=stop, save_top_k=-1
     )
     by_lightning(make(), data, folder, 4, enable_checkpointing=True, more=[save])
-    (checkpoint,) = folder.glob(f"*step={stop}.ckpt")
+    moved = folder.rename(tmp_path / "moved")  # the private state is found beside the checkpoint
+    (checkpoint,) = moved.glob(f"*step={stop}.ckpt")
     later = make()
-    found, fit = by_lightning(later, data, folder, 100, resume=checkpoint)
+    found, fit = by_lightning(later, data, moved, 100, resume=checkpoint)
     assert fit.global_step == plan().steps
     close(expected, {name.removeprefix("model."): value for name, value in found.items()})
 

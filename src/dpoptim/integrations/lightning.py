@@ -247,7 +247,9 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
                 "this checkpoint was written without dpoptim's PrivateCallback, so it does not say "
                 "what was released. Fix: load the weights, and start a new run."
             )
-        self._resume = Path(path)
+        # a folder of checkpoints may have been moved, and is then named by fit alone
+        beside = Path(trainer.ckpt_path or path).parent / Path(path).name
+        self._resume = beside if beside.exists() else Path(path)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._leave()
