@@ -125,8 +125,9 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                 several: all rows of a person train, or all score.
 
         Raises:
-            ValueError: an estimator, a grid or a setting that the guarantee does not cover, or that
-                a candidate refuses, or a bad table; before anything is spent. RankError: another process has failed, or does not agree.
+            ValueError: an estimator, a grid or a setting that the guarantee does not cover, what a
+                candidate refuses, or a bad table; before anything is spent.
+            RankError: another process has failed, or does not agree.
         """
         with all_ranks() as ranks:
             self._search(X, y, persons, ranks)
