@@ -7,6 +7,7 @@ good.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import dp_accounting
@@ -159,8 +160,10 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                 label=type(self).__name__,
             )
 
-            def model(candidate: dict[str, Any], seed: int | None, ledger: Ledger | None) -> Any:
-                return clone(self.estimator).set_params(
+            def fit(
+                candidate: dict[str, Any], rows: Any, ledger: Ledger | None, seed: int | None = None
+            ) -> Any:
+                model = clone(self.estimator).set_params(
                     **candidate,
                     epsilon=gdp_epsilon(base * LEFT, delta),
                     delta=delta,
@@ -168,24 +171,23 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                     ledger=ledger,
                     warm_start=False,
                 )
-
-            def fit(model: Any, rows: Any) -> Any:
+                owned = None if owners is None else of_rows[rows]
                 with uncounted(), alone():
-                    owned = None if owners is None else of_rows[rows]
                     return model.fit(x[rows], targets[rows], persons=owned)
 
             # what is refused of the table, held-out rows too, or of a candidate, costs nothing
-            everything = slice(None)
-            for candidate, rows in [(candidates[0], everything), *((c, train) for c in candidates)]:
-                gate.rehearse(lambda own, c=candidate, r=rows: fit(model(c, 0, own), r))
+            gate.rehearse(partial(fit, candidates[0], slice(None)))
+            for candidate in candidates:
+                gate.rehearse(partial(fit, candidate, train))
             for number, chosen in enumerate(gate.draw(len(candidates))):
                 if number % ranks.size != ranks.rank:
                     continue
                 seed = None if self.noise_seed is None else 1000 * self.noise_seed + number
-                fitted = fit(model(candidates[chosen], seed, None), train)
-                scores = self._values(fitted, x[test], targets[test], of_rows[test])
-                score = self._score(fitted, scores, base, delta, relation, seed)
-                trial = (score, -number, fitted, candidates[chosen])
+                model = fit(candidates[chosen], train, None, seed)
+                with alone():
+                    scores = self._values(model, x[test], targets[test], of_rows[test])
+                    score = self._score(model, scores, base, delta, relation, seed)
+                trial = (score, -number, model, candidates[chosen])
                 mine = [max([*mine, trial], key=_by_score)]
             ranks.arrive("its trials")
             found = [each for best in ranks.gathered(mine) for each in best]
