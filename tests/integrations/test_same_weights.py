@@ -312,6 +312,23 @@ def test_every_loop_resumes_to_the_same_weights(task: str, stop: int, tmp_path: 
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_lightning_checkpoint_saved_by_hand_is_gone_on_from(tmp_path: Path) -> None:
+    """Without a ModelCheckpoint; its private state is in the Trainer's own folder."""
+    file = tmp_path / "by hand.ckpt"
+
+    class Save(lightning.Callback):  # type: ignore[name-defined, misc]
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            if trainer.global_step == 2:
+                trainer.save_checkpoint(file)
+
+    data = Sentences()
+    expected, _ = by_lightning(classifier(), data, tmp_path, 4, more=[Save()])
+    found, fit = by_lightning(classifier(), data, tmp_path, 4, resume=file)
+    assert fit.global_step == plan().steps
+    close(expected, found)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_the_trainer_logs_public_figures_only(tmp_path: Path) -> None:
     run = trainer(classifier(), Sentences(), tmp_path, 4)
     output = run.train()
