@@ -206,8 +206,9 @@ def together(rank: int, path: str) -> dict[str, Any]:
     honest = DPLogisticRegression.fit
 
     def spy(self: Any, *data: Any, persons: Any = None) -> Any:
-        tried.append(self.l2)
-        return honest(self, *data, persons=persons)
+        done = honest(self, *data, persons=persons)
+        tried.append(self.l2)  # where the fit did not end at its charge
+        return done
 
     with patch.object(DPLogisticRegression, "fit", spy):
         search = DPSearchCV(fit, {"l2": [0.1, 0.2]}, mean_trials=8.0, noise_seed=5, **options).fit(
