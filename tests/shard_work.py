@@ -206,8 +206,9 @@ def together(rank: int, path: str) -> dict[str, Any]:
     honest = DPLogisticRegression.fit
 
     def spy(self: Any, *data: Any, persons: Any = None) -> Any:
-        tried.append(self.l2)
-        return honest(self, *data, persons=persons)
+        done = honest(self, *data, persons=persons)
+        tried.append(self.l2)  # where the fit did not end at its charge
+        return done
 
     with patch.object(DPLogisticRegression, "fit", spy):
         search = DPSearchCV(fit, {"l2": [0.1, 0.2]}, mean_trials=8.0, noise_seed=5, **options).fit(
@@ -428,8 +429,9 @@ def caught_mutants(rank: int, alone: np.ndarray, folder: str) -> dict[str, bool]
         honest, fits = DPLogisticRegression.fit, []
 
         def spy(self: Any, *data: Any, persons: Any = None) -> Any:
-            fits.append(gdp_mu(self.epsilon, self.delta))
-            return honest(self, *data, persons=persons)
+            fitted = honest(self, *data, persons=persons)
+            fits.append(gdp_mu(self.epsilon, self.delta))  # not of fits that end at their charge
+            return fitted
 
         with patch.object(DPLogisticRegression, "fit", spy):
             DPSearchCV(

@@ -36,6 +36,7 @@ def main(folder: Path) -> None:
     several: dict[str, Any] = {"devices": 2, "strategy": "ddp"}
     results["Lightning"], fit = by_lightning(classifier(), data, folder, 4, **several)
     results["Lightning steps"] = {"steps": torch.tensor(fit.global_step)}
+    fit.save_checkpoint(folder / "final.ckpt")  # of weights: nobody goes on from here
     torch.save(results, folder / f"rank{dist.get_rank()}.pt")
 
 

@@ -35,3 +35,6 @@ def test_loops_in_two_processes_release_the_same_weights(tmp_path: Path) -> None
         for name, value in first["plain"].items():
             torch.testing.assert_close(first[loop][name], value, rtol=0, atol=1e-6)
             assert torch.equal(first[loop][name], second[loop][name])  # the same bits on all ranks
+    final = torch.load(tmp_path / "final.ckpt", weights_only=False)
+    assert final["global_step"] == first["Lightning steps"]["steps"]
+    assert "dpoptim_private_checkpoint" not in final

@@ -303,11 +303,29 @@ def test_every_loop_resumes_to_the_same_weights(task: str, stop: int, tmp_path: 
         dirpath=folder, every_n_train_steps=stop, save_top_k=-1
     )
     by_lightning(make(), data, folder, 4, enable_checkpointing=True, more=[save])
-    (checkpoint,) = folder.glob(f"*step={stop}.ckpt")
+    moved = folder.rename(tmp_path / "moved")  # the private state is found beside the checkpoint
+    (checkpoint,) = moved.glob(f"*step={stop}.ckpt")
     later = make()
-    found, fit = by_lightning(later, data, folder, 100, resume=checkpoint)
+    found, fit = by_lightning(later, data, moved, 100, resume=checkpoint)
     assert fit.global_step == plan().steps
     close(expected, {name.removeprefix("model."): value for name, value in found.items()})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_lightning_checkpoint_saved_by_hand_is_gone_on_from(tmp_path: Path) -> None:
+    """Without a ModelCheckpoint; its private state is in the Trainer's own folder."""
+    file = tmp_path / "by hand.ckpt"
+
+    class Save(lightning.Callback):  # type: ignore[name-defined, misc]
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            if trainer.global_step == 2:
+                trainer.save_checkpoint(file)
+
+    data = Sentences()
+    expected, _ = by_lightning(classifier(), data, tmp_path, 4, more=[Save()])
+    found, fit = by_lightning(classifier(), data, tmp_path, 4, resume=file)
+    assert fit.global_step == plan().steps
+    close(expected, found)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -479,6 +479,21 @@ def test_parameters_that_change_after_attaching(frozen: bool, word: str) -> None
         model[0].weight.requires_grad_(not frozen)
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["in a step", "before its first batch"])
+def test_parameters_frozen_for_a_step_are_said_to_be_frozen(first: bool) -> None:
+    """As by Lightning's toggle_optimizer: nothing wrote into them."""
+    model, data = problem()
+    halves = [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]
+    with dpoptim.attach(plan(), model, halves, data) as private:
+        model[2].requires_grad_(not first)
+        with pytest.raises(dpoptim.PrivacyError, match=r"'2.weight' was frozen .*toggle_optimizer"):
+            x, y = next(private.batches())
+            model[2].requires_grad_(False)
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            halves[0].step()
+        model[2].requires_grad_(True)
+
+
 def test_parameters_outside_the_optimizer() -> None:
     model, data = problem()
     with pytest.raises(dpoptim.PrivacyError, match="'2.weight' .*not in the optimizer"):

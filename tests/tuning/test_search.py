@@ -19,7 +19,7 @@ from dpoptim.gate import TrialsGate
 from dpoptim.noise.stream import KeyStream
 from dpoptim.noise.trials import even_choice, logarithmic_count, logarithmic_parameter
 from dpoptim.training.privacy_units import Persons
-from dpoptim.tuning import DPSearchCV
+from dpoptim.tuning import DPSearchCV, search
 from dpoptim.tuning.search import search_event
 
 GRID: Any = {"clip_norm": [0.3, 30.0], "steps": [5, 10]}
@@ -124,6 +124,78 @@ def test_what_the_guarantee_does_not_cover_is_refused(wrong: dict[str, Any], sai
         with pytest.raises(ValueError, match=said):
             DPSearchCV(**settings).fit(x, y)
         assert ledger.entries() == []
+
+
+def table_with(column: str, value: Any) -> tuple[Any, Any]:
+    """Two classes; one record, which is held out, has ``value``."""
+    rng = np.random.default_rng(1)
+    table = {"x": rng.uniform(-1, 1, (300, 2)), "y": rng.integers(0, 2, 300)}
+    _, test = DPSearchCV(base(), GRID)._parts(300)
+    table[column][np.flatnonzero(test)[0]] = value
+    return table["x"], table["y"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "table", "said"),
+    [
+        ({"param_grid": {"clip_norm": [1.0, -1.0]}}, table_with("y", 1), "clip_norm must be"),
+        ({"param_grid": {"solver": ["auto", "best"]}}, table_with("y", 1), "solver must be one of"),
+        ({"param_grid": {"steps": [10, 0]}}, table_with("y", 1), "steps must be"),
+        ({"param_grid": {"stepz": [10]}}, table_with("y", 1), "Invalid parameter 'stepz'"),
+        ({}, table_with("y", 7), "none of the declared classes"),
+        ({}, table_with("x", np.nan), "contains NaN"),
+        ({}, (table_with("y", 1)[0], [0, 1]), "equally many rows"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_candidate_and_held_out_rows_too_are_refused_before_a_charge(
+    wrong: dict[str, Any], table: tuple[Any, Any], said: str, seed: int
+) -> None:
+    """Whichever candidates the trials would have drawn."""
+    model = DPLogisticRegression(data_norm=2.0, classes=[0, 1])
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        settings: Any = {"param_grid": {"steps": [5, 10]}, "epsilon": 4.0, "delta": 1e-4, **wrong}
+        with pytest.raises(ValueError, match=said):
+            DPSearchCV(model, **settings, ledger=ledger, noise_seed=seed).fit(*table)
+        assert ledger.entries() == []
+
+
+def test_only_drawn_trials_get_past_their_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, done = DPLogisticRegression.fit, []
+
+    def fit(self: Any, *data: Any, persons: Any) -> Any:
+        fitted = honest(self, *data, persons=persons)
+        done.append(fitted)
+        return fitted
+
+    monkeypatch.setattr(DPLogisticRegression, "fit", fit)
+    model = DPLogisticRegression(data_norm=2.0, classes=[0, 1])
+    for seed in range(4):
+        done.clear()
+        grid = {"steps": [2, 3, 4, 5, 6]}
+        DPSearchCV(model, grid, epsilon=4.0, mean_trials=3, noise_seed=seed).fit(
+            *table_with("y", 1)
+        )
+        assert len(done) == logarithmic_count(KeyStream.from_seed(seed, "trials"), 3.0)
+
+
+def test_a_trial_that_releases_more_than_is_paid_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fit whose noise is too low; and one that is charged nowhere."""
+    model = DPLogisticRegression(data_norm=2.0, classes=[0, 1])
+    honest = DPLogisticRegression.fit
+
+    def uncharged(self: Any, *data: Any, persons: Any) -> Any:
+        return honest(self.set_params(ledger=None), *data, persons=persons)
+
+    for owner, name, other in ((search, "LEFT", 1.01), (DPLogisticRegression, "fit", uncharged)):
+        with dpoptim.Ledger(neighboring="zero-out") as ledger, monkeypatch.context() as patched:
+            patched.setattr(owner, name, other)
+            searched = DPSearchCV(model, {"steps": [2]}, epsilon=4.0, delta=1e-4, ledger=ledger)
+            with pytest.raises(dpoptim.PrivacyError, match="a trial of this search is paid for as"):
+                searched.fit(*table_with("y", 1))
+            assert ledger.entries() == []
 
 
 def test_a_training_record_never_scores() -> None:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from dpoptim.arguments import positive_number, real_number
+from dpoptim.arguments import positive_number, real_number, whole_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.chunks import Chunks
 from dpoptim.estimators.persons import of_persons, per_person
@@ -112,8 +112,10 @@ class LinearFit(PrivateSettings):
             radius=radius,
             clip_norm=clip_norm,
             l2=real_number("l2", self.l2),
-            steps=self.steps,
-            step_size=self.step_size,
+            steps=None if self.steps is None else whole_number("steps", self.steps, least=1),
+            step_size=(
+                None if self.step_size is None else positive_number("step_size", self.step_size)
+            ),
             options=self.solver_options,
             start=start,
             neighboring=self.neighboring,

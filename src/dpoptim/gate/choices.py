@@ -1,14 +1,15 @@
 """Choices among public candidates: one by its score, or the trials of a search."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
 import dp_accounting
 
-from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger import Ledger, LedgerError
 from dpoptim.accounting.ledger_charge import Charge
+from dpoptim.errors import PrivacyError
 from dpoptim.gate.one_process import refuse_fork
 from dpoptim.noise.choice import exponential_choice
 from dpoptim.noise.stream import KeyStream
@@ -52,6 +53,21 @@ class SelectionGate:
         return chosen
 
 
+class _ChargeAheadError(LedgerError):
+    """A fit has come as far as its charge. ``event``: what it would reserve."""
+
+    def __init__(self, event: dp_accounting.DpEvent) -> None:
+        super().__init__("a fit that was only tried was about to be charged")
+        self.event = event
+
+
+class _NoCharge(Ledger):
+    """A ledger in memory at which every fit ends, as at one that refuses it."""
+
+    def reserve(self, event: dp_accounting.DpEvent, **_: Any) -> Any:
+        raise _ChargeAheadError(event)
+
+
 class TrialsGate:
     """A search charged as one event before the first of its trials; see `dpoptim.tuning`.
 
@@ -66,6 +82,34 @@ class TrialsGate:
         self.event, self._noise, self._process = event, noise, os.getpid()
         self._charge = Charge(ledger, event, neighboring, label)
         self._charge.check()
+
+    def rehearse(self, fit: Callable[[Ledger], Any]) -> None:
+        """Run a trial's fit as far as its charge, where all that can be refused has been.
+
+        Args:
+            fit: trains, charged to the ledger that it is given.
+
+        Raises:
+            ValueError, TypeError: what the fit refuses. PrivacyError: it would release something
+                else than one Gaussian of the search's event.
+
+        **Guarantee.** Nothing is drawn, charged or learnt: the fit ends where it would reserve.
+        """
+        trial = self.event.event
+        found: Any = None
+        with _NoCharge(neighboring=self._charge.neighboring) as ledger:
+            try:
+                fit(ledger)
+            except _ChargeAheadError as reached:
+                found = reached.event
+        if not (
+            isinstance(found, dp_accounting.GaussianDpEvent)
+            and found.noise_multiplier >= trial.noise_multiplier
+        ):
+            raise PrivacyError(
+                f"a trial of this search is paid for as {trial}, and this fit would be {found}. "
+                "Fix: DPLogisticRegression or DPLinearRegression, as they are."
+            )
 
     def draw(self, candidates: int) -> list[int]:
         """Draw which candidates to try: as many as the event says, each evenly."""

@@ -5,7 +5,7 @@ buffers, code books in frozen parameters, initialisation by the first batch, ext
 is compared by value (`values`), since writes through ``.data`` leave no other trace.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -46,6 +46,7 @@ class ModelWatch:
         self._iterated = Values(iterated)
         own = {name for name, _ in self._iterated.tensors}
         self._identities = {name: id(t) for name, t in found.constants()}
+        self._trained = {id(p) for _, p in found.trainable()}
         fixed = [(name, t) for name, t in found.constants() if name not in own]
         large = max(
             READ_AT_ONCE, 4 * sum(p.numel() * p.element_size() for _, p in found.trainable())
@@ -92,6 +93,7 @@ class ModelWatch:
         if self._in_batch:
             self._refuse_written_parameters()
         found = Contents.of(self.model)
+        refuse_frozen_or_unfrozen(found, self._trained)
         self._refuse_changed_constants(found, everything)
         self.plain.compare(found, everything=everything)
         if self._extra and self._extra_digests() != self._extra_noted:
@@ -182,6 +184,22 @@ class ModelWatch:
     def _any_new(self, hooks: list[int]) -> bool:
         """Whether some hooks came after attaching; their numbers only grow."""
         return bool(hooks) and max(hooks) >= self._first_new_hook
+
+
+def refuse_frozen_or_unfrozen(found: Contents, trained: Container[int]) -> None:
+    """Refuse another choice of what trains than that which was attached.
+
+    Args:
+        trained: ids of the parameters that trained then.
+    """
+    for name, p in found.parameters:
+        if p.requires_grad != (id(p) in trained):
+            change = "unfrozen" if p.requires_grad else "frozen"
+            raise PrivacyError(
+                f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before "
+                "dpoptim.attach, or attach again. Lightning's toggle_optimizer freezes what other "
+                "optimizers train: leave it out, and .detach() what a loss shall not train."
+            )
 
 
 def label_of(name: str) -> str:

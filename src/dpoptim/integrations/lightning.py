@@ -90,6 +90,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         self._label, self._noise_seed = label, noise_seed
         self._projection, self._random_iterate = projection, random_iterate
         self._resume: Path | None = None
+        self._left = False  # whether the run has ended, or failed
         self._undo: list[Callable[[], Any]] = []
         self._validated: set[str] | None = None  # names of figures, as far as they are known
 
@@ -128,6 +129,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
             random_iterate=self._random_iterate,
             resume=self._resume,
         )
+        self._left = False
         self.loader.steps = self.private.steps(
             physical_batch_size=self._physical, num_workers=self._workers
         )
@@ -227,8 +229,11 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Write the private state beside checkpoints, which hold released numbers only."""
-        if self.private is None or trainer.checkpoint_callback is None:
+        """Write the private state beside checkpoints, which hold released numbers only.
+
+        Ranks that have left a run cannot save it: their checkpoint then holds the weights alone.
+        """
+        if self.private is None or (self._left and trainer.world_size > 1):
             return
         folder = Path(
             getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
@@ -244,10 +249,13 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         path = checkpoint.get("dpoptim_private_checkpoint")
         if path is None:
             raise PrivacyError(
-                "this checkpoint was written without dpoptim's PrivateCallback, so it does not say "
-                "what was released. Fix: load the weights, and start a new run."
+                "this checkpoint does not say what was released: it was written without dpoptim's "
+                "PrivateCallback, or after a run of several processes had ended. Fix: a checkpoint "
+                "of the run itself; or load the weights, and start a new run."
             )
-        self._resume = Path(path)
+        # a folder of checkpoints may have been moved, and is then named by fit alone
+        beside = Path(trainer.ckpt_path or path).parent / Path(path).name
+        self._resume = beside if beside.exists() else Path(path)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._leave()
@@ -263,5 +271,6 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
                 self.private.__exit__(type(exception), exception, exception.__traceback__)
 
     def _leave(self) -> None:
+        self._left = True
         while self._undo:
             self._undo.pop()()

@@ -15,6 +15,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.contents import Contents
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers.embedding import refuse_options
+from dpoptim.gradients.model_watch import refuse_frozen_or_unfrozen
 from dpoptim.gradients.refusals import refuse_wrapped
 from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import check as check_noise
@@ -242,11 +243,5 @@ def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.O
 
 def refuse_changed_parameters(engine: Engine, *, everything: bool = False) -> None:
     """Refuse parameters and buffers that are not those attached, or moved untrained."""
-    for name, p in Contents.of(engine.model).parameters:
-        if p.requires_grad != (id(p) in engine.places):
-            change = "unfrozen" if p.requires_grad else "frozen"
-            raise PrivacyError(
-                f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before "
-                "dpoptim.attach, or attach again."
-            )
+    refuse_frozen_or_unfrozen(Contents.of(engine.model), engine.places)
     engine.refuse_changes(everything=everything)

@@ -7,6 +7,7 @@ good.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import dp_accounting
@@ -125,8 +126,9 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                 several: all rows of a person train, or all score.
 
         Raises:
-            ValueError: an estimator, a grid or a setting that the guarantee does not cover; before
-                anything is spent. RankError: another process has failed, or does not agree.
+            ValueError: an estimator, a grid or a setting that the guarantee does not cover, what a
+                candidate refuses, or a bad table; before anything is spent.
+            RankError: another process has failed, or does not agree.
         """
         with all_ranks() as ranks:
             self._search(X, y, persons, ranks)
@@ -157,21 +159,32 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                 noise=ranks.common_stream(self.noise_seed, "trials"),
                 label=type(self).__name__,
             )
+
+            def fit(
+                candidate: dict[str, Any], rows: Any, ledger: Ledger | None, seed: int | None = None
+            ) -> Any:
+                model = clone(self.estimator).set_params(
+                    **candidate,
+                    epsilon=gdp_epsilon(base * LEFT, delta),
+                    delta=delta,
+                    noise_seed=seed,
+                    ledger=ledger,
+                    warm_start=False,
+                )
+                owned = None if owners is None else of_rows[rows]
+                with uncounted(), alone():
+                    return model.fit(x[rows], targets[rows], persons=owned)
+
+            # what is refused of the table, held-out rows too, or of a candidate, costs nothing
+            gate.rehearse(partial(fit, candidates[0], slice(None)))
+            for candidate in candidates:
+                gate.rehearse(partial(fit, candidate, train))
             for number, chosen in enumerate(gate.draw(len(candidates))):
                 if number % ranks.size != ranks.rank:
                     continue
                 seed = None if self.noise_seed is None else 1000 * self.noise_seed + number
-                settings: dict[str, Any] = {
-                    "epsilon": gdp_epsilon(base * LEFT, delta),
-                    "delta": delta,
-                    "noise_seed": seed,
-                }
-                model = clone(self.estimator).set_params(
-                    **candidates[chosen], **settings, ledger=None, warm_start=False
-                )
-                of_train = None if owners is None else of_rows[train]
-                with uncounted(), alone():
-                    model.fit(x[train], targets[train], persons=of_train)
+                model = fit(candidates[chosen], train, None, seed)
+                with alone():
                     scores = self._values(model, x[test], targets[test], of_rows[test])
                     score = self._score(model, scores, base, delta, relation, seed)
                 trial = (score, -number, model, candidates[chosen])
