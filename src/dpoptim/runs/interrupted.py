@@ -15,6 +15,7 @@ import torch
 
 from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.files import write_atomically
+from dpoptim.installed import SOURCES, digests
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.tail_average import TailAverage
 
@@ -64,6 +65,7 @@ class SavedRun:
         stop: asked after every step.
         clock: seconds that pass.
         ranks: the processes that train together: one stops, or saves, when all do; rank 0 writes.
+        packages: SHA-256 of each other dpoptim that trained a part of the run before.
 
     **Guarantee.** The checkpoint is secret, like the data; the other file holds averages of
     released iterates and scores on public data. Both are removed when the run is complete.
@@ -74,6 +76,7 @@ class SavedRun:
     stop: StopRequest
     clock: Callable[[], float] = time.monotonic
     ranks: Ranks = ALONE
+    packages: list[str] = field(default_factory=list)
     _saved_at: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +118,9 @@ class SavedRun:
         own = self.folder / RELEASED.format(private.steps_done)
         if self.ranks.rank == 0:
             stream = io.BytesIO()
-            torch.save({"average": average.state(), "scores": scores}, stream)
+            remembered = {"average": average.state(), "scores": scores}
+            packages = [*self.packages, digests()[SOURCES]]
+            torch.save({**remembered, "packages": packages}, stream)
             write_atomically(own, stream.getvalue())
         private.save(self.checkpoint)
         if self.ranks.rank == 0:
@@ -136,6 +141,8 @@ class SavedRun:
                 lambda: torch.load(path, weights_only=True)
             )
             average.restore(saved["average"])
+            earlier = dict.fromkeys(saved["packages"])
+            self.packages = [each for each in earlier if each != digests()[SOURCES]]
             return [float(each) for each in saved["scores"]]
         except Exception as error:  # torch.load raises many kinds
             raise ValueError(

@@ -20,20 +20,17 @@ from dpoptim.assumptions import Assumption, trusted
 from dpoptim.data import Data
 from dpoptim.data.views import moved, repeated
 from dpoptim.gradients import native
+from dpoptim.installed import digests
 from dpoptim.iterate import Iterate
 from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
+from dpoptim.runs.basis import BY_ANOTHER, BY_THE_CLOCK, basis_of_run
 from dpoptim.runs.interrupted import SavedRun
 from dpoptim.training.attach import attach
 from dpoptim.training.planned_rate import PlannedRate
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.tail_average import TailAverage
 from dpoptim.version import __version__ as dpoptim_version
-
-BY_THE_CLOCK = trusted("how many steps a clock left time for tells nothing about the records")
-PUBLIC_WEIGHTS = trusted(
-    "the weights of the classes are public: nobody counted these records for them"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,10 +108,6 @@ def batch_losses(
 def weights_of(data: Data) -> Tensor | None:
     """The classes' weights, float32."""
     return None if data.class_weights is None else torch.tensor(data.class_weights)
-
-
-def basis_of_weights(data: Data) -> tuple[Assumption, ...]:
-    return () if data.class_weights is None else (PUBLIC_WEIGHTS,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +198,14 @@ def train_privately(
         return Trained(
             model=model,
             guarantee=private.spent(),
-            basis=(*private.basis, *basis_of_weights(data), *((BY_THE_CLOCK,) if ended else ())),
+            basis=basis_of_run(
+                private.basis,
+                data,
+                plan,
+                *((BY_THE_CLOCK,) if ended else ()),
+                *(trusted(BY_ANOTHER.format(each)) for each in (saved.packages if saved else ())),
+                views=optimization.views,
+            ),
             reservation=private.reservation,
             scores=tuple(scores.values),
             seconds=time.perf_counter() - started,
@@ -287,6 +287,7 @@ def package_versions() -> dict[str, str]:
     packages = ("torch", "dp-accounting", "cryptography", "numpy", "scipy")
     return {
         "dpoptim": dpoptim_version,
+        **digests(),
         "gradients of single records": native.kind(),
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
