@@ -86,6 +86,20 @@ class SavedRun:
     def checkpoint(self) -> Path:
         return self.folder / SECRET
 
+    @contextmanager
+    def before_steps(self, private: PrivateTraining, average: TailAverage) -> Iterator[None]:
+        """Save a new run before it is charged: from then on, killed at any moment, it can go on.
+
+        What fails inside before anything was released or charged leaves no files.
+        """
+        self._save(private, average, [])
+        try:
+            yield
+        except BaseException:
+            if private.reservation is None and not private.steps_done and self.ranks.rank == 0:
+                self.remove()
+            raise
+
     def after_step(
         self, private: PrivateTraining, average: TailAverage, scores: list[float]
     ) -> None:
@@ -150,6 +164,6 @@ class SavedRun:
             ) from error
 
     def remove(self) -> None:
-        """The run is complete: leave no secrets behind."""
+        """Leave no secrets behind: the run is complete, or never was charged."""
         for path in (self.checkpoint, *self.folder.glob(RELEASED.format("*"))):
             path.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 
@@ -158,21 +159,24 @@ def train_privately(
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
     checkpoint = saved.checkpoint if resume and saved is not None else None
     started, ended = time.perf_counter(), ""
-    with attach(
-        plan,
-        model,
-        optimizer,
-        optimization.records(data),
-        persons=None if data.persons is None else data.persons.tolist(),
-        rows_per_record=plan.unit.most_rows * optimization.views,
-        ledger=None if plan.noise_multiplier == 0 else ledger,
-        label=label,
-        noise_seed=noise_seed,
-        loss=losses,
-        resume=checkpoint,
-        projection=optimization.projection,
-        random_iterate=optimization.iterate == "random",
-    ) as private:
+    with (
+        ExitStack() as stack,
+        attach(
+            plan,
+            model,
+            optimizer,
+            optimization.records(data),
+            persons=None if data.persons is None else data.persons.tolist(),
+            rows_per_record=plan.unit.most_rows * optimization.views,
+            ledger=None if plan.noise_multiplier == 0 else ledger,
+            label=label,
+            noise_seed=noise_seed,
+            loss=losses,
+            resume=checkpoint,
+            projection=optimization.projection,
+            random_iterate=optimization.iterate == "random",
+        ) as private,
+    ):
         by_chance = optimization.iterate == "random"
         swap = private.swap_random_iterate if by_chance else average.swap
         scores = HoldOutCurve(plan, model, swap, public_hold_out(data))
@@ -180,6 +184,8 @@ def train_privately(
             refuse_other_settings(optimizer, rate, private.steps_done, optimization)
             scores.values = saved.restore(private.steps_done, average)
             ended = end_in_time(private, saved, time.perf_counter() - started >= most_seconds)
+        elif saved is not None:
+            stack.enter_context(saved.before_steps(private, average))
         size = optimization.physical_batch_size
         for x, y in () if ended else private.batches(physical_batch_size=size):
             private.backward(losses(model, (optimization.seen(x), y)))
