@@ -231,6 +231,27 @@ def test_a_part_that_another_installation_trained_is_named(
     assert named == [basis.BY_ANOTHER.format("0123abcd")]
 
 
+def test_a_part_that_an_earlier_version_trained_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file says nothing of the package."""
+    original: Callable[..., None] = interrupted.SavedRun.after_step
+
+    def stopped(self: Any, private: Any, *rest: Any) -> None:
+        self.stop.asked = private.steps_done == 3
+        original(self, private, *rest)
+
+    with monkeypatch.context() as other:
+        other.setattr(interrupted.SavedRun, "after_step", stopped)
+        trained(tmp_path, code=130)
+    path = tmp_path / interrupted.RELEASED.format(3)
+    saved = torch.load(path, weights_only=True)
+    del saved["packages"]
+    torch.save(saved, path)
+    document = trained(tmp_path, "--resume")
+    assert basis.BY_ANOTHER.format("not known") in document["basis"]["trusted"]
+
+
 def test_the_digest_is_of_names_and_contents(tmp_path: Path) -> None:
     def written(place: str, **files: str) -> str:
         folder = tmp_path / place

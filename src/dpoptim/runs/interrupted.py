@@ -155,7 +155,8 @@ class SavedRun:
                 lambda: torch.load(path, weights_only=True)
             )
             average.restore(saved["average"])
-            earlier = dict.fromkeys(saved["packages"])
+            # earlier versions did not write them down
+            earlier = dict.fromkeys(saved.get("packages", ["not known"]))
             self.packages = [each for each in earlier if each != digests()[SOURCES]]
             return [float(each) for each in saved["scores"]]
         except Exception as error:  # torch.load raises many kinds
