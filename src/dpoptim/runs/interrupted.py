@@ -166,5 +166,6 @@ class SavedRun:
 
     def remove(self) -> None:
         """Leave no secrets behind: the run is complete, or never was charged."""
-        for path in (self.checkpoint, *self.folder.glob(RELEASED.format("*"))):
+        parts = self.folder.glob(f"{SECRET}.*.part")  # of several processes
+        for path in (self.checkpoint, *parts, *self.folder.glob(RELEASED.format("*"))):
             path.unlink(missing_ok=True)
