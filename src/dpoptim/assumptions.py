@@ -1,23 +1,29 @@
 """Assumptions of a guarantee: enforced in code, taken on somebody's word, or unproven."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """One thing that a guarantee rests on: enforced in code, taken on trust, or unproven."""
+    """One thing that a guarantee rests on: enforced in code, taken on trust, or unproven.
+
+    Attributes:
+        of_program: about the program alone, its loop, loss and model, and no data: whoever knows
+            which program ran needs no such line.
+    """
 
     kind: Literal["enforced", "trusted", "unproven"]
     text: str
+    of_program: bool = field(default=False, compare=False)
 
 
 def enforced(text: str) -> Assumption:
     return Assumption("enforced", text)
 
 
-def trusted(text: str) -> Assumption:
-    return Assumption("trusted", text)
+def trusted(text: str, *, of_program: bool = False) -> Assumption:
+    return Assumption("trusted", text, of_program)
 
 
 NOISE = enforced("the noise comes from a cryptographic stream, right to 8 standard deviations")

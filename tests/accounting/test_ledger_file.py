@@ -12,12 +12,14 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import dp_accounting as dp
 import pytest
 
 from dpoptim.accounting import ledger_store
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
+from dpoptim.accounting.ledger_schema import Entry, Head
 
 AR = "add-or-remove-one"
 
@@ -132,7 +134,7 @@ def test_verify_follows_the_budget(filled: Path) -> None:
         "reserved", "x", "t", "too much", '{"noise_multiplier": 0.1, "type": "Gaussian"}'
     )
     with ledger._store._lock:
-        assert ledger._store.append(entry, after=ledger._store.read(ledger._store.start())[1])
+        assert ledger._store.append([entry], after=ledger._store.read(ledger._store.start())[1])
     with pytest.raises(BudgetExceeded):
         ledger.verify()
 
@@ -244,7 +246,7 @@ def test_ten_thousand_entries_are_quick() -> None:
 
     def counted(self: object, *args: object) -> object:
         charged.append(args)
-        return original(self, *args)  # type: ignore[arg-type]
+        return original(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(budget), "charge", counted)
@@ -259,3 +261,49 @@ def test_a_ledger_names_what_was_reserved_through_it(path: Path) -> None:
     reserve(theirs)
     assert ours.made == [mine]
     assert ours.entries()[-1].id != mine
+
+
+def test_a_charge_and_the_checkpoints_before_it_are_written_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped between the two, neither is there: a charge that no checkpoint could take up."""
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path)
+    event = dp.GaussianDpEvent(20.0)
+    run, digests = ledger.new_id(), ["a" * 64, "b" * 64]
+    stated = {"neighboring": "add-or-remove-one", "label": "run", "run": run}
+    original, done = Entry.after, []
+
+    def stopped(entry: Entry, head: Head) -> Head:
+        done.append(entry.kind)
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        return original(entry, head)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Entry, "after", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.reserve(event, **stated, checkpoints=digests)
+    assert len(done) == 2
+    assert not Ledger(path).entries()
+    assert ledger.reserve(event, **stated, checkpoints=digests).id == run
+    other = Ledger(path)
+    assert all(other.knows_checkpoint(run, 0, digest) for digest in digests)
+    assert not other.knows_checkpoint(run, 1, digests[0])
+    other.verify()
+    with pytest.raises(LedgerError, match="charged already"):
+        other.reserve(event, **stated)
+    assert len(other.entries()) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"run": "mine"}, {"checkpoints": ["a" * 63 + " "]}])
+def test_ids_and_digests_that_no_ledger_could_read_are_refused(wrong: dict[str, Any]) -> None:
+    ledger = Ledger()
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected text in the form"):
+        ledger.reserve(
+            dp.GaussianDpEvent(20.0),
+            neighboring="add-or-remove-one",
+            label="run",
+            **wrong,
+        )
+    assert not ledger.entries()

@@ -6,6 +6,8 @@ import errno
 import os
 import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +113,7 @@ def test_an_unfinished_run_saves_by_the_clock(
     stop_after(0)
     assert run("--out", str(tmp_path / "run"), "--save-every", "0").exit_code == 0
     assert (tmp_path / "run" / "certificate.json").exists()
-    assert saved == list(range(1, len(saved) + 1))
+    assert saved == list(range(len(saved)))
 
 
 def test_after_two_ctrl_cs_the_last_save_goes_on(stop_after: Any, tmp_path: Path) -> None:
@@ -204,3 +206,117 @@ def test_an_iterate_by_chance_and_a_ball_come_back(stop_after: Any, tmp_path: Pa
     )
     assert all(torch.equal(second[name], value) for name, value in first.items())
     assert "one that a step left, by chance" in (whole / "certificate.json").read_text()
+
+
+KILLED = """
+import os, signal, sys
+from dpoptim.accounting.ledger_charge import Charge
+from dpoptim.cli import app
+from dpoptim.gate.planned import Gate
+from dpoptim.runs.interrupted import SavedRun
+
+def killed_after(owner, name):
+    original = getattr(owner, name)
+    def act(self, *args, **options):
+        found = original(self, *args, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return found
+    setattr(owner, name, act)
+
+moments = {
+    "the first file": (SavedRun, "_save"),
+    "the charge": (Charge, "open"),
+    "the first noisy sum": (Gate, "release_sum"),
+}
+killed_after(*moments[sys.argv.pop(1)])
+app()
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "charged", "kills"),
+    [("the first file", 0, 1), ("the charge", 1, 2), ("the first noisy sum", 1, 1)],
+)
+def test_killed_at_once_a_run_goes_on_upon_its_charge(
+    moment: str, charged: int, kills: int, tmp_path: Path
+) -> None:
+    """By kill -9, before any save by the clock; killed there once more, it still has one charge."""
+    ledger = tmp_path / "digits.sqlite"
+    words = ["--ledger", str(ledger), "--budget", "2.5,1e-4", "--out", str(tmp_path / "run")]
+    for number in range(kills):
+        options = [*words, "--resume"] if number else words
+        child = subprocess.run(
+            [sys.executable, "-c", KILLED, moment, *OPTIONS, *options], capture_output=True
+        )
+        assert child.returncode == -signal.SIGKILL, child.stderr
+        before = dpoptim.Ledger(ledger).entries()
+        assert [entry.state for entry in before] == ["open"] * charged
+    done = run(*words, "--resume")
+    assert done.exit_code == 0, done.output
+    (entry,) = dpoptim.Ledger(ledger).entries()
+    assert {each.id for each in before} <= {entry.id}
+    assert (entry.state, entry.resumed) == ("committed", kills * charged)
+    assert (tmp_path / "run" / "model.pt").exists()
+
+
+def test_a_run_that_fails_before_its_charge_leaves_no_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room for the batch")
+
+    ledger, folder = tmp_path / "digits.sqlite", tmp_path / "run"
+    with monkeypatch.context() as broken:
+        broken.setattr(dpoptim.PrivateTraining, "backward", fail)
+        assert run("--ledger", str(ledger), "--out", str(folder)).exit_code != 0
+    assert not dpoptim.Ledger(ledger).entries()
+    assert not list(folder.iterdir())
+    assert run("--ledger", str(ledger), "--out", str(folder)).exit_code == 0
+
+
+def test_a_checkpoint_from_before_the_charge_is_no_second_run(tmp_path: Path) -> None:
+    """Of two that take it up, one is charged; the file is void when the run is complete."""
+    torch.manual_seed(0)
+    ledger = dpoptim.Ledger(tmp_path / "ledger.sqlite")
+    data = torch.utils.data.TensorDataset(torch.randn(40, 3))
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=40, batch_size=10, steps=2, noise_multiplier=2.0, delta=1e-3
+    )
+
+    def attached(resume: Path | None = None) -> Any:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        private = dpoptim.attach(plan, model, optimizer, data, ledger=ledger, resume=resume)
+        return private, model, optimizer
+
+    def trained(private: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        with private:
+            for (x,) in private.batches():
+                private.backward(model(x)[:, 0])
+                optimizer.step()
+
+    path = tmp_path / "run.checkpoint"
+    private, *_ = attached()
+    with private:
+        private.save(path)
+    assert not ledger.entries()
+    first, second = attached(path), attached(path)
+    trained(*first)
+    with pytest.raises(dpoptim.LedgerError, match="charged already"):
+        trained(*second)
+    with pytest.raises(dpoptim.LedgerError, match="completed"):
+        attached(path)
+    (entry,) = ledger.entries()
+    assert entry.state == "committed"
+
+
+def test_a_run_that_is_to_be_charged_on_disk_does_not_go_on_in_memory(tmp_path: Path) -> None:
+    words = ["--ledger", str(tmp_path / "digits.sqlite"), "--out", str(tmp_path / "run")]
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED, "the first file", *OPTIONS, *words], capture_output=True
+    )
+    assert child.returncode == -signal.SIGKILL
+    refused = run("--out", str(tmp_path / "run"), "--resume")
+    assert refused.exit_code == 2
+    assert "a ledger on disk" in refused.output
+    assert (tmp_path / "run" / interrupted.SECRET).exists()

@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from dpoptim import Ledger
 from dpoptim.cli import app
 from dpoptim.methods import DPSGD, WholeRun
 
@@ -52,3 +54,19 @@ def test_a_solver_that_releases_many_sums_does_not_promise_one(tmp_path: Path) -
         "at most 3 noisy sums"
         in DPSGD(1.0).plan(n=9, batch_size=3, steps=3, epsilon=1.0, delta=1e-5).describe()
     )
+
+
+@pytest.mark.parametrize("method", ["momentum-gd", "noisy-gd", "accelerated-srgd", "dp-sgd"])
+def test_the_ledger_names_data_set_and_model(method: str, tmp_path: Path) -> None:
+    """Of a solver, too, which had been "estimator" there; and the certificate knows of the file."""
+    path = tmp_path / "digits.sqlite"
+    code, said = train(
+        *("--data", "digits", "--method", method, "--ledger", str(path), "--no-compare"),
+        *("--out", str(tmp_path / "run")),
+    )
+    assert code == 0, said
+    (entry,) = Ledger(path).entries()
+    assert entry.label == ("digits softmax" if method == "dp-sgd" else f"digits softmax, {method}")
+    basis = json.loads((tmp_path / "run" / "certificate.json").read_text())["basis"]
+    assert any("charged to a ledger on disk" in text for text in basis["enforced"])
+    assert not any("the ledger was in memory" in text for text in basis["trusted"])

@@ -18,8 +18,10 @@ from dpoptim import Ledger
 from dpoptim.assumptions import Assumption
 from dpoptim.cli import app
 from dpoptim.documents import with_digest
+from dpoptim.installed import SOURCES, digests
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.verify import verify_run
+from dpoptim.training.assumptions import PACKAGE
 from finished_run import SEEDED, small_run
 
 
@@ -241,3 +243,42 @@ def test_signatures(tmp_path: Path) -> None:
     assert "no private Ed25519 key" in run("sign", folder, "--key", public, code=2)
     edit(folder, lambda d: d["guarantee"].update(epsilon=0.1))
     assert "do not trust it" in run("sign", folder, "--key", private, code=2)
+
+
+def of_package(digest: str | None, *, said: bool = True) -> dict[str, Any]:
+    """A run by the package with this digest, and whether its basis speaks of that."""
+    result = small_run()
+    named = {} if digest is None else {SOURCES: digest}
+    return {
+        "versions": {**result.versions, **named},
+        "basis": (*result.basis, PACKAGE) if said else result.basis,
+    }
+
+
+def test_the_package_that_trained_is_compared(tmp_path: Path) -> None:
+    own = verify_run(saved(tmp_path, **of_package(digests()[SOURCES])))
+    assert any("names this package, dpoptim 0.1.0" in line for line in own.checked)
+    assert not any("which package" in line for line in own.open)
+    other = verify_run(saved(tmp_path, **of_package("0" * 64)))
+    assert not any("names this package" in line for line in other.checked)
+    (line,) = (line for line in other.open if "which package" in line)
+    assert "0" * 64 in line
+
+
+def test_an_earlier_versions_certificate_is_verified_and_said_to_name_no_package(
+    tmp_path: Path,
+) -> None:
+    found = verify_run(saved(tmp_path, **of_package(None, said=False)))
+    (line,) = (line for line in found.open if "which package" in line)
+    assert "of an earlier version, no SHA-256" in line
+
+
+@pytest.mark.parametrize(
+    ("digest", "said", "lacks"),
+    [("0" * 64, False, "basis.trusted lacks"), (None, True, "versions lacks 'dpoptim SHA-256'")],
+)
+def test_nothing_stands_for_the_program_but_a_package_with_its_digest(
+    tmp_path: Path, digest: str | None, said: bool, lacks: str
+) -> None:
+    with pytest.raises(ValueError, match=lacks):
+        verify_run(saved(tmp_path, **of_package(digest, said=said)))

@@ -18,9 +18,10 @@ of this library.
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,6 +50,8 @@ from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.printable import printable, storable
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerError", "Remaining", "Reservation"]
+
+ID, SHA256 = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{64}")
 
 
 class Ledger(KnowsOpacus, LedgerRecords):
@@ -108,8 +111,18 @@ class Ledger(KnowsOpacus, LedgerRecords):
         self._runs = Runs(self._store.start(), self.neighboring)
         self._sync()
 
+    def new_id(self) -> str:
+        """An id for a run that is saved before it is charged; see `reserve`."""
+        return uuid.uuid4().hex
+
     def reserve(
-        self, event: dp.DpEvent, *, neighboring: str | dp.NeighboringRelation, label: str
+        self,
+        event: dp.DpEvent,
+        *,
+        neighboring: str | dp.NeighboringRelation,
+        label: str,
+        run: str | None = None,
+        checkpoints: Sequence[str] = (),
     ) -> Reservation:
         """Charge a run's whole event, on disk when this returns, before any noisy value exists.
 
@@ -118,19 +131,35 @@ class Ledger(KnowsOpacus, LedgerRecords):
                 bound.
             neighboring: the relation the run's sensitivities hold for; must be the ledger's.
             label: a name for people, 1 to 200 characters. It is stored: put nothing private in it.
+            run: the id, which `new_id` gave; by default a new one.
+            checkpoints: SHA-256 of each checkpoint that was saved before this charge: on disk with
+                it, so a kill at any moment leaves a run that can be taken up, or no charge.
 
         Raises BudgetExceeded if the budget does not admit it, LedgerError if it could not be
-        written (do not run then), TypeError or ValueError for an event that has no stored form or
-        that no accountant can evaluate.
+        written (do not run then) or holds a run of this id, TypeError or ValueError for an event
+        that has no stored form or that no accountant can evaluate.
         """
         if not isinstance(label, str) or not 1 <= len(label) <= 200:
             raise ValueError(f"label: expected 1 to 200 characters, got {label!r}")
-        entry = Entry(Kind.RESERVED, uuid.uuid4().hex, _now(), storable(label), event_text(event))
+        for argument, texts, form in (
+            ("run", [run] if run else [], ID),
+            ("checkpoints", checkpoints, SHA256),
+        ):
+            if not all(isinstance(text, str) and form.fullmatch(text) for text in texts):
+                raise ValueError(f"{argument}: expected text in the form {form.pattern}")
+        name, now = run or self.new_id(), _now()
+        entry = Entry(Kind.RESERVED, name, now, storable(label), event_text(event))
+        saved = [Entry(Kind.SAVED, name, now, body=f"0 0 {digest}") for digest in checkpoints]
 
-        def decide(runs: Runs) -> Entry:
+        def decide(runs: Runs) -> list[Entry]:
+            if name in runs.by_id:
+                raise LedgerError(
+                    f"{self._where}: this run is charged already, by whoever went on from the same "
+                    "checkpoint. Fix: resume from the checkpoint that was saved last."
+                )
             # may take seconds, so not inside the transaction
             self._admit(event, neighboring, runs)
-            return entry
+            return [entry, *saved]
 
         with self._lock:
             self._append(decide)
@@ -306,13 +335,14 @@ class Ledger(KnowsOpacus, LedgerRecords):
             )
         return Ledger, (self._store.path,)
 
-    def _append(self, decide: Callable[[Runs], Entry | None]) -> None:
+    def _append(self, decide: Callable[[Runs], Entry | Sequence[Entry] | None]) -> None:
         """Writes what is decided on the runs as they are; decides again if others were faster."""
         with self._lock:
             while True:
                 runs = self._sync()
-                entry = decide(runs)
-                if entry is None or self._store.append(entry, after=runs.head):
+                decided = decide(runs)
+                entries = [decided] if isinstance(decided, Entry) else decided or ()
+                if not entries or self._store.append(entries, after=runs.head):
                     self._sync()
                     return
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import dp_accounting as dp
 
-from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
+from dpoptim.accounting.ledger import ID, Ledger, LedgerError, Reservation
 from dpoptim.accounting.ledger_runs import DONE
 from dpoptim.accounting.ledger_settings import TakenUpElsewhereError
 from dpoptim.printable import printable
@@ -36,6 +36,10 @@ class Charge:
         self._ledger = ledger
         self._paused: str | None = None  # the reservation of the part that is over
         self._digest = ""  # of the checkpoint that it goes on from
+        # the id that the charge will have, and checkpoints that name it: a run may be saved before
+        # it is charged, and must then not be charged again by whoever takes it up
+        self._planned: str | None = None
+        self._saved: list[str] = []
         self._announced = 0  # so many releases have been announced to the ledger
         self._times = 0  # how often the run has been taken up, this time included
 
@@ -50,7 +54,11 @@ class Charge:
             return
         if self._paused is None:
             self.reservation = self._ledger.reserve(
-                self.event, neighboring=self.neighboring, label=self.label
+                self.event,
+                neighboring=self.neighboring,
+                label=self.label,
+                run=self._planned,
+                checkpoints=self._saved,
             )
         else:
             self.reservation = self._ledger.resume(
@@ -81,6 +89,13 @@ class Charge:
         """The reservation's id, also of a run that was taken up and has released nothing since."""
         return self._paused if self.reservation is None else self.reservation.id
 
+    def id_to_save(self) -> str | None:
+        """The id for a checkpoint: of the charge, or the one that the charge will have. Secret."""
+        if self._ledger is None or self.secret_id is not None:
+            return self.secret_id
+        self._planned = self._planned or self._ledger.new_id()
+        return self._planned
+
     def note_checkpoint(self, released: int, begun: int, digest: str) -> None:
         """Write down the SHA-256 of a checkpoint before it is saved; no other is taken up.
 
@@ -103,9 +118,14 @@ class Charge:
             self._ledger.note_checkpoint(
                 self._paused, released, digest, resumed=self._times, begun=None
             )
+        elif self._planned is not None:
+            self._saved.append(digest)  # for `open` to write down
 
     def take_up(self, reservation_id: str | None, released: int, digest: str) -> None:
         """Go on with the reservation of an earlier part; without one in the ledger `open` reserves.
+
+        It does so under the same id where nothing was released: whoever takes up the same
+        checkpoint once more then goes on, too, and is not charged again.
 
         Args:
             released: releases so far, as the checkpoint counts them.
@@ -118,6 +138,8 @@ class Charge:
         entries = [] if self._ledger is None else self._ledger.entries()
         found = next((entry for entry in entries if entry.id == reservation_id), None)
         if found is None or self._ledger is None:
+            if released == 0 and reservation_id is not None and ID.fullmatch(reservation_id):
+                self._planned, self._saved = reservation_id, [digest]
             return
         if found.state != "open":
             raise LedgerError(

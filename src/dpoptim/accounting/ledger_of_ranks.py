@@ -1,6 +1,6 @@
 """The ledger of a run in several processes: rank 0 reads and writes it, the others are told."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import dp_accounting as dp
@@ -59,12 +59,21 @@ class LedgerOfRanks(Ledger):
         self._look()
 
     def reserve(
-        self, event: dp.DpEvent, *, neighboring: str | dp.NeighboringRelation, label: str
+        self,
+        event: dp.DpEvent,
+        *,
+        neighboring: str | dp.NeighboringRelation,
+        label: str,
+        run: str | None = None,
+        checkpoints: Sequence[str] = (),
     ) -> Reservation:
-        made = on_first(Ledger.reserve)(self, event, neighboring=neighboring, label=label)
+        made = on_first(Ledger.reserve)(
+            self, event, neighboring=neighboring, label=label, run=run, checkpoints=checkpoints
+        )
         self.made.append(made.id)
         return made
 
+    new_id = on_first(Ledger.new_id)
     check = on_first(Ledger.check)
     commit = on_first(Ledger.commit)
     reenter = on_first(Ledger.reenter)

@@ -19,7 +19,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -106,8 +106,8 @@ class LedgerStore:
             finally:
                 connection.execute("ROLLBACK")
 
-    def append(self, entry: Entry, *, after: Head) -> bool:
-        """Writes `entry` durably if the ledger's head is `after`; else False, nothing written.
+    def append(self, entries: Sequence[Entry], *, after: Head) -> bool:
+        """Writes all entries durably if the ledger's head is `after`; else False, none written.
 
         So whoever decided on an older view decides again: two processes cannot both take what is
         left.
@@ -118,12 +118,14 @@ class LedgerStore:
                 if _read_head(connection) != after:
                     connection.execute("ROLLBACK")
                     return False
-                head = entry.after(after)
-                values = (head.count, *(getattr(entry, field.name) for field in fields(entry)))
-                insert = "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)"
-                connection.execute(insert, (*values, head.digest))
-                update = "UPDATE head SET count = ?, digest = ?"
-                connection.execute(update, (head.count, head.digest))
+                head = after
+                for entry in entries:
+                    head = entry.after(head)
+                    values = (head.count, *(getattr(entry, field.name) for field in fields(entry)))
+                    insert = "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)"
+                    connection.execute(insert, (*values, head.digest))
+                    update = "UPDATE head SET count = ?, digest = ?"
+                    connection.execute(update, (head.count, head.digest))
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:

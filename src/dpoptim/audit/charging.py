@@ -58,9 +58,13 @@ class WatchingLedger(Ledger):
         *,
         neighboring: str | dp_accounting.NeighboringRelation,
         label: str,
+        run: str | None = None,
+        checkpoints: Sequence[str] = (),
     ) -> Reservation:
         self.look()
-        return super().reserve(event, neighboring=neighboring, label=label)
+        return super().reserve(
+            event, neighboring=neighboring, label=label, run=run, checkpoints=checkpoints
+        )
 
 
 def audit_charging() -> ChargingResult:

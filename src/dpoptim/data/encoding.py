@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dpoptim.data.dates import as_days
 from dpoptim.data.numbers import as_numbers, as_texts, places_among
 from dpoptim.data.preparation import UnitNorm
-from dpoptim.data.schema import Column, Decimal, Schema
+from dpoptim.data.schema import Column, Schema
 from dpoptim.data.table_files import Chunk, Values, read_columns
 
 Floats = NDArray[np.float32]
@@ -60,7 +60,7 @@ def encode_table(
         yield Encoded(
             chunk.first,
             encode(path, chunk, schema),
-            None if target is None else targets_of(path, chunk, target, schema.decimal),
+            None if target is None else targets_of(path, chunk, target, schema),
             None if person is None else persons_of(path, chunk, person),
         )
 
@@ -75,7 +75,7 @@ def encode(path: Path, chunk: Chunk, schema: Schema) -> Floats:
             numbers = (
                 days_of(path, chunk, column)
                 if column.kind == "date"
-                else numbers_of(path, chunk, column, schema.decimal)
+                else numbers_of(path, chunk, column, schema)
             )
             gaps = np.isnan(numbers)
             # infinite numbers of unscaled columns are refused below
@@ -132,35 +132,38 @@ def one_hot(features: Floats, values: Values, column: Column) -> None:
     features[rows, found[rows]] = 1
 
 
-def numbers_of(path: Path, chunk: Chunk, column: Column, decimal: Decimal) -> NDArray[np.float64]:
-    numbers, bad = as_numbers(chunk.columns[column.name], decimal)
+def numbers_of(path: Path, chunk: Chunk, column: Column, schema: Schema) -> NDArray[np.float64]:
+    numbers, bad = as_numbers(chunk.columns[column.name], schema.decimal, schema.thousands)
     if bad is not None:
-        mark, other = ("point", ",") if decimal == "." else ("comma", ".")
+        mark, other = ("point", ",") if schema.decimal == "." else ("comma", ".")
+        grouped = f"{schema.thousands!r} between" if schema.thousands else "no mark of"
         raise ValueError(
             f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number "
-            f"(with a decimal {mark} and no mark of thousands). Fix: correct it; or, in the "
-            f'schema that dpoptim schema new drafts, say decimal = "{other}" above the columns, '
-            "make the column a date or a category, or drop it."
+            f"(with a decimal {mark} and {grouped} thousands). Fix: correct it; or, in the "
+            f'schema that dpoptim schema new drafts, say decimal = "{other}" or thousands = '
+            f'"{other}" above the columns, make the column a date or a category, or drop it.'
         )
     return numbers
 
 
 def days_of(path: Path, chunk: Chunk, column: Column) -> NDArray[np.float64]:
-    days, bad = as_days(chunk.columns[column.name])
+    days, bad = as_days(chunk.columns[column.name], column.format)
     if bad is not None:
+        kind = "an ISO date" if column.format is None else f"a date written {column.format!r}"
         raise ValueError(
-            f"{path}, record {chunk.first + bad}: column {column.name!r} is not an ISO date. Fix: "
-            "write dates as 2024-12-31, with a time (T10:30) if need be; or make the column a "
-            "category or drop it."
+            f"{path}, record {chunk.first + bad}: column {column.name!r} is not {kind}. Fix: "
+            "write dates as 2024-12-31, with a time (T10:30) if need be; or say in the schema how "
+            'they are written, as format = "%d.%m.%Y" for 31.12.2024 (none for a file with types '
+            "of its own); or make the column a category or drop it."
         )
     return days
 
 
 def targets_of(
-    path: Path, chunk: Chunk, target: Column, decimal: Decimal
+    path: Path, chunk: Chunk, target: Column, schema: Schema
 ) -> NDArray[np.int64] | NDArray[np.float32]:
     if target.bounds is not None:
-        numbers = numbers_of(path, chunk, target, decimal)
+        numbers = numbers_of(path, chunk, target, schema)
         if np.isnan(numbers).any():
             record = chunk.first + int(np.argmax(np.isnan(numbers)))
             raise ValueError(

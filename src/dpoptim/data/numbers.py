@@ -1,6 +1,8 @@
 """Columns as numbers and as text, however a file holds them."""
 
+import re
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,17 +11,26 @@ from dpoptim.data.table_files import Values
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # in any case
 COMMAS = str.maketrans(",.", ".,")
+# marks of thousands, as a schema names them, and what files have for them
+MARKS = {".": ".", ",": ",", " ": " \u00a0\u202f", "'": "'\u2019"}
 
 
-def as_numbers(values: Values, decimal: str = ".") -> tuple[NDArray[np.float64], int | None]:
+def as_numbers(
+    values: Values, decimal: str = ".", thousands: str = ""
+) -> tuple[NDArray[np.float64], int | None]:
     """Numbers, NaN for missing ones; and the place of the first other value, or None.
 
     Args:
         decimal: the mark in numbers as text; where it is a comma, a point (of thousands, maybe) is
             no part of a number.
+        thousands: the mark between groups of digits in them, one of `MARKS`; "": none. Only where
+            the last group has three digits and the others two or three (1,234,567 or 12,34,567),
+            so that 1,23 is no number rather than 123.
     """
     if isinstance(values, np.ndarray):
         return values.astype(np.float64), None
+    if thousands:
+        values = [without_marks(text, thousands) for text in values]
     if decimal == ",":
         values = [text.translate(COMMAS) for text in values]
     try:
@@ -35,6 +46,24 @@ def as_numbers(values: Values, decimal: str = ".") -> tuple[NDArray[np.float64],
         except ValueError:
             return numbers, place
     return numbers, None
+
+
+def without_marks(text: str, thousands: str) -> str:
+    """A number's text without marks between its groups of digits; other text as it is."""
+    grouped = groups(thousands).match(text)
+    if grouped is None:
+        return text
+    digits = "".join(each for each in grouped[0] if each not in MARKS[thousands])
+    return digits + text[grouped.end() :]
+
+
+@cache
+def groups(thousands: str) -> re.Pattern[str]:
+    """Groups of digits with a mark between them, at the beginning of a number."""
+    mark = f"[{re.escape(MARKS[thousands])}]"
+    return re.compile(
+        rf"\s*[+-]?\d{{1,3}}(?:{mark}\d{{2,3}})*{mark}\d{{3}}(?!\d|{mark}\d)", re.ASCII
+    )
 
 
 def as_texts(values: Values) -> list[str]:

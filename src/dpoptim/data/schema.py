@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dpoptim.arguments import real_number
-from dpoptim.data.dates import day_number
+from dpoptim.data.dates import day_number, day_text, holds
 
 Kind = Literal["number", "date", "category", "drop", "person", "target"]
 Scaling = Literal["bounds", "unit-norm", "none"]
 Decimal = Literal[".", ","]
+Thousands = Literal["", ".", ",", " ", "'"]
+OF_TABLE: dict[str, Any] = {"scaling": Scaling, "decimal": Decimal, "thousands": Thousands}
 FILL_IN = "FILL-IN"  # what a draft holds where only its owner knows
 OPTIONS: dict[Kind, tuple[str, ...]] = {
     "number": ("bounds", "fill", "unit"),
-    "date": ("bounds", "fill"),
+    "date": ("bounds", "fill", "format"),
     "category": ("categories",),
     "drop": (),
     "person": (),
@@ -47,6 +49,8 @@ class Column:
             feature.
         classes: the values of a target to classify, in order. A target with ``bounds`` instead is
             a number to predict.
+        format: how a file writes a date, as `datetime.strptime` takes it (``"%d.%m.%Y"`` for
+            31.12.2024); None: 2024-12-31, with or without a time.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Column:
     unit: str | None = None
     categories: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    format: str | None = None
 
     @property
     def width(self) -> int:
@@ -75,11 +80,14 @@ class Schema:
             to Euclidean norm 1 by itself; ``"none"``. Dates that are not scaled by their bounds
             count days from the first.
         decimal: the mark in numbers that a file has as text.
+        thousands: the mark between their groups of digits: ``"."``, ``","``, ``" "`` (also one that
+            does not break) or ``"'"``; ``""``: there is none, and a number with one is refused.
     """
 
     columns: tuple[Column, ...]
     scaling: Scaling = "bounds"
     decimal: Decimal = "."
+    thousands: Thousands = ""
 
     def __post_init__(self) -> None:
         for kind in ("target", "person"):
@@ -92,6 +100,11 @@ class Schema:
             raise ValueError(
                 "schema: no column of kind 'number', 'date' or 'category'; there is nothing to "
                 "learn from."
+            )
+        if self.thousands == self.decimal:
+            raise ValueError(
+                f"schema: decimal and thousands are both {self.decimal!r}. Fix: say how a number "
+                'is written, such as decimal = "," and thousands = "." for 1.234,5.'
             )
         for column in self.columns:
             scaled = column.kind == "date" or (column.kind == "number" and self.scaling == "bounds")
@@ -205,16 +218,17 @@ def parse_schema(text: str) -> Schema:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"schema: no TOML ({str(error)[:200]}).") from None
-    surplus = document.keys() - {"scaling", "decimal", "columns"}
+    surplus = document.keys() - {*OF_TABLE, "columns"}
     if surplus:
         raise ValueError(
-            f"schema: unknown entry {min(surplus)!r}; known are scaling, decimal and "
+            f"schema: unknown entry {min(surplus)!r}; known are {', '.join(OF_TABLE)} and "
             "[columns.NAME]."
         )
     columns = document.get("columns")
-    scaling, decimal = document.get("scaling", "bounds"), document.get("decimal", ".")
-    for name, given, known in (("scaling", scaling, Scaling), ("decimal", decimal, Decimal)):
-        if given not in get_args(known):
+    of_table = {name: document[name] for name in OF_TABLE if name in document}
+    for name, given in of_table.items():
+        known = OF_TABLE[name]
+        if not isinstance(given, str) or given not in get_args(known):
             raise ValueError(
                 f"schema: {name} must be one of {', '.join(map(repr, get_args(known)))}, got "
                 f"{given!r}."
@@ -230,9 +244,7 @@ def parse_schema(text: str) -> Schema:
             f"{', '.join(map(repr, open_ones))}. Fix: bounds, categories and classes as they are "
             'publicly known, such as bounds = [0, 120]; or kind = "drop".'
         )
-    return Schema(
-        tuple(column_of(name, entry) for name, entry in columns.items()), scaling, decimal
-    )
+    return Schema(tuple(column_of(name, entry) for name, entry in columns.items()), **of_table)
 
 
 def is_open(entry: Mapping[str, Any]) -> bool:
@@ -263,6 +275,7 @@ def column_of(name: str, entry: Mapping[str, Any]) -> Column:
         unit=unit,
         categories=texts_of(name, "categories", entry.get("categories", [])),
         classes=texts_of(name, "classes", entry.get("classes", [])),
+        format=entry.get("format"),
     )
     refuse_incomplete(column)
     return column
@@ -280,11 +293,29 @@ def refuse_incomplete(column: Column) -> None:
             f"schema: the target {name!r} needs either classes (at least two, a public list) or "
             "bounds (a number to predict)."
         )
+    if column.format is not None:
+        refuse_format(name, column.format, column.bounds or (0.0, 1.0))
     if column.fill is not None and column.bounds is not None:
         low, high = column.bounds
         if not low <= column.fill <= high:
             what = "the date" if kind == "date" else f"{column.fill:g}"
             raise ValueError(f"schema: column {name!r}: fill {what} is outside its bounds.")
+
+
+def refuse_format(name: str, format: object, bounds: tuple[float, float]) -> None:
+    """Refuse a format in which the first or last day cannot be written and read back."""
+    if not isinstance(format, str):
+        raise ValueError(
+            f'schema: column {name!r}: format must be text such as "%d.%m.%Y", got {format!r}.'
+        )
+    lost = next((day for day in bounds if not holds(format, day)), None)
+    if lost is not None:
+        raise ValueError(
+            f"schema: column {name!r}: the day {day_text(lost)} cannot be written and read back in "
+            f"the format {format!r}. Fix: day, month and year as datetime.strptime has them, such "
+            'as "%d.%m.%Y" for 31.12.2024 or "%m/%d/%Y" for 12/31/2024; years of two digits (%y) '
+            "are 1969 to 2068."
+        )
 
 
 def bounds_of(name: str, kind: Kind, value: object) -> tuple[float, float]:

@@ -18,10 +18,16 @@ IDENTIFIER = re.compile(
 )
 DECIMALS: tuple[Decimal, Decimal] = (".", ",")
 MOST_CATEGORIES = 30  # of a public column of text, before it is dropped from a draft
+WRITTEN = {  # by whether the comma separates columns
+    True: '# thousands = ","  # where numbers are written "1,234"\n',
+    False: '# decimal = ","  # where numbers are written 0,5\n'
+    '# thousands = "."  # where numbers are written 1.234\n',
+}
 HEAD = """\
 # What is publicly known about the columns. Nothing here may be read off private data.
 #   number:   bounds = [lowest, highest] as possible, not as found; fill = value for gaps
-#   date:     bounds = [2020-01-01, 2024-12-31], the first and last day
+#   date:     bounds = [2020-01-01, 2024-12-31], the first and last day; and, if the file does not
+#             write days like that, format = "%d.%m.%Y" (31.12.2024) or "%m/%d/%Y" (12/31/2024)
 #   category: categories = ["a", "b"], the values that count
 #   person:   whose row it is; one person is then what the guarantee protects
 #   target:   classes = ["no", "yes"], or bounds = [lowest, highest] of a number to predict
@@ -32,7 +38,8 @@ HEAD = """\
 def to_toml(schema: Schema) -> str:
     """Write a schema so that `parse_schema` gives an equal one."""
     comma = f'decimal = "{schema.decimal}"\n' if schema.decimal != "." else ""
-    return f'scaling = "{schema.scaling}"\n{comma}' + "".join(
+    mark = f'thousands = "{schema.thousands}"\n' if schema.thousands else ""
+    return f'scaling = "{schema.scaling}"\n{comma}{mark}' + "".join(
         table_of(column) for column in schema.columns
     )
 
@@ -44,6 +51,8 @@ def table_of(column: Column) -> str:
         lines.append(f"bounds = [{text(column.bounds[0])}, {text(column.bounds[1])}]")
     if column.fill is not None:
         lines.append(f"fill = {text(column.fill)}")
+    if column.format is not None:
+        lines.append(f"format = {quoted(column.format)}")
     if column.unit is not None:
         lines.append(f"unit = {quoted(column.unit)}")
     for name in ("categories", "classes"):
@@ -76,8 +85,8 @@ def draft(path: Path, *, target: str | None = None, person: str | None = None) -
     columns = column_names(path)
     check_names(path, [name for name, _ in columns], target, person)
     parts = [HEAD, 'scaling = "bounds"\n']
-    if kind_of(path) == ".csv" and separator_of(path) != ",":
-        parts.append('# decimal = ","  # where numbers are written 0,5\n')
+    if kind_of(path) == ".csv":
+        parts.append(WRITTEN[separator_of(path) == ","])
     for name, found in columns:
         head = f"\n[columns.{key(name)}]\n"
         if name == target:

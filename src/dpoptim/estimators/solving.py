@@ -73,6 +73,7 @@ def solve(
     neighboring: str,
     ledger: Ledger | None,
     noise_seed: int | None,
+    label: str = "estimator",
     ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Guarantee]:
     """Train a linear model; returns its weights, float64 of shape (d,), and what they cost.
@@ -85,6 +86,7 @@ def solve(
         clip_norm: bound on each record's gradient.
         steps, step_size: the solver's; None: a default from public numbers.
         options: further arguments of the solver function, by name.
+        label: public text for the ledger's entry, which the solver's name ends.
         ranks: the processes that hold the other records.
 
     Raises:
@@ -96,14 +98,14 @@ def solve(
     common: dict[str, Any] = {
         "ledger": ledger,
         "noise_seed": noise_seed,
-        "label": f"estimator, {solver}",
+        "label": f"{label}, {solver}",
     }
     extra = dict(options or {})
     untouched = not extra and steps is None and step_size is None
     if solver == "auto":
         sums = untouched and start is None and sums_are_sharp(model, n, budget)
         solver = "sufficient-statistics" if sums else "momentum-gd"
-        common["label"] = f"estimator, {solver}"
+        common["label"] = f"{label}, {solver}"
     if solver == "sufficient-statistics":
         if not untouched:
             raise TypeError(

@@ -172,7 +172,7 @@ class Gate:
             noise["numbers"] = torch.from_numpy(self.query.numbers)
         return {
             "released": self.released,
-            "reservation": self._charge.secret_id,
+            "reservation": self._charge.id_to_save(),
             "correlated": noise,
         }
 

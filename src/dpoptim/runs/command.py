@@ -17,6 +17,7 @@ from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Data
 from dpoptim.files import write_atomically
+from dpoptim.installed import SOURCES, digests
 from dpoptim.methods import WholeRun
 from dpoptim.optimizers import optimizer
 from dpoptim.plan import Plan
@@ -53,6 +54,8 @@ def run_training(request: TrainRequest, console: Console) -> Path:
     """
     with launched() as ranks, ExitStack() as stack:
         first = ranks.rank == 0
+        # now: by the end, the files may be another version's
+        ranks.agree({"installation of dpoptim": digests()[SOURCES]})
         console = console if first else Console(quiet=True)
         with refused_together(ranks, "dpoptim train"):
             data = load(request)

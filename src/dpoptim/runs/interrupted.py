@@ -15,6 +15,7 @@ import torch
 
 from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.files import write_atomically
+from dpoptim.installed import SOURCES, digests
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.tail_average import TailAverage
 
@@ -64,6 +65,7 @@ class SavedRun:
         stop: asked after every step.
         clock: seconds that pass.
         ranks: the processes that train together: one stops, or saves, when all do; rank 0 writes.
+        packages: SHA-256 of each other dpoptim that trained a part of the run before.
 
     **Guarantee.** The checkpoint is secret, like the data; the other file holds averages of
     released iterates and scores on public data. Both are removed when the run is complete.
@@ -74,6 +76,7 @@ class SavedRun:
     stop: StopRequest
     clock: Callable[[], float] = time.monotonic
     ranks: Ranks = ALONE
+    packages: list[str] = field(default_factory=list)
     _saved_at: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +85,20 @@ class SavedRun:
     @property
     def checkpoint(self) -> Path:
         return self.folder / SECRET
+
+    @contextmanager
+    def before_steps(self, private: PrivateTraining, average: TailAverage) -> Iterator[None]:
+        """Save a new run before it is charged: from then on, killed at any moment, it can go on.
+
+        What fails inside before anything was released or charged leaves no files.
+        """
+        self._save(private, average, [])
+        try:
+            yield
+        except BaseException:
+            if private.reservation is None and not private.steps_done and self.ranks.rank == 0:
+                self.remove()
+            raise
 
     def after_step(
         self, private: PrivateTraining, average: TailAverage, scores: list[float]
@@ -115,7 +132,9 @@ class SavedRun:
         own = self.folder / RELEASED.format(private.steps_done)
         if self.ranks.rank == 0:
             stream = io.BytesIO()
-            torch.save({"average": average.state(), "scores": scores}, stream)
+            remembered = {"average": average.state(), "scores": scores}
+            packages = [*self.packages, digests()[SOURCES]]
+            torch.save({**remembered, "packages": packages}, stream)
             write_atomically(own, stream.getvalue())
         private.save(self.checkpoint)
         if self.ranks.rank == 0:
@@ -136,6 +155,9 @@ class SavedRun:
                 lambda: torch.load(path, weights_only=True)
             )
             average.restore(saved["average"])
+            # earlier versions did not write them down
+            earlier = dict.fromkeys(saved.get("packages", ["not known"]))
+            self.packages = [each for each in earlier if each != digests()[SOURCES]]
             return [float(each) for each in saved["scores"]]
         except Exception as error:  # torch.load raises many kinds
             raise ValueError(
@@ -143,6 +165,7 @@ class SavedRun:
             ) from error
 
     def remove(self) -> None:
-        """The run is complete: leave no secrets behind."""
-        for path in (self.checkpoint, *self.folder.glob(RELEASED.format("*"))):
+        """Leave no secrets behind: the run is complete, or never was charged."""
+        parts = self.folder.glob(f"{SECRET}.*.part")  # of several processes
+        for path in (self.checkpoint, *parts, *self.folder.glob(RELEASED.format("*"))):
             path.unlink(missing_ok=True)

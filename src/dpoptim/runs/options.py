@@ -236,7 +236,11 @@ class TrainRequest:
         ),
     ] = False
     save_every: Annotated[
-        float, typer.Option(help="Minutes between two saves of an unfinished run.", min=0)
+        float,
+        typer.Option(
+            help="Minutes between two saves of an unfinished run, the first before its charge.",
+            min=0,
+        ),
     ] = 10.0
     max_time: Annotated[
         float | None,

@@ -5,6 +5,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 
@@ -20,20 +21,17 @@ from dpoptim.assumptions import Assumption, trusted
 from dpoptim.data import Data
 from dpoptim.data.views import moved, repeated
 from dpoptim.gradients import native
+from dpoptim.installed import digests
 from dpoptim.iterate import Iterate
 from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
+from dpoptim.runs.basis import BY_ANOTHER, BY_THE_CLOCK, basis_of_run
 from dpoptim.runs.interrupted import SavedRun
 from dpoptim.training.attach import attach
 from dpoptim.training.planned_rate import PlannedRate
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.tail_average import TailAverage
 from dpoptim.version import __version__ as dpoptim_version
-
-BY_THE_CLOCK = trusted("how many steps a clock left time for tells nothing about the records")
-PUBLIC_WEIGHTS = trusted(
-    "the weights of the classes are public: nobody counted these records for them"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +111,6 @@ def weights_of(data: Data) -> Tensor | None:
     return None if data.class_weights is None else torch.tensor(data.class_weights)
 
 
-def basis_of_weights(data: Data) -> tuple[Assumption, ...]:
-    return () if data.class_weights is None else (PUBLIC_WEIGHTS,)
-
-
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """A privately trained model, its public scores (of public data), and its start."""
@@ -165,21 +159,24 @@ def train_privately(
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
     checkpoint = saved.checkpoint if resume and saved is not None else None
     started, ended = time.perf_counter(), ""
-    with attach(
-        plan,
-        model,
-        optimizer,
-        optimization.records(data),
-        persons=None if data.persons is None else data.persons.tolist(),
-        rows_per_record=plan.unit.most_rows * optimization.views,
-        ledger=None if plan.noise_multiplier == 0 else ledger,
-        label=label,
-        noise_seed=noise_seed,
-        loss=losses,
-        resume=checkpoint,
-        projection=optimization.projection,
-        random_iterate=optimization.iterate == "random",
-    ) as private:
+    with (
+        ExitStack() as stack,
+        attach(
+            plan,
+            model,
+            optimizer,
+            optimization.records(data),
+            persons=None if data.persons is None else data.persons.tolist(),
+            rows_per_record=plan.unit.most_rows * optimization.views,
+            ledger=None if plan.noise_multiplier == 0 else ledger,
+            label=label,
+            noise_seed=noise_seed,
+            loss=losses,
+            resume=checkpoint,
+            projection=optimization.projection,
+            random_iterate=optimization.iterate == "random",
+        ) as private,
+    ):
         by_chance = optimization.iterate == "random"
         swap = private.swap_random_iterate if by_chance else average.swap
         scores = HoldOutCurve(plan, model, swap, public_hold_out(data))
@@ -187,6 +184,8 @@ def train_privately(
             refuse_other_settings(optimizer, rate, private.steps_done, optimization)
             scores.values = saved.restore(private.steps_done, average)
             ended = end_in_time(private, saved, time.perf_counter() - started >= most_seconds)
+        elif saved is not None:
+            stack.enter_context(saved.before_steps(private, average))
         size = optimization.physical_batch_size
         for x, y in () if ended else private.batches(physical_batch_size=size):
             private.backward(losses(model, (optimization.seen(x), y)))
@@ -205,7 +204,14 @@ def train_privately(
         return Trained(
             model=model,
             guarantee=private.spent(),
-            basis=(*private.basis, *basis_of_weights(data), *((BY_THE_CLOCK,) if ended else ())),
+            basis=basis_of_run(
+                private.basis,
+                data,
+                plan,
+                *((BY_THE_CLOCK,) if ended else ()),
+                *(trusted(BY_ANOTHER.format(each)) for each in (saved.packages if saved else ())),
+                views=optimization.views,
+            ),
             reservation=private.reservation,
             scores=tuple(scores.values),
             seconds=time.perf_counter() - started,
@@ -287,6 +293,7 @@ def package_versions() -> dict[str, str]:
     packages = ("torch", "dp-accounting", "cryptography", "numpy", "scipy")
     return {
         "dpoptim": dpoptim_version,
+        **digests(),
         "gradients of single records": native.kind(),
         "python": platform.python_version(),
         **{name: version(name) for name in packages},

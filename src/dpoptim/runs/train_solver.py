@@ -22,9 +22,11 @@ from dpoptim.estimators.table import clip_rows
 from dpoptim.methods import WholeRun
 from dpoptim.noise.stream import key_stream
 from dpoptim.plan import Plan
-from dpoptim.runs.train import Optimization, Trained, basis_of_weights, public_hold_out, score
+from dpoptim.runs.basis import basis_of_run
+from dpoptim.runs.train import Optimization, Trained, public_hold_out, score
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel, Loss
+from dpoptim.training.assumptions import basis_of_ledger
 from dpoptim.training.persons_of_ranks import one_rank_a_person
 from dpoptim.training.privacy_units import Persons
 
@@ -103,6 +105,7 @@ def train_by_solver(
             start=None,
             neighboring=plan.neighboring,
             ledger=ledger,
+            label=label,
             noise_seed=noise_seed,
             ranks=ranks,
         )
@@ -123,7 +126,9 @@ def train_by_solver(
     return Trained(
         model=model,
         guarantee=replace(guarantee, unit=plan.unit.name),
-        basis=(*plan.basis, *basis_of_weights(data), *chosen, *seeded),
+        basis=basis_of_run(
+            (*plan.basis, basis_of_ledger(ledger.durable), *chosen, *seeded), data, plan
+        ),
         reservation=reservation,
         scores=()
         if hold_out is None

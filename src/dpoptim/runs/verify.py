@@ -16,11 +16,13 @@ from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.assumptions import Assumption
 from dpoptim.documents import DIGEST, load
+from dpoptim.installed import SOURCES, digests
 from dpoptim.plan import Plan
 from dpoptim.plan_text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import FORMAT, certificate
 from dpoptim.runs.result import LedgerEntry, RunResult
+from dpoptim.training.assumptions import PACKAGE
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,11 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
             f"{_shown(folder)}: the certificate lacks entries or has wrong ones "
             f"({type(error).__name__})."
         ) from None
-    wrong = [*differences(written, expected), *missing_basis(plan, written)]
+    wrong = [
+        *differences(written, expected),
+        *missing_basis(plan, written),
+        *unnamed_package(written),
+    ]
     if wrong:
         raise ValueError(
             f"{_shown(folder)}: the certificate is not what its plan gives; do not trust it. "
@@ -72,6 +78,8 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
     ]
     if (folder / "report.html").is_file():
         unchecked.append("report.html, which says nothing that certificate.json does not")
+    same, line = compared_package(written)
+    (checked if same else unchecked).append(line)
     checked += check_model(folder / "model.pt", written)
     if ledger is not None:
         checked.append(check_ledger(ledger, plan, written))
@@ -144,6 +152,34 @@ def missing_basis(plan: Plan, written: dict[str, Any]) -> Iterator[str]:
     for item in plan.basis:
         if item.text not in written["basis"][item.kind]:
             yield f"basis.{item.kind} lacks {item.text!r}"
+
+
+def unnamed_package(written: dict[str, Any]) -> Iterator[str]:
+    """The package named without a line that rests on it, or such a line without the name."""
+    if written["verdict"]["kind"] == "none":
+        return
+    named = SOURCES in written["versions"]
+    if named and PACKAGE.text not in written["basis"]["trusted"]:
+        yield f"basis.trusted lacks {PACKAGE.text!r}"
+    if not named and PACKAGE.text in written["basis"]["trusted"]:
+        yield f"versions lacks {SOURCES!r}, which basis.trusted speaks of"
+
+
+def compared_package(written: dict[str, Any]) -> tuple[bool, str]:
+    """Whether the package that trained is the one that verifies, and a line that says so."""
+    versions = written["versions"]
+    trained = f"dpoptim {printable(str(versions.get('dpoptim')))}"
+    if SOURCES not in versions:
+        return False, (
+            f"which package trained: the certificate says {trained} and, being of an earlier "
+            "version, no SHA-256; so it lists on trust what loop, loss and model do"
+        )
+    if versions[SOURCES] != digests()[SOURCES]:
+        return False, (
+            f"which package trained: {trained} with SHA-256 {printable(str(versions[SOURCES]))}, "
+            "and this is another one (verify with the same dpoptim)"
+        )
+    return True, f"the certificate names this package, {trained} by SHA-256 of its sources"
 
 
 def check_model(path: Path, written: dict[str, Any]) -> list[str]:

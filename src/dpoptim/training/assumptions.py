@@ -46,7 +46,8 @@ COLLATE = (
     "collate_fn not checked: what it makes of a record is the same beside any others (padding, "
     "order, mixing)"
 )
-SHAPES = "the shape of a record is public, and so is which layers run on a batch, and how often"
+SHAPE = trusted("the shape of a record is public")
+LAYERS = "which layers run on a batch, and how often, is public"
 ROWS = (
     "each record's rows stay together, in the order delivered: no collate_fn and no loss shuffles "
     "rows, sorts them by length, or puts first views first"
@@ -57,6 +58,12 @@ LOOP = (
     "prototypes, stored records, running numbers, counts of rows) enters the loss of no other "
     "record, and reaches no scheduler, stopping rule, parameter, sampler, log, or attribute of a "
     "module that is saved whole"
+)
+# What stands for all of the lines about a program where it is this package's: tests/runs tries its
+# models and loss as such a line says.
+PACKAGE = trusted(
+    "loop, loss and model are those of the dpoptim package that is installed, and it is the one "
+    "whose version and SHA-256 are named under versions"
 )
 # Whoever knows the seed knows whose mask each record would have: one record more shifts those of
 # all that follow.
@@ -90,32 +97,44 @@ def basis_of_loss(
         isolation: records that pass alone have no other one in their loss.
     """
     if isolation.alone:
-        return tuple(trusted(text) for text in (SHAPES, NOTHING_ELSE, LOOP, RANDOM))
-    items = [trusted(NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
+        return (SHAPE, *map(of_program, (LAYERS, NOTHING_ELSE, LOOP, RANDOM)))
+    items = [of_program(NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
     if caveats["collate"]:
-        items.append(trusted(COLLATE))
+        items.append(of_program(COLLATE))
     if caveats["bare"]:
         usual = "" if declared else ", which nobody declared"
         stated = (
             f"the loss is the {declared or 'mean'} over the batch of one term per record{usual}; a "
             "sum divided by a constant is no mean (private.backward sees)"
         )
-        items.append(trusted(stated))
+        items.append(of_program(stated))
     elif caveats["scalar"]:
         scaled = "the same number in every batch" if checked is None else "what was checked"
         items.append(
-            trusted(
+            of_program(
                 "what was summed or averaged to the loss is one term per record; what it was then "
                 f"multiplied or divided by is {scaled}"
             )
         )
     if caveats["rows"] and checked is None:
-        items.append(trusted(ROWS))
-    others = (SHAPES, f"{NOTHING_ELSE}; records keep their order in it", LOOP, RANDOM)
-    items += [trusted(text) for text in others]
+        items.append(of_program(ROWS))
+    others = (LAYERS, f"{NOTHING_ELSE}; records keep their order in it", LOOP, RANDOM)
+    items += [SHAPE, *map(of_program, others)]
     if caveats["mean"] or declared == "mean":
         items.append(trusted(MEAN))
     return tuple(items)
+
+
+def of_program(text: str) -> Assumption:
+    return trusted(text, of_program=True)
+
+
+def of_own_program(basis: Iterable[Assumption]) -> tuple[Assumption, ...]:
+    """The basis of a run whose loop, loss and model are this package's: one line stands for them.
+
+    What code enforces stays, and so does every line about data, settings or who looks at what.
+    """
+    return in_order((*(item for item in basis if not item.of_program), PACKAGE))
 
 
 def in_order(items: Iterable[Assumption]) -> tuple[Assumption, ...]:

@@ -262,13 +262,13 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
             "resume: the checkpoint belongs to another plan. Fix: make the plan with the same "
             "settings, or load it with dpoptim.Plan.from_json."
         )
-    if checkpoint["durable"] and checkpoint["gate"]["reservation"] not in {
-        None,
-        *(entry.id for entry in ledger.entries()),
-    }:
-        known = "another ledger than the given one" if ledger.durable else "a ledger on disk"
+    run, known = checkpoint["gate"]["reservation"], {entry.id for entry in ledger.entries()}
+    # before its first step a run may not be charged yet; on disk it then will be
+    elsewhere = run not in {None, *known} and (checkpoint["steps_done"] > 0 or not ledger.durable)
+    if checkpoint["durable"] and elsewhere:
+        where = "another ledger than the given one" if ledger.durable else "a ledger on disk"
         raise ValueError(
-            f"resume: the run was charged to {known}. Fix: attach(..., ledger=Ledger(path)) with "
+            f"resume: the run was charged to {where}. Fix: attach(..., ledger=Ledger(path)) with "
             "the path of the ledger that the run began on."
         )
     fixes = {

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 PASSED = trusted(
-    "the model treats records independently (it did on random inputs, against batches of one)"
+    "the model treats records independently (it did on random inputs, against batches of one)",
+    of_program=True,
 )
 ALONE = "records cannot be mixed: every microbatch has one record"
 WHOLE = (

@@ -1,0 +1,40 @@
+"""Assumptions of a run of the command line, beside those of its plan and of the engine."""
+
+from collections.abc import Iterable
+
+from dpoptim.assumptions import Assumption, trusted
+from dpoptim.data import Data
+from dpoptim.plan import Plan
+from dpoptim.training.assumptions import of_own_program
+
+BY_THE_CLOCK = trusted("how many steps a clock left time for tells nothing about the records")
+PUBLIC_WEIGHTS = trusted(
+    "the weights of the classes are public: nobody counted these records for them"
+)
+
+SECRET_MOVES = trusted(
+    "images are moved by torch's generator, seeded in secret, with 32 bits on CPUs: nobody tries "
+    "all seeds"
+)
+BY_ANOTHER = "before it was taken up again, the run was trained by the dpoptim whose SHA-256 is {}"
+METHOD_OF_OTHERS = (
+    "the method comes from the package {!r}, which the SHA-256 of dpoptim does not cover"
+)
+
+
+def basis_of_run(
+    basis: Iterable[Assumption], data: Data, plan: Plan, *others: Assumption, views: int = 1
+) -> tuple[Assumption, ...]:
+    """The guarantee's basis, for whoever knows only that this package trained its own model.
+
+    Args:
+        basis: as whoever wrote a loop around the same plan would have it.
+        others: what the run rests on beside it.
+    """
+    source = type(plan.method).__module__.partition(".")[0]
+    of_run = (
+        *((PUBLIC_WEIGHTS,) if data.class_weights is not None else ()),
+        *((SECRET_MOVES,) if views > 1 else ()),
+        *((trusted(METHOD_OF_OTHERS.format(source)),) if source != "dpoptim" else ()),
+    )
+    return of_own_program((*basis, *of_run, *others))

@@ -1,0 +1,174 @@
+"""Dates and numbers that a file writes in another way than ISO 8601 and Python, as a schema says:
+read right, or refused without their value, and never guessed.
+"""
+
+from datetime import date, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpoptim.data import Column, Schema, parse_schema
+from dpoptim.data.encoding import encode_table
+from dpoptim.data.numbers import MARKS, as_numbers
+from dpoptim.data.schema_files import draft, to_toml
+
+DATE = '[columns.d]\nkind = "date"\nbounds = [2020-01-01, 2020-01-11]\n'
+NUMBER = '[columns.a]\nkind = "number"\nbounds = [0, 2000]\n'
+
+
+def encoded(tmp_path: Path, text: str, schema: str) -> list[float]:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    parts = [part.x for part in encode_table(path, parse_schema(schema), labels=False)]
+    found: list[float] = np.concatenate(parts)[:, 0].tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("format", "rows"),
+    [
+        ("%d.%m.%Y", ["01.01.2020", "11.1.2020", " 06.01.2020", "NA", "31.12.2024"]),
+        ("%m/%d/%Y", ["01/01/2020", "1/11/2020", "01/06/2020", "", "12/31/2024"]),
+        ("%d.%m.%y", ["01.01.20", "11.01.20", "06.01.20", "null", "31.12.24"]),
+        ("%Y%m%d", ["20200101", "20200111", "20200106", "nan", "20241231"]),
+        ("%d %b %Y", ["01 Jan 2020", "11 jan 2020", "06 Jan 2020", "?", "31 Dec 2024"]),
+    ],
+)
+def test_dates_are_read_as_the_schema_says(format: str, rows: list[str], tmp_path: Path) -> None:
+    schema = DATE + f'format = "{format}"\n'
+    assert encoded(tmp_path, "\n".join(["d;b", *(f"{row};x" for row in rows)]), schema) == (
+        pytest.approx([-1, 1, 0, 0, 1])
+    )
+
+
+def test_times_and_offsets(tmp_path: Path) -> None:
+    schema = DATE + 'format = "%d.%m.%Y %H:%M"\n'
+    assert encoded(tmp_path, "d\n03.01.2020 12:00\n", schema) == pytest.approx([-0.5])
+    schema = DATE + 'format = "%d.%m.%Y %H:%M %z"\n'
+    assert encoded(tmp_path, "d\n04.01.2020 01:00 +0100\n", schema) == pytest.approx([-0.4])
+
+
+@pytest.mark.parametrize("value", ["2020-01-05", "13/31/2020", "31.02.2020", "17"])
+def test_dates_in_another_way_are_refused_without_their_value(value: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"record 2: .* not a date written '%d\.%m\.%Y'"
+    ) as refused:
+        encoded(tmp_path, f"d\n01.01.2020\n{value}\n", DATE + 'format = "%d.%m.%Y"\n')
+    assert value not in str(refused.value).replace(str(tmp_path), "").replace("2024-12-31", "")
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ('format = "%d.%m"', "2020-01-01 cannot be written and read back"),
+        ('format = "%m/%Y"', "2020-01-11 cannot be written and read back"),
+        ('format = "dd.mm.yyyy"', "datetime.strptime"),
+        ("format = 5", "format must be text"),
+        ('format = "%d.%m.%y"\nbounds = [1920-01-01, 2020-01-01]', "1969 to 2068"),
+    ],
+)
+def test_formats_that_lose_the_day_are_refused(entry: str, said: str) -> None:
+    own = "bounds" in entry
+    head = '[columns.d]\nkind = "date"\n' if own else DATE
+    with pytest.raises(ValueError, match=said):
+        parse_schema(f"{head}{entry}\n")
+
+
+def test_only_dates_have_a_format() -> None:
+    with pytest.raises(ValueError, match="not 'format'"):
+        parse_schema(NUMBER + 'format = "%d.%m.%Y"\n')
+
+
+def test_dates_in_columns_of_numbers(tmp_path: Path) -> None:
+    """20241231 with a gap beside it is held as a float by files with types."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"d": pa.array([20200111, None, 20200101])}), path)
+    schema = parse_schema(DATE + 'format = "%Y%m%d"\n')
+    (part,) = encode_table(path, schema, labels=False)
+    assert part.x[:, 0].tolist() == [1, 0, -1]
+
+
+@pytest.mark.parametrize(
+    ("decimal", "thousands", "rows"),
+    [
+        (",", ".", ["1.234,5", "-1.000", "999,5", "1e3", "0", "1.000.000", "NA"]),
+        (".", ",", ["1,234.5", "-1,000", "999.5", "1e3", "0", "10,00,000", ""]),
+        (".", " ", ["1 234.5", "-1\u00a0000", "999.5", "1e3", "0", "1\u202f000 000", "NA"]),
+        (",", "'", ["1'234,5", "-1\u2019000", "999,5", "1e3", "0", "1'000'000", "?"]),
+    ],
+)
+def test_marks_of_thousands(decimal: str, thousands: str, rows: list[str], tmp_path: Path) -> None:
+    schema = f'decimal = "{decimal}"\nthousands = "{thousands}"\n{NUMBER}'
+    found = encoded(tmp_path, "\n".join(["a\tb", *(f"{row}\tx" for row in rows)]), schema)
+    assert found == pytest.approx([0.2345, -1, -0.0005, 0, -1, 1, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "value", ["1,23", "1,2345", "12,34", ",123", "1,234,5", "1.234,567", "1,,234"]
+)
+def test_a_decimal_comma_is_not_taken_for_thousands(value: str, tmp_path: Path) -> None:
+    """Refused where taking the mark out would make a number a hundred times too large."""
+    with pytest.raises(
+        ValueError, match="record 1: .*decimal point and ',' between thousands"
+    ) as no:
+        encoded(tmp_path, f"a;b\n{value};x\n", f'thousands = ","\n{NUMBER}')
+    assert value not in str(no.value).replace(str(tmp_path), "")
+
+
+def test_targets_have_marks_too(tmp_path: Path) -> None:
+    target = '[columns.y]\nkind = "target"\nbounds = [0, 4000]\n'
+    path = tmp_path / "y.csv"
+    path.write_text("a;y\n1;3.000,0\n")
+    schema = parse_schema(f'decimal = ","\nthousands = "."\n{NUMBER}{target}')
+    (part,) = encode_table(path, schema, labels=True)
+    assert part.y is not None
+    assert part.y.tolist() == [0.5]
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(0, 99), st.sampled_from(sorted(MARKS)))
+def test_grouped_numbers_are_the_numbers(whole: int, cents: int, thousands: str) -> None:
+    decimal = "," if thousands == "." else "."
+    text = f"{whole:,}".replace(",", thousands) + f"{decimal}{cents:02d}"
+    numbers, bad = as_numbers([text], decimal, thousands)
+    assert bad is None
+    assert numbers.tolist() == [float(f"{whole}.{cents:02d}")]
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ('decimal = ","\nthousands = ","\n', "decimal and thousands are both ','"),
+        ('thousands = "."\n', r"decimal and thousands are both '\.'"),
+        ('thousands = "_"\n', "thousands must be one of '', "),
+        ("thousands = [1]\n", "thousands must be one of"),
+        ('thousand = ","\n', "unknown entry 'thousand'; known are scaling, decimal, thousands"),
+    ],
+)
+def test_marks_that_contradict_each_other_are_refused(head: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_schema(head + NUMBER)
+
+
+@given(st.sampled_from([".", " ", "'"]), st.sampled_from(["%d.%m.%Y", "%m/%d/%y", '%d. "%b" %Y']))
+def test_what_is_written_is_read_back(thousands: str, format: str) -> None:
+    first = float((date(2001, 2, 3) - date(1970, 1, 1)) / timedelta(days=1))
+    schema = Schema(
+        (Column("d", "date", bounds=(first, first + 9), format=format),),
+        decimal=",",
+        thousands=thousands,  # type: ignore[arg-type]
+    )
+    assert parse_schema(to_toml(schema)) == schema
+
+
+def test_a_draft_says_where_to_write_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    for separator, mark in ((",", ","), (";", ".")):
+        path.write_text(f"a{separator}y\n")
+        text = draft(path, target="y")
+        assert f'# thousands = "{mark}"' in text
+        assert 'format = "%d.%m.%Y"' in text
