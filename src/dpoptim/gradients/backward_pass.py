@@ -278,18 +278,19 @@ class RuleFunction(torch.autograd.Function):
         refuse_nested_backward(ctx.layer, ctx.forward_task)
         saved, rule, module, g = ctx.saved_tensors, ctx.rule, ctx.module, row_by_row(g)
         to_inputs, x_gradient = ctx.needs_input_grad[4], None
-        together = rule.at_once and to_inputs and g.dtype not in NARROW
+        at_once = rule.forms_at_once(module, saved, g)
+        together = at_once and to_inputs and g.dtype not in NARROW
 
         def per_sample_grads() -> Mapping[str, PerSampleGrad]:
             given = (*saved, g) if rule.widens else widened((*saved, g))
             return rule.per_sample_grads(module, given[:-1], given[-1])
 
         with without_autocast(g.device.type):
-            # where they are made at once, what they were made of is free to go
+            # where they are formed at once, what they were made of is free to go
             if together:
                 x_gradient, formed = rule.all_gradients(module, widened(saved), g)
                 per_sample_grads = partial(dict, formed)
-            elif rule.at_once:
+            elif at_once:
                 per_sample_grads = partial(dict, per_sample_grads())
             if to_inputs and not together:
                 same = (

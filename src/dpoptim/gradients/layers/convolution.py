@@ -1,6 +1,7 @@
 """nn.Conv1d, nn.Conv2d, nn.Conv3d: records' weight gradients, many records at once."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,7 +12,7 @@ from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.batch_invariant import never_alone, record_products
 from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
-from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches, Compiled
+from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches, Compiled, Formed
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.multiplication import onednn_multiplies
@@ -22,6 +23,7 @@ from dpoptim.torch_internals import convolution_backward
 AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution
 CHUNKS = 4  # that the largest pass is cut into, so that zeros are few
 TOGETHER_ENTRIES = 5 << 17  # of its result: fresh memory costs more than calls
+SMALLER = 2  # times as small gradients must be as what they are made of to be formed at once
 # entries of a kernel for which oneDNN's products of patches are the faster way
 WORTH_PATCHES = 1 << 16
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -71,16 +73,26 @@ class ConvolutionRule(LayerRule[Convolution]):
             [True, False, False],
         )[0]
 
+    def forms_at_once(self, module: Convolution, saved: Saved, g: Tensor) -> bool:
+        ingredients = saved[0].shape[1:].numel() + g.shape[1:].numel()
+        small = SMALLER * module.weight.numel() <= ingredients
+        return small and Compiled.serves(module, *widened([saved[0][:0]]))
+
     def per_sample_grads(self, module: Convolution, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, (like,) = saved[0], widened([saved[0][:0]])
         T = g[0, 0].numel() if len(g) else 0
         by_groups = batch_invariant_in_groups(module, like)
-        form = partial(formed_by_groups if by_groups else formed_by_patches, module, x, g)
+        form: Callable[[slice, int], Tensor] = partial(
+            formed_by_groups if by_groups else formed_by_patches, module, x, g
+        )
         per_record = 0 if by_groups else T * x.shape[1] * module.weight[0, 0].numel()
         entries = module.weight.numel()
         singly: OneByOne | None = None
         compiled = Compiled.serves(module, like)
-        if compiled:
+        if self.forms_at_once(module, saved, g):
+            singly = formed = Formed.of(Compiled(module, x, g), len(g), entries)
+            form = formed.part
+        elif compiled:
             singly = Compiled(module, x, g)
         elif (
             entries >= WORTH_PATCHES

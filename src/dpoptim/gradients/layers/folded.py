@@ -19,7 +19,7 @@ class FoldedRule(LayerRule[nn.Module]):
 
     def __init__(self, rule: AnyRule, positions: int) -> None:
         self.rule, self.positions = rule, positions
-        self.narrow, self.at_once, self.widens = rule.narrow, rule.at_once, rule.widens
+        self.narrow, self.widens = rule.narrow, rule.widens
 
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
         return self.rule.prepare(module, name, x, len(x))
@@ -29,6 +29,9 @@ class FoldedRule(LayerRule[nn.Module]):
 
     def input_gradient(self, module: nn.Module, saved: Saved, g: Tensor) -> Tensor | None:
         return self.rule.input_gradient(module, saved, g)
+
+    def forms_at_once(self, module: nn.Module, saved: Saved, g: Tensor) -> bool:
+        return self.rule.forms_at_once(module, saved, g)
 
     def per_sample_grads(self, module: nn.Module, saved: Saved, g: Tensor) -> PerSampleGrads:
         return self._of_records(self.rule.per_sample_grads(module, saved, g), len(g))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.batch_invariant import aligned
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
 from dpoptim.gradients.multiplication import plain, transposed_product
-from dpoptim.gradients.norms import NORM_BLOCK
+from dpoptim.gradients.norms import NORM_BLOCK, blocks_in, read_part
 from dpoptim.gradients.per_sample_grads import Chunk, record_by
+from dpoptim.worker_threads import worker_threads
 
 WORK = 1 << 26  # multiplications for a record's gradient that one thread has at a time
 LEAST_FILLED = 1 / 2  # of the vectors of outputs that compiled functions compute
@@ -170,5 +172,57 @@ class Compiled:
         )
 
     def in_order(self, total: Tensor) -> Tensor:
-        """From (C, kernel..., p) to (p, C, kernel...)."""
-        return total.unflatten(1, (-1, self.module.out_channels)).transpose(1, 2).flatten(1)
+        return outputs_first(self.module, total)
+
+
+def outputs_first(module: Convolution, total: Tensor) -> Tensor:
+    """From (k, C, kernel..., p) to (k, p, C, kernel...), all axes after the first in one."""
+    return total.unflatten(1, (-1, module.out_channels)).transpose(1, 2).flatten(1)
+
+
+@dataclass(frozen=True)
+class Formed:
+    """Gradients that compiled functions have formed, and that take less memory than ingredients.
+
+    **Guarantee.** That of `Compiled`.
+
+    Attributes:
+        gradients: float32, in the order of `Compiled`, (B, entries).
+    """
+
+    module: Convolution
+    gradients: Tensor
+
+    @classmethod
+    def of(cls, by: Compiled, records: int, entries: int) -> "Formed":
+        """Records dealt to threads; these change no number."""
+        gradients = by.g.new_empty(records, entries, dtype=torch.float32)
+        threads = torch.get_num_threads()
+        step = max(1, -(-records // threads))
+        parts = [slice(i, min(i + step, records)) for i in range(0, records, step)]
+        with worker_threads(threads) as run:
+            run([partial(write, by, part, gradients) for part in parts])
+        return cls(by.module, gradients)
+
+    def one_by_one(self) -> list[Chunk]:
+        entries = self.gradients.shape[1]
+        form = record_by(self._measure, entries)
+        return [Chunk(0, entries, form, form_measured=self._measure)]
+
+    def _measure(self, part: slice, room: Tensor, norms: Tensor, block: int) -> None:
+        read_part(room.copy_(self.gradients[part]), norms, block=block)
+
+    def in_order(self, total: Tensor) -> Tensor:
+        return outputs_first(self.module, total)
+
+    def part(self, records: slice, most: int) -> Tensor:
+        return self.in_order(self.gradients[records])
+
+
+def write(by: Compiled, part: slice, gradients: Tensor) -> None:
+    """Form the gradients of some records in their place."""
+    for chunk in by.one_by_one():
+        assert chunk.form_measured is not None
+        norms = torch.empty(part.stop - part.start, blocks_in(chunk.entries, NORM_BLOCK))
+        into = gradients[part, chunk.start : chunk.start + chunk.entries]
+        chunk.form_measured(part, into, norms, NORM_BLOCK)

@@ -19,8 +19,7 @@ class LayerRule(ABC, Generic[Module]):
 
     Attributes:
         narrow: whether torch.autocast runs the layer in its narrow dtype; else in float32.
-        at_once: whether the backward pass makes per-sample gradients, smaller than their
-            ingredients.
+        at_once: whether the backward pass forms per-sample gradients: see `forms_at_once`.
         widens: whether per-sample gradients take what autocast made narrow as it is, and widen it
             to float32 where they are formed; else they are given float32.
         positions: how many rows of what the layer sees are one record's.
@@ -55,10 +54,17 @@ class LayerRule(ABC, Generic[Module]):
     def per_sample_grads(self, module: Module, saved: Saved, g: Tensor) -> PerSampleGrads:
         """The per-record gradients of the parameters, by their names in the module."""
 
+    def forms_at_once(self, module: Module, saved: Saved, g: Tensor) -> bool:
+        """Whether the backward pass forms per-sample gradients, by public numbers.
+
+        Where they are smaller than what they are made of, which is free to go then.
+        """
+        return self.at_once
+
     def all_gradients(
         self, module: Module, saved: Saved, g: Tensor
     ) -> tuple[Tensor | None, PerSampleGrads]:
-        """`input_gradient` and `per_sample_grads` of layers that make them ``at_once``."""
+        """`input_gradient` and `per_sample_grads` of layers that form them at once."""
         formed = self.per_sample_grads(module, saved, g)
         return self.input_gradient(module, saved, g), formed
 
