@@ -18,15 +18,13 @@ of this library.
 
 from __future__ import annotations
 
-import re
 import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import dp_accounting as dp
 
@@ -44,14 +42,12 @@ from dpoptim.accounting.ledger_refusals import (
 )
 from dpoptim.accounting.ledger_runs import Reservation, Runs
 from dpoptim.accounting.ledger_schema import Entry, Kind
-from dpoptim.accounting.ledger_settings import LedgerError, Wanted
+from dpoptim.accounting.ledger_settings import LedgerError, Wanted, now, require_forms
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.printable import printable, storable
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerError", "Remaining", "Reservation"]
-
-ID, SHA256 = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{64}")
 
 
 class Ledger(KnowsOpacus, LedgerRecords):
@@ -100,7 +96,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         name = None if dataset is None else storable(dataset)
         wanted = Wanted(name, epsilon, delta, relation, filter)
         default_name = "unnamed" if file is None else printable(file.stem)
-        self._store = LedgerStore(file, wanted.as_new(dataset=default_name, created=_now()))
+        self._store = LedgerStore(file, wanted.as_new(dataset=default_name, created=now()))
         stored = self._store.settings
         wanted.require_agreement(stored, self._where)
         self.dataset = stored.dataset
@@ -141,15 +137,10 @@ class Ledger(KnowsOpacus, LedgerRecords):
         """
         if not isinstance(label, str) or not 1 <= len(label) <= 200:
             raise ValueError(f"label: expected 1 to 200 characters, got {label!r}")
-        for argument, texts, form in (
-            ("run", [run] if run else [], ID),
-            ("checkpoints", checkpoints, SHA256),
-        ):
-            if not all(isinstance(text, str) and form.fullmatch(text) for text in texts):
-                raise ValueError(f"{argument}: expected text in the form {form.pattern}")
-        name, now = run or self.new_id(), _now()
-        entry = Entry(Kind.RESERVED, name, now, storable(label), event_text(event))
-        saved = [Entry(Kind.SAVED, name, now, body=f"0 0 {digest}") for digest in checkpoints]
+        require_forms(run, checkpoints)
+        name, begun = run or self.new_id(), now()
+        entry = Entry(Kind.RESERVED, name, begun, storable(label), event_text(event))
+        saved = [Entry(Kind.SAVED, name, begun, body=f"0 0 {digest}") for digest in checkpoints]
 
         def decide(runs: Runs) -> list[Entry]:
             if name in runs.by_id:
@@ -182,7 +173,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
             found = known_run(runs, reservation.id, self._where, "commit it where it was made")
             refuse_former_holder(found, reservation.resumed, self._where)
             done = found.state != "open"
-            return None if done else Entry(Kind.COMMITTED, found.id, _now())
+            return None if done else Entry(Kind.COMMITTED, found.id, now())
 
         self._append(decide)
 
@@ -198,7 +189,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         def decide(runs: Runs) -> Entry | None:
             found = known_run(runs, reservation_id, self._where, "go on with it where it was made")
             if found.state == "committed" and found.resumed == resumed:
-                return Entry(Kind.REENTERED, found.id, _now())
+                return Entry(Kind.REENTERED, found.id, now())
             open_run(runs, reservation_id, resumed, self._where)
             return None
 
@@ -235,7 +226,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
             found = known_run(runs, reservation_id, self._where, "reserve the run anew")
             times = found.resumed + 1
             refuse_to_resume(runs, found, event, released, checkpoint, self._where)
-            return Entry(Kind.RESUMED, found.id, _now(), body=str(released))
+            return Entry(Kind.RESUMED, found.id, now(), body=str(released))
 
         with self._lock:
             self._append(decide)
@@ -253,9 +244,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         def decide(runs: Runs) -> Entry | None:
             found = open_run(runs, reservation_id, resumed, self._where)
             return (
-                Entry(Kind.BEGUN, found.id, _now(), body=str(count))
-                if count > found.begun
-                else None
+                Entry(Kind.BEGUN, found.id, now(), body=str(count)) if count > found.begun else None
             )
 
         self._append(decide)
@@ -284,7 +273,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
             found = open_run(runs, reservation_id, resumed, self._where)
             if why := self._why_nothing_is_returned(runs, found):
                 raise LedgerError(f"{self._where}: nothing can be given back: {why}")
-            return Entry(Kind.ENDED, found.id, _now(), body=body)
+            return Entry(Kind.ENDED, found.id, now(), body=body)
 
         self._append(decide)
 
@@ -302,7 +291,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         def decide(runs: Runs) -> Entry:
             found = open_run(runs, reservation_id, resumed, self._where)
             known = found.begun if begun is None else begun
-            return Entry(Kind.SAVED, found.id, _now(), body=f"{released} {known} {digest}")
+            return Entry(Kind.SAVED, found.id, now(), body=f"{released} {known} {digest}")
 
         self._append(decide)
 
@@ -320,12 +309,6 @@ class Ledger(KnowsOpacus, LedgerRecords):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # a copy of a run or an estimator charges the same data set
 
     def __reduce__(self) -> tuple[type[Ledger], tuple[Path]]:
         if self._store.path is None:
@@ -359,7 +342,3 @@ class Ledger(KnowsOpacus, LedgerRecords):
         canonical(event)  # an event that no accountant can read is refused without a budget, too
         if self.budget is not None:
             runs.admit(event, self.budget, self.dataset)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -4,6 +4,7 @@ Only public values; nothing here writes.
 """
 
 import threading
+from typing import Any, Self
 
 from dpoptim.accounting.balance import Remaining, spent
 from dpoptim.accounting.budget import Budget
@@ -26,6 +27,12 @@ class LedgerRecords:
     _store: LedgerStore
     _runs: Runs
     _lock: threading.RLock
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a copy of a run or an estimator charges the same data set
 
     def why_nothing_is_returned(self, reservation_id: str) -> str:
         """Why the budget gets nothing back when this run ends early; "" if it does. Public."""

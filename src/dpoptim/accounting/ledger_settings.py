@@ -1,10 +1,15 @@
 """Settings fixed when a ledger is made: data set, relation, budget and its filter."""
 
+import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from dpoptim.accounting.budget import Budget, FilterKind
 from dpoptim.accounting.guarantee import neighboring_name
+
+ID, SHA256 = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{64}")
 
 
 class LedgerError(RuntimeError):
@@ -109,3 +114,18 @@ class Wanted:
                     f"cannot be changed; leave {'the budget' if what != name else name} out to use "
                     "what is stored, or keep another ledger"
                 )
+
+
+def now() -> str:
+    """UTC, in whole seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def require_forms(run: str | None, checkpoints: Sequence[str]) -> None:
+    """Raise ValueError unless these are an id, if any, and SHA-256 digests."""
+    for argument, texts, form in (
+        ("run", [run] if run else [], ID),
+        ("checkpoints", checkpoints, SHA256),
+    ):
+        if not all(isinstance(text, str) and form.fullmatch(text) for text in texts):
+            raise ValueError(f"{argument}: expected text in the form {form.pattern}")

@@ -14,13 +14,13 @@ from typing import Any, Literal, get_args
 
 from dpoptim.arguments import real_number
 from dpoptim.data.dates import day_number, day_text, holds
+from dpoptim.data.schema_values import FILL_IN, bounds_of, missing_bounds, texts_of
 
 Kind = Literal["number", "date", "category", "drop", "person", "target"]
 Scaling = Literal["bounds", "unit-norm", "none"]
 Decimal = Literal[".", ","]
 Thousands = Literal["", ".", ",", " ", "'"]
 OF_TABLE: dict[str, Any] = {"scaling": Scaling, "decimal": Decimal, "thousands": Thousands}
-FILL_IN = "FILL-IN"  # what a draft holds where only its owner knows
 OPTIONS: dict[Kind, tuple[str, ...]] = {
     "number": ("bounds", "fill", "unit"),
     "date": ("bounds", "fill", "format"),
@@ -143,15 +143,6 @@ class Schema:
         )
 
 
-def missing_bounds(name: str, kind: Kind) -> str:
-    example = "[2020-01-01, 2024-12-31]" if kind == "date" else "[0, 120]"
-    return (
-        f"schema: column {name!r} has no bounds. Fix: write its lowest and highest possible "
-        "value, as is publicly known, "
-        f'such as bounds = {example}; or kind = "drop".'
-    )
-
-
 def read_schema(path: str | Path) -> Schema:
     """Read a schema from a TOML file.
 
@@ -225,14 +216,7 @@ def parse_schema(text: str) -> Schema:
             "[columns.NAME]."
         )
     columns = document.get("columns")
-    of_table = {name: document[name] for name in OF_TABLE if name in document}
-    for name, given in of_table.items():
-        known = OF_TABLE[name]
-        if not isinstance(given, str) or given not in get_args(known):
-            raise ValueError(
-                f"schema: {name} must be one of {', '.join(map(repr, get_args(known)))}, got "
-                f"{given!r}."
-            )
+    of_table = {name: mark_of(name, document[name]) for name in OF_TABLE if name in document}
     if not isinstance(columns, dict) or not all(
         isinstance(entry, dict) for entry in columns.values()
     ):
@@ -245,6 +229,16 @@ def parse_schema(text: str) -> Schema:
             'publicly known, such as bounds = [0, 120]; or kind = "drop".'
         )
     return Schema(tuple(column_of(name, entry) for name, entry in columns.items()), **of_table)
+
+
+def mark_of(name: str, given: object) -> Any:
+    """An entry above all columns, such as the decimal mark."""
+    known = get_args(OF_TABLE[name])
+    if not isinstance(given, str) or given not in known:
+        raise ValueError(
+            f"schema: {name} must be one of {', '.join(map(repr, known))}, got {given!r}."
+        )
+    return given
 
 
 def is_open(entry: Mapping[str, Any]) -> bool:
@@ -316,41 +310,3 @@ def refuse_format(name: str, format: object, bounds: tuple[float, float]) -> Non
             'as "%d.%m.%Y" for 31.12.2024 or "%m/%d/%Y" for 12/31/2024; years of two digits (%y) '
             "are 1969 to 2068."
         )
-
-
-def bounds_of(name: str, kind: Kind, value: object) -> tuple[float, float]:
-    if FILL_IN in (value if isinstance(value, list) else [value]):
-        raise ValueError(missing_bounds(name, kind))
-    if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(
-            f"schema: column {name!r}: bounds must be [lowest, highest], got {value!r}."
-        )
-    read = day_number if kind == "date" else real_number
-    low, high = (read(f"schema: column {name!r}: a bound", each) for each in value)
-    if not -1e30 < low < high < 1e30:  # squares and differences stay finite
-        raise ValueError(
-            f"schema: column {name!r}: bounds must be two finite numbers, or dates, the lower "
-            f"first, got {value!r}."
-        )
-    return low, high
-
-
-def texts_of(name: str, entry: str, value: object) -> tuple[str, ...]:
-    """A list of texts, or of whole numbers as text."""
-    if FILL_IN in (value if isinstance(value, list) else [value]):
-        raise ValueError(
-            f'schema: column {name!r}: fill in its {entry}, a public list such as ["no", "yes"].'
-        )
-    plain = isinstance(value, list) and all(
-        isinstance(each, str | int) and not isinstance(each, bool) for each in value
-    )
-    if not plain:
-        raise ValueError(
-            f"schema: column {name!r}: {entry} must be a list of texts in quotation marks, such as "
-            f'["no", "yes"] or ["false", "true"], got {value!r}.'
-        )
-    assert isinstance(value, list)
-    texts = tuple(str(each).strip() for each in value)
-    if len(set(texts)) < len(texts):
-        raise ValueError(f"schema: column {name!r}: {entry} names a value twice.")
-    return texts

@@ -9,7 +9,8 @@ import numpy as np
 from dpoptim.data.damaged_files import kind_of
 from dpoptim.data.dates import as_days, day_text
 from dpoptim.data.numbers import as_numbers, as_texts, is_missing
-from dpoptim.data.schema import FILL_IN, Column, Decimal, Schema
+from dpoptim.data.schema import Column, Decimal, Schema
+from dpoptim.data.schema_values import FILL_IN
 from dpoptim.data.table_files import Values, abridged, column_names, read_columns, separator_of
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")

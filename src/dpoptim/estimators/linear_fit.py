@@ -47,6 +47,18 @@ class LinearFit(PrivateSettings):
     sharded: bool = False
     rows_per_person: int = 16
 
+    def _start(
+        self, model: LinearModel, earlier: Chunks | None
+    ) -> tuple[torch.Tensor | None, tuple[str, ...]]:
+        """Weights to go on from, if any, and what the guarantee has to say of them."""
+        if earlier is not None:
+            return torch.from_numpy(earlier.weights.ravel()), ()
+        before = getattr(self, "_weights", None) if self.warm_start else None
+        if before is None or before.shape != (model.outputs, model.columns):
+            return None, ()
+        said = "started from an earlier fit: the guarantee of that fit adds to this one's"
+        return torch.from_numpy(before.ravel()), (said,)
+
     def _solve(
         self,
         model: LinearModel,
@@ -89,19 +101,8 @@ class LinearFit(PrivateSettings):
         clip_norm = (
             default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)
         )
-        start = None
-        if earlier is not None:
-            start = torch.from_numpy(earlier.weights.ravel())
-        elif (
-            self.warm_start
-            and hasattr(self, "_weights")
-            and self._weights.shape == (model.outputs, model.columns)
-        ):
-            start = torch.from_numpy(self._weights.ravel())
-            said = (
-                *said,
-                "started from an earlier fit: the guarantee of that fit adds to this one's",
-            )
+        start, added = self._start(model, earlier)
+        said = (*said, *added)
         rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
         budget = Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon))
         solution, guarantee = solve(

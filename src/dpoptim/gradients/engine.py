@@ -224,12 +224,10 @@ class Engine:
             allowed = rows <= self.rows_open if self.partial_backward else rows == self.rows_open
             if not allowed:
                 raise PrivacyError(
-                    "a backward pass did not cover exactly the rows that were delivered: records "
-                    "would be mistaken, or count twice. Fix: one backward pass on the whole "
-                    "batch, records on the first axis; where a record has several inputs (pairs, "
-                    "a GAN's real and fake ones), model(a) and model(b), not "
-                    "model(torch.cat((a, b))); for passes over disjoint parts of a batch, attach "
-                    "with partial_backward=True."
+                    "a backward pass did not cover exactly the rows that were delivered. Fix: one "
+                    "pass on the whole batch, records on the first axis; where a record has several"
+                    " inputs (pairs, a GAN's real and fake ones), model(a) and model(b), not model("
+                    "torch.cat((a, b))); for disjoint parts of a batch, partial_backward=True."
                 )
             if self._common_factor:
                 self.recorder.refuse_rounding()

@@ -121,6 +121,12 @@ def plain(x: Tensor) -> bool:
     return dense and not is_functorch_tensor(x)
 
 
+def fit(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
+    """Whether these have shapes and one dtype as compiled functions take them."""
+    usual = bias is None or (bias.dtype == x.dtype and bias.shape == w.shape[:1])
+    return usual and w.dtype == x.dtype and x.numel() > 0 and x.shape[-1] == w.shape[1]
+
+
 def linear(
     x: Tensor, w: Tensor, bias: Tensor | None = None, spare: int = spare_room.OF_GRADIENTS
 ) -> Tensor:
@@ -132,8 +138,7 @@ def linear(
     **Guarantee.** Where not by MKL, each row of the result is a function of that row of ``x``, to
     the last bit, beside any other rows. oneDNN's kernels are the vendor's: tested, not proved.
     """
-    usual = bias is None or (bias.dtype == x.dtype and bias.shape == w.shape[:1])
-    fits = usual and w.dtype == x.dtype and x.numel() > 0 and x.shape[-1] == w.shape[1]
+    fits = fit(x, w, bias)
     least = LEAST_OF_LONG if w.shape[-1] >= LONG else None
     thin = fits and w.shape[0] <= THIN and w.shape[1] >= LONG and compiles_thin_rows()
     elsewhere = may_leave_mkl(x) if thin else fits and onednn_multiplies(x, *w.shape, least=least)

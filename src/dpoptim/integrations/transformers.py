@@ -19,6 +19,7 @@ from dpoptim.integrations.transformers_options import fit_to_plan, with_steps_of
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
+from dpoptim.training.foreign import unwrap_autocast
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.repeated_records import have_records_in_common
 
@@ -326,17 +327,6 @@ def own_loss_of(trainer: PrivateTrainerMixin) -> str:
         if "compute_loss" in vars(kind) and not kind.__module__.startswith("dpoptim."):
             return f"{kind.__name__}.compute_loss"
     return "" if getattr(trainer, "compute_loss_func", None) is None else "compute_loss_func"
-
-
-def unwrap_autocast(model: nn.Module) -> None:
-    """Take off the forward pass that Accelerate put around the model's own for mixed precision.
-
-    In it, nothing could be compared to more digits than bfloat16 has, so records that see each
-    other would look like rounding. The trainer opens the same autocast around losses instead.
-    """
-    original = vars(model).pop("_original_forward", None)
-    if original is not None:
-        vars(model)["forward"] = original
 
 
 class PrivateTrainer(PrivateTrainerMixin, transformers.Trainer):

@@ -19,7 +19,7 @@ from torch import Tensor
 from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of, write_out
 from dpoptim.noise.on_device import normals
-from dpoptim.noise.stream import BLOCK_WORDS, KeyStream, forked
+from dpoptim.noise.stream import BLOCK_WORDS, KeyStream, this_process
 from dpoptim.noise.ziggurat import (
     Scratch,
     Throws,
@@ -33,6 +33,7 @@ from dpoptim.noise.ziggurat import (
 
 # A chunk is what one thread draws from one branch of the stream. The 0.4 % of draws outside their
 # layer are settled once a chunk, because settling a handful costs as much as settling thousands.
+_BEGAN = this_process()
 _CHUNK = 64 * BLOCK_WORDS
 _PIECE = 16 * _CHUNK  # what visits the host at a time when the tensor lives elsewhere
 LEAST_ON_DEVICE = 1 << 18  # entries for which hundreds of calls elsewhere are worth while
@@ -226,6 +227,11 @@ def _draw_on_cpu(
     # For this call only: a forked child would find a lasting pool dead.
     with ThreadPoolExecutor(together) as pool:
         list(pool.map(_draw_chunk, branches, chunks, [std] * len(chunks)))
+
+
+def forked() -> bool:
+    """Whether this process was forked from one that had this module, whose threads it has not."""
+    return this_process() != _BEGAN
 
 
 def _draw_chunk(stream: KeyStream, stretch: Stretch, std: float | None, threads: int = 1) -> None:

@@ -48,7 +48,7 @@ static double from_bits(uint64_t bits) {
 
 static const double LN2_HIGH = 6.93147180369123816490e-01, LN2_LOW = 1.90821492927058770002e-10;
 
-/* exp of x, -700 < x <= 0: `ziggurat.exponential`. */
+/* exp of x, -700 < x <= 0: `series.exponential`. */
 static double exponential(double x, const double *terms) {
     const double one_and_a_half = 0x1.8p52; /* to which a number is added to round it */
     double k = (x * 1.4426950408889634 + one_and_a_half) - one_and_a_half;
@@ -57,7 +57,7 @@ static double exponential(double x, const double *terms) {
     return sum * from_bits((uint64_t)(1023 + (int64_t)k) << 52);
 }
 
-/* log of x, 2^-1000 < x <= 1: `ziggurat.logarithm`. */
+/* log of x, 2^-1000 < x <= 1: `series.logarithm`. */
 static double logarithm(double x, const double *odd_terms) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);

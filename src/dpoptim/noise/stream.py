@@ -29,8 +29,7 @@ Result = TypeVar("Result")
 
 __all__ = ["BLOCK_WORDS", "KeyStream", "fresh_secret"]
 
-# Words handled at a time: this block and three more of its size stay in a 1 MiB second-level
-# cache, while the cost of entering Python and numpy a dozen times is spread over 16,384 draws.
+# Words handled at a time: four such blocks stay in a second-level cache, and calls are few.
 BLOCK_WORDS = 1 << 14
 _BLOCK_COINS = 8 * BLOCK_WORDS
 LEAST_ZEROS, MOST_ZEROS = 5, 32  # of `rare_coins`; with fewer, and of fewer coins than
@@ -41,18 +40,12 @@ _ZEROS = memoryview(bytes(8 * BLOCK_WORDS))  # CTR turns zeros into the bare key
 # Forks since the program began; with the process id it says which process is asking. The id alone
 # would not do, because ids are used again; the count alone misses forks made by C code.
 _forks = 0
-_began = os.getpid()
 _taking_new_key = threading.Lock()
 
 
 def this_process() -> tuple[int, int]:
     """Return what tells this process from those that it was forked from."""
     return os.getpid(), _forks
-
-
-def forked() -> bool:
-    """Whether this process was forked from one that had this module, whose threads it has not."""
-    return this_process() != (_began, 0)
 
 
 def _count_fork() -> None:
@@ -226,8 +219,7 @@ class KeyStream:
     def spend(self, function: Callable[[bytes, int, int], tuple[int, Result]]) -> Result:
         """Let a function put out the next words for itself; return its result.
 
-        Only where there is a `compiled_keystream`. The function gets key, number and place, and
-        returns how many words it has used beside its result.
+        Only with a `compiled_keystream`. It gets key, number, place; returns words used, result.
         """
         assert self._put_out is not None
         self._check_process()

@@ -39,7 +39,6 @@ How right it is
 """
 
 import ctypes
-import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +54,7 @@ from dpoptim.compiled import PLACE, REAL, WHOLE, function, library
 from dpoptim.compiled_work import Piece, address
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of
 from dpoptim.noise.keystream import compiled_keystream
+from dpoptim.noise.series import ODD_TERMS, TERMS, exponential, logarithm
 from dpoptim.noise.stream import KeyStream
 
 Floats = NDArray[np.float64]
@@ -94,11 +94,6 @@ ENTRY = 8  # bytes of a scratch's numbers
 # `Draws` of `ziggurat.c`: what is said of the keystream, of the target, and of what lies outside
 DRAWS = struct.Struct("=QQQqqQQdQQQQQ")
 CURVE = struct.Struct("=QQQQQd")  # `Curve` of `settle.c`
-_TERMS = np.array([1 / math.factorial(k) for k in range(14)])  # of the series of exp
-_ODD_TERMS = np.array([1 / (2 * k + 1) for k in range(11)])  # of that of log, but for its 2
-_LOG2_E, _SQRT_HALF = 1.4426950408889634, 0.7071067811865476
-_LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-_ROUNDING = 1.5 * 2.0**52  # to which a number is added to round it
 
 
 def tables() -> tuple[Floats, Floats]:
@@ -320,7 +315,7 @@ def _settled_by_one_call(stream: KeyStream, place: Floats, layer: Indices) -> Fl
     assert library is not None
     settled, layers = place.copy(), layer.copy()
     room = np.empty((3, n))  # of numbers that are as long as indices
-    tables = (_LAYERS, _FLOOR, _RISE, _TERMS, _ODD_TERMS)
+    tables = (_LAYERS, _FLOOR, _RISE, TERMS, ODD_TERMS)
     curve = CURVE.pack(*map(_at, tables), TAIL_START)
 
     def run(key: bytes, number: int, start: int) -> tuple[int, None]:
@@ -330,29 +325,6 @@ def _settled_by_one_call(stream: KeyStream, place: Floats, layer: Indices) -> Fl
 
     stream.spend(run)
     return settled
-
-
-def exponential(x: Floats) -> Floats:
-    """exp of numbers from -700 to 0, by products and sums that round alike on every processor."""
-    k = (x * _LOG2_E + _ROUNDING) - _ROUNDING
-    rest = (x - k * _LN2_HIGH) - k * _LN2_LOW
-    return np.ldexp(_polynomial(rest, _TERMS), k.astype(np.int64))
-
-
-def logarithm(x: Floats) -> Floats:
-    """log of numbers above 2^-1000 that are not above 1, as `exponential`."""
-    m, k = np.frexp(x)
-    low = m < _SQRT_HALF
-    m, k = np.where(low, m + m, m), k - low
-    s = (m - 1.0) / (m + 1.0)
-    return k * _LN2_HIGH + ((s + s) * _polynomial(s * s, _ODD_TERMS) + k * _LN2_LOW)
-
-
-def _polynomial(x: Floats, terms: Floats) -> Floats:
-    total = np.full_like(x, terms[-1])
-    for term in terms[-2::-1]:
-        total = total * x + term
-    return total
 
 
 def tail(stream: KeyStream, n: int) -> Floats:

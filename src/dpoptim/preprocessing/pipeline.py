@@ -127,16 +127,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
 
     def _learn(self, X: Any, y: Any, persons: Any, params: dict[str, Any]) -> None:
         last, charged = self._steps_with_budgets()
-        name = f"{self.steps[-1][0]}__persons"
-        persons = params.pop(name, None) if persons is None else persons
-        if persons is not None:
-            if charged:
-                raise ValueError(
-                    f"persons: step {next(iter(charged))!r} learns from rows as if each were "
-                    "somebody else's. Fix: a free step in its place, such as DPMinMaxScaler with "
-                    "public bounds, or categories that are public."
-                )
-            params[name] = persons
+        persons = self._persons_of_last(persons, params, charged)
         relation = last.neighboring
         owners = None if persons is None else owners_of(X, persons, last.rows_per_person)
         unit, units = units_in(X, owners)
@@ -170,6 +161,23 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         whole = replace(whole, unit=unit.name, notes=(*own_notes(last), *said, *unprotected))
         self.privacy_ = self._counted(Fit(event, whole, n))
         last.privacy_ = self.privacy_
+
+    def _persons_of_last(
+        self, persons: Any, params: dict[str, Any], charged: Mapping[str, PrivateStep]
+    ) -> Any:
+        """Who owns the rows, as given here or for the last step, which is told through params."""
+        name = f"{self.steps[-1][0]}__persons"
+        persons = params.pop(name, None) if persons is None else persons
+        if persons is None:
+            return None
+        if charged:
+            raise ValueError(
+                f"persons: step {next(iter(charged))!r} learns from rows as if each were "
+                "somebody else's. Fix: a free step in its place, such as DPMinMaxScaler with "
+                "public bounds, or categories that are public."
+            )
+        params[name] = persons
+        return persons
 
     def _steps_with_budgets(self) -> tuple[Any, dict[str, PrivateStep]]:
         """The last step, and those before it that pay, by name; of one relation."""

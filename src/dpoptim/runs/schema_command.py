@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dpoptim.data.schema import FILL_IN
 from dpoptim.data.schema_files import draft, from_public_table, to_toml
+from dpoptim.data.schema_values import FILL_IN
 from dpoptim.data.table_files import TABLE_ENDINGS, is_table
 from dpoptim.files import write_atomically
 

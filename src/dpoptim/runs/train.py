@@ -205,18 +205,20 @@ def train_privately(
             model=model,
             guarantee=private.spent(),
             basis=basis_of_run(
-                private.basis,
-                data,
-                plan,
-                *((BY_THE_CLOCK,) if ended else ()),
-                *(trusted(BY_ANOTHER.format(each)) for each in (saved.packages if saved else ())),
-                views=optimization.views,
+                private.basis, data, plan, *added_lines(ended, saved), views=optimization.views
             ),
             reservation=private.reservation,
             scores=tuple(scores.values),
             seconds=time.perf_counter() - started,
             ended=ended,
         )
+
+
+def added_lines(ended: str, saved: SavedRun | None) -> list[Assumption]:
+    """Lines of this run's guarantee beside those of every run."""
+    packages = saved.packages if saved is not None else ()
+    by_others = [trusted(BY_ANOTHER.format(each)) for each in packages]
+    return [BY_THE_CLOCK, *by_others] if ended else by_others
 
 
 def refuse_other_settings(

@@ -17,7 +17,7 @@ from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.gradients.values import Values
 from dpoptim.losses import without_single_axes
 from dpoptim.opacus_words import knows_opacus
-from dpoptim.torch_internals import pytree, without_reentrance
+from dpoptim.torch_internals import without_reentrance
 from dpoptim.training import records as forms
 from dpoptim.training.comparison import Comparison
 from dpoptim.training.drawing_collates import DRAWS, HeldDraws
@@ -128,7 +128,9 @@ def check(
     model = uncompiled(model)
     refuse_nothing_to_train(model)
     records, collate = (
-        (single_records(batch), stacked) if collate_fn is None else (list(batch), collate_fn)
+        (forms.single_records(batch), forms.stacked)
+        if collate_fn is None
+        else (list(batch), collate_fn)
     )
     if len(records) < 2:
         raise ValueError(f"batch must hold at least 2 records, got {len(records)}.")
@@ -334,30 +336,3 @@ def refuse_memory(model: nn.Module, run: Callable[[], Tensor]) -> None:
             "each other. Fix: keep nothing from batch to batch; draw random numbers from torch's "
             "generator alone."
         )
-
-
-def single_records(batch: Any) -> list[Any]:
-    """The records of a batch of tensors."""
-    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-    sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves}
-    if len(sizes) != 1 or min(sizes) < 2:
-        raise ValueError(
-            "batch must hold tensors, in tuples, lists and dicts, with one common first axis of "
-            "at least 2 records; got a "
-            f"{type(batch).__name__} with first axes {sorted(sizes)}. A mapping of another type: "
-            "dict(batch)."
-        )
-
-    def take(i: int) -> Any:
-        return pytree.tree_map(lambda leaf: leaf[i] if isinstance(leaf, Tensor) else leaf, batch)
-
-    return [take(i) for i in range(sizes.pop())]
-
-
-def stacked(records: list[Any]) -> Any:
-    """The batch that `single_records` took apart."""
-
-    def stack(*leaves: Any) -> Any:
-        return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
-
-    return pytree.tree_map(stack, *records)

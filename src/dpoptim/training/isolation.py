@@ -96,23 +96,29 @@ def choose_isolation(
         sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
         if sample is None or (sample.folded and choice == "vmap"):
             return unprobed(choice, batch_axis, NOT_FIRST)
+        return chosen_by_trials(model, sample, choice, placement)
+
+
+def chosen_by_trials(
+    model: nn.Module, sample: Sample, choice: Choice, placement: Placement
+) -> Chosen:
+    """The way that is asked for, if it gives each made-up record its own gradient, or the next."""
+    trials = Trials(model, sample, placement)
+    if not trials.finite:  # records without any token, say, where numbers are a mask
+        sample = sample.with_ones()
         trials = Trials(model, sample, placement)
-        if not trials.finite:  # records without any token, say, where numbers are a mask
-            sample = sample.with_ones()
-            trials = Trials(model, sample, placement)
-        isolation = Isolation.of("vmap" if choice == "vmap" else "rules", sample.axis)
-        if not trials.finite:
-            unknown = not_probed("gradients on random input are not finite")
-            return Chosen(isolation, (unknown,), None)
-        failure = trials.failure(isolation)
-        if failure is not None and choice != "auto":
-            raise trials.refusal(failure)
-        first = failure
-        if failure is not None:
-            isolation = slower_way(model, sample, trials, isolation, failure)
-        if isolation.folded and (gaps := with_gaps(model, sample, placement, isolation)):
-            isolation, first = Isolation.of("alone"), first or gaps
-        return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
+    isolation = Isolation.of("vmap" if choice == "vmap" else "rules", sample.axis)
+    if not trials.finite:
+        unknown = not_probed("gradients on random input are not finite")
+        return Chosen(isolation, (unknown,), None)
+    first = failure = trials.failure(isolation)
+    if failure is not None and choice != "auto":
+        raise trials.refusal(failure)
+    if failure is not None:
+        isolation = slower_way(model, sample, trials, isolation, failure)
+    if isolation.folded and (gaps := with_gaps(model, sample, placement, isolation)):
+        isolation, first = Isolation.of("alone"), first or gaps
+    return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
 
 
 def unprobed(choice: Choice, batch_axis: int | None, reason: str) -> Chosen:

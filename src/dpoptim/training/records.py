@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpoptim.torch_internals import pytree
+
 IGNORED_LABEL = -100  # that torch's losses and Hugging Face's models leave out
 WHOLE = (torch.int64, torch.int32, np.dtype("int64"), np.dtype("int32"))
 Path = tuple[str, ...]
@@ -187,3 +189,30 @@ def blank(record: Any) -> Any:
 
     found = map_leaves(record, padded)
     return found if changed else record
+
+
+def single_records(batch: Any) -> list[Any]:
+    """The records of a batch of tensors."""
+    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves}
+    if len(sizes) != 1 or min(sizes) < 2:
+        raise ValueError(
+            "batch must hold tensors, in tuples, lists and dicts, with one common first axis of "
+            "at least 2 records; got a "
+            f"{type(batch).__name__} with first axes {sorted(sizes)}. A mapping of another type: "
+            "dict(batch)."
+        )
+
+    def take(i: int) -> Any:
+        return pytree.tree_map(lambda leaf: leaf[i] if isinstance(leaf, Tensor) else leaf, batch)
+
+    return [take(i) for i in range(sizes.pop())]
+
+
+def stacked(records: list[Any]) -> Any:
+    """The batch that `single_records` took apart."""
+
+    def stack(*leaves: Any) -> Any:
+        return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+    return pytree.tree_map(stack, *records)

@@ -91,11 +91,9 @@ def _of_only_child(node: Any) -> Reading | None:
 
 def _of_terms(node: Any) -> Reading | None:
     """Terms that were reduced in one way, all by the number of records."""
-    readings = [_of_node(child) for child in _children(node)]
-    if any(each is None or each.total_weight is not None for each in readings):
-        return None
-    known = [each for each in readings if each is not None]
-    if len({each.reduction for each in known}) != 1:
+    children = _children(node)
+    known = [each for each in map(_of_node, children) if each and each.total_weight is None]
+    if len(known) < len(children) or len({each.reduction for each in known}) != 1:
         return None
     return Reading(
         known[0].reduction,
