@@ -2,6 +2,7 @@
 
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -477,6 +478,43 @@ def test_parameters_that_change_after_attaching(frozen: bool, word: str) -> None
             optimizer.step()
         model[0].weight.grad = None
         model[0].weight.requires_grad_(not frozen)
+
+
+def test_the_model_may_be_frozen_while_another_learns_through_it(tmp_path: Path) -> None:
+    """As a GAN's critic is, in the loops of many; also when the run is saved, and at its end."""
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = torch.nn.Linear(2, 6)
+    with dpoptim.attach(plan(), model, optimizer, data) as private:
+        for x, y in private.batches():
+            model.requires_grad_(True)
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            optimizer.step()
+            model.requires_grad_(False)
+            F.cross_entropy(model(before(torch.ones(4, 2))), torch.zeros(4).long()).backward()
+            private.save(tmp_path / "state")
+    assert before.weight.grad is not None
+    assert private.steps_done == plan().steps
+
+
+def test_what_is_unfrozen_or_written_while_the_model_is_frozen_is_refused() -> None:
+    model, data = problem()
+    model[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with dpoptim.attach(plan(), model, optimizer, data) as private:
+        x, y = next(private.batches())
+        private.backward(F.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step()
+        model.requires_grad_(False)
+        model[0].bias.requires_grad_(True)
+        with pytest.raises(dpoptim.PrivacyError, match="'0.bias' was unfrozen"):
+            private.save("unused")
+        model.requires_grad_(False)
+        kept = model[0].bias.detach().clone()
+        model[0].bias.data += 1
+        with pytest.raises(dpoptim.PrivacyError, match="'0.bias' was changed"):
+            private.save("unused")
+        model[0].bias.data.copy_(kept)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["in a step", "before its first batch"])

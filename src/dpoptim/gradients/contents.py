@@ -1,5 +1,6 @@
 """Modules, parameters and buffers of a model, in one walk: each step asks for them."""
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -42,9 +43,9 @@ class Contents:
         visit("", model)
         return found
 
-    def constants(self) -> list[tuple[str, Tensor]]:
-        """Tensors that training leaves alone: buffers and frozen parameters."""
-        return self.buffers + [(name, p) for name, p in self.parameters if not p.requires_grad]
+    def constants(self, trained: Container[int]) -> list[tuple[str, Tensor]]:
+        """Tensors that training leaves alone: buffers, and parameters but those with such ids."""
+        return self.buffers + [(name, p) for name, p in self.parameters if id(p) not in trained]
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.parameters if p.requires_grad]

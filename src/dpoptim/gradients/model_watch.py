@@ -45,9 +45,10 @@ class ModelWatch:
         self._trainable = Values(found.trainable())
         self._iterated = Values(iterated)
         own = {name for name, _ in self._iterated.tensors}
-        self._identities = {name: id(t) for name, t in found.constants()}
         self._trained = {id(p) for _, p in found.trainable()}
-        fixed = [(name, t) for name, t in found.constants() if name not in own]
+        constants = found.constants(self._trained)
+        self._identities = {name: id(t) for name, t in constants}
+        fixed = [(name, t) for name, t in constants if name not in own]
         large = max(
             READ_AT_ONCE, 4 * sum(p.numel() * p.element_size() for _, p in found.trainable())
         )
@@ -93,7 +94,8 @@ class ModelWatch:
         if self._in_batch:
             self._refuse_written_parameters()
         found = Contents.of(self.model)
-        refuse_frozen_or_unfrozen(found, self._trained)
+        # between batches the caller may freeze them, as where a GAN's other part learns
+        refuse_frozen_or_unfrozen(found, self._trained, may_freeze=not self._in_batch)
         self._refuse_changed_constants(found, everything)
         self.plain.compare(found, everything=everything)
         if self._extra and self._extra_digests() != self._extra_noted:
@@ -130,7 +132,7 @@ class ModelWatch:
             )
 
     def _refuse_changed_constants(self, found: Contents, everything: bool) -> None:
-        now = {name: id(t) for name, t in found.constants()}
+        now = {name: id(t) for name, t in found.constants(self._trained)}
         if now != self._identities:
             names = sorted(
                 {*now, *self._identities}, key=lambda key: now.get(key) == self._identities.get(key)
@@ -186,14 +188,17 @@ class ModelWatch:
         return bool(hooks) and max(hooks) >= self._first_new_hook
 
 
-def refuse_frozen_or_unfrozen(found: Contents, trained: Container[int]) -> None:
+def refuse_frozen_or_unfrozen(
+    found: Contents, trained: Container[int], *, may_freeze: bool = False
+) -> None:
     """Refuse another choice of what trains than that which was attached.
 
     Args:
         trained: ids of the parameters that trained then.
+        may_freeze: whether these may be frozen meanwhile.
     """
     for name, p in found.parameters:
-        if p.requires_grad != (id(p) in trained):
+        if p.requires_grad != (id(p) in trained) and (p.requires_grad or not may_freeze):
             change = "unfrozen" if p.requires_grad else "frozen"
             raise PrivacyError(
                 f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before "

@@ -243,5 +243,6 @@ def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.O
 
 def refuse_changed_parameters(engine: Engine, *, everything: bool = False) -> None:
     """Refuse parameters and buffers that are not those attached, or moved untrained."""
-    refuse_frozen_or_unfrozen(Contents.of(engine.model), engine.places)
+    if engine.state is None:  # not attached: what trains is about to be hooked
+        refuse_frozen_or_unfrozen(Contents.of(engine.model), engine.places)
     engine.refuse_changes(everything=everything)
