@@ -57,10 +57,13 @@ def of_each(unit: str, text: str) -> str:
 
 def described(plan: Plan, basis: Sequence[Assumption]) -> str:
     """The plan for a person to read, with what its guarantee rests on."""
-    names = [field.name for field in fields(plan.method)]  # type: ignore[arg-type]
-    settings = ", ".join(f"{name}={getattr(plan.method, name)!r}" for name in names)
+    chosen = [
+        f"{field.name}={value!r}"
+        for field in fields(plan.method)  # type: ignore[arg-type]
+        if (value := getattr(plan.method, field.name)) != field.default
+    ]
     lines = [
-        f"{type(plan.method).__name__}({settings})",
+        f"{type(plan.method).__name__}({', '.join(chosen)})",
         f"  data         n = {plan.n}, expected batch {plan.batch_size}",
         f"  length       {plan.steps} steps, about {plan.epochs:.4g} epochs",
         f"  noise        noise multiplier {plan.noise_multiplier:.6g}",
