@@ -6,10 +6,10 @@ digest in the certificate shows damage to it, and a signature any change.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import SEEDED
@@ -23,6 +23,9 @@ from dpoptim.printable import printable
 from dpoptim.runs.certificate import FORMAT, certificate
 from dpoptim.runs.result import LedgerEntry, RunResult
 from dpoptim.training.assumptions import PACKAGE
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,8 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
         ValueError: naming every entry that is not as it should be, or the file that cannot be read.
         FileNotFoundError: a file is missing. LedgerError: the ledger cannot be read.
     """
-    plan = Plan.from_json(read_text(folder / "plan.json"))
-    text = read_text(folder / "certificate.json")
-    written = load(text, what="certificate", format=FORMAT, fix="give what `dpoptim train` wrote")
+    plan = read_document(folder / "plan.json", Plan.from_json)
+    written = read_document(folder / "certificate.json", read_certificate)
     try:
         expected = certificate(rebuilt(plan, written))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -224,6 +226,19 @@ def check_ledger(path: Path, plan: Plan, written: dict[str, Any]) -> str:
             f"{_shown(path)}: the run was charged {charged}, its plan costs {plan.guarantee}."
         )
     return f"the ledger holds its charge, {found.state}"
+
+
+def read_document(path: Path, read: Callable[[str], T]) -> T:
+    """What a file holds. ValueError, naming the file, for one that is damaged or was edited."""
+    text = read_text(path)
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ValueError(f"{_shown(path)}: {error}") from None
+
+
+def read_certificate(text: str) -> dict[str, Any]:
+    return load(text, what="certificate", format=FORMAT, fix="give what `dpoptim train` wrote")
 
 
 def read_text(path: Path) -> str:
