@@ -67,4 +67,4 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(name: str) -> Any:
-    raise ValueError(f"text is not a number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")

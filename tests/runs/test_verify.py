@@ -57,9 +57,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", ["plan.json", "certificate.json"])
 @pytest.mark.parametrize("damage", [lambda text: text[:-40], lambda text: text.replace("0", "1")])
-def test_a_damaged_file_is_named(
-    name: str, damage: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_named(name: str, damage: Callable[[str], str], tmp_path: Path) -> None:
     path = saved(tmp_path / "run") / name
     path.write_text(damage(path.read_text()))
     said = run("verify", path.parent, code=2).replace(" ", "")

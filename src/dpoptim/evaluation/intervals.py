@@ -37,9 +37,7 @@ class Interval:
 
     @property
     def hidden(self) -> bool:
-        """Of a share or an area: whether it may be anything from 0 to 1, so that `value` says
-        nothing.
-        """
+        """Whether a share or an area may be anything from 0 to 1: then `value` says nothing."""
         return self.low <= 0.0 and self.high >= 1.0
 
     def __str__(self) -> str:

@@ -24,7 +24,6 @@ from dpoptim.runs.certificate import FORMAT, certificate
 from dpoptim.runs.result import LedgerEntry, RunResult
 from dpoptim.training.assumptions import PACKAGE
 
-
 T = TypeVar("T")
 
 
