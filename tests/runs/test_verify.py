@@ -204,7 +204,7 @@ def test_the_commands_on_a_real_run(tmp_path: Path, method: str) -> None:
         "model.pt is the model",
         "the ledger holds its charge, committed",
         "unchecked",
-        "report.html, which says nothing that certificate.json does not",
+        "report.html: where it says another thing, certificate.json counts",
     ):
         assert part in said
     shown = run("ledger", ledger, "--verify")
@@ -222,6 +222,8 @@ def test_the_commands_on_a_real_run(tmp_path: Path, method: str) -> None:
     assert "is the ledger of 'patients'" in run("verify", folder, "--ledger", of_others, code=2)
     (folder / "model.pt").write_bytes(b"another")
     assert "not the model" in run("verify", folder, code=2)
+    (folder / "model.pt").unlink()
+    assert "unchecked the model: there is no model.pt here" in run("verify", folder)
     shutil.rmtree(folder)
     assert "is missing" in run("verify", folder, code=2)
     assert "no ledger at" in run("ledger", tmp_path / "nowhere", code=2)

@@ -78,10 +78,11 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
         "certificate alone (dpoptim sign)"
     ]
     if (folder / "report.html").is_file():
-        unchecked.append("report.html, which says nothing that certificate.json does not")
+        unchecked.append("report.html: where it says another thing, certificate.json counts")
     same, line = compared_package(written)
     (checked if same else unchecked).append(line)
-    checked += check_model(folder / "model.pt", written)
+    same, line = check_model(folder / "model.pt", written)
+    (checked if same else unchecked).append(line)
     if ledger is not None:
         checked.append(check_ledger(ledger, plan, written))
     elif written["ledger"] is not None:
@@ -183,16 +184,22 @@ def compared_package(written: dict[str, Any]) -> tuple[bool, str]:
     return True, f"the certificate names this package, {trained} by SHA-256 of its sources"
 
 
-def check_model(path: Path, written: dict[str, Any]) -> list[str]:
-    """The model file is the one that the certificate is about."""
+def check_model(path: Path, written: dict[str, Any]) -> tuple[bool, str]:
+    """Whether the model file is the one that the certificate is about, and a line that says so.
+
+    Raises:
+        ValueError: it is another one.
+    """
     stated = written["model"]["sha256"]
-    if stated is None or not path.is_file():
-        return []
+    if stated is None:
+        return False, "the model: the certificate does not say which one it is about"
+    if not path.is_file():
+        return False, "the model: there is no model.pt here"
     if hashlib.sha256(path.read_bytes()).hexdigest() != stated:
         raise ValueError(
             f"{_shown(path)} is not the model of this certificate: its SHA-256 is another one."
         )
-    return ["model.pt is the model that the certificate is about"]
+    return True, "model.pt is the model that the certificate is about"
 
 
 def check_ledger(path: Path, plan: Plan, written: dict[str, Any]) -> str:
