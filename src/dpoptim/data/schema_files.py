@@ -178,7 +178,8 @@ def found_target(
     if bounds is None:
         raise ValueError(
             f"{path}: the target {name!r} holds text or a single number; regression predicts "
-            "numbers."
+            "numbers. Fix: where numbers have a unit or marks of thousands, draft without "
+            "--data-is-public, and say in the schema how they are written."
         )
     return Column(name, "target", bounds=bounds)
 

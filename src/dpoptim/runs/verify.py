@@ -235,7 +235,7 @@ def check_ledger(path: Path, plan: Plan, written: dict[str, Any]) -> str:
 
 
 def read_document(path: Path, read: Callable[[str], T]) -> T:
-    """What a file holds. ValueError, naming the file, for one that is damaged or was edited."""
+    """Read a document. ValueError, naming the file, for one that is damaged or was edited."""
     text = read_text(path)
     try:
         return read(text)
