@@ -16,6 +16,7 @@ from dpoptim.methods import PrivateQuantile as PrivateQuantile
 from dpoptim.methods import ScaledClipNorm as ScaledClipNorm
 from dpoptim.methods import SparseSGD as SparseSGD
 from dpoptim.methods import ValueClippedSGD as ValueClippedSGD
+from dpoptim.methods import register_method as register_method
 from dpoptim.methods.low_quantile import private_low_quantile as private_low_quantile
 from dpoptim.plan import Plan as Plan
 from dpoptim.replace import replace_batchnorm as replace_batchnorm

@@ -36,6 +36,9 @@ PLACES_ARE_KEPT = trusted(
     "each item of the data set keeps its place for the whole run, resumed parts included: it is "
     "not shuffled or split anew on the way"
 )
+METHOD_OF_OTHERS = (
+    "the method comes from the package {!r}, which the SHA-256 of dpoptim does not cover"
+)
 OWNERS_ARE_NAMED = trusted("persons names the owner of every row, and nobody goes by two names")
 
 

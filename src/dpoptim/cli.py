@@ -83,12 +83,13 @@ def methods(
         if markdown:
             print(markdown_table())
             return
-        rows = method_rows()
-        table = Table()
-        for heading in rows[0]:
-            table.add_column(heading, no_wrap=heading == "method", overflow="fold")
-        for row in rows:
-            table.add_row(*row.values())
+        table = Table.grid(padding=(0, 2, 1, 0))
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for row in method_rows():
+            (_, name), (_, summary), *others = row.items()
+            lines = [summary, *(f"{heading}: {text}" for heading, text in others)]
+            table.add_row(name, "\n".join(lines))
         console.print(table)
 
 

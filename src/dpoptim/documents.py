@@ -53,8 +53,8 @@ def load(text: str, *, what: str, format: str, fix: str) -> dict[str, Any]:
         )
     if data.get(DIGEST) != digest({name: value for name, value in data.items() if name != DIGEST}):
         raise ValueError(
-            f"text is a damaged {what}, or it was edited: its {DIGEST} is of another one; make a "
-            f"new {what}."
+            f"text is a damaged {what}, or it was edited: its {DIGEST} is of another one. Do not "
+            f"trust it; make a new {what}, or take the one that was first written."
         )
     return data
 

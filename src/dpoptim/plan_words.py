@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from dpoptim.accounting.guarantee import rounded_up
-from dpoptim.assumptions import PLACES_ARE_KEPT, Assumption, enforced, trusted
+from dpoptim.assumptions import METHOD_OF_OTHERS, PLACES_ARE_KEPT, Assumption, enforced, trusted
 
 if TYPE_CHECKING:
     from dpoptim.plan import Plan
@@ -36,6 +36,7 @@ def basis_of(plan: Plan) -> tuple[Assumption, ...]:
         *(replace(each, text=of_each(unit, each.text)) for each in in_code),
         trusted(relation),
         plan.unit_assumption,
+        *(trusted(METHOD_OF_OTHERS.format(package)) for package in packages_of_others(plan)),
         trusted(
             "the data set yields every record without an error, by itself, whatever else is drawn"
         ),
@@ -48,6 +49,13 @@ def basis_of(plan: Plan) -> tuple[Assumption, ...]:
             "settings, preprocessing and stopping were not chosen by looking at the private data"
         ),
     )
+
+
+def packages_of_others(plan: Plan) -> list[str]:
+    """The packages but this one whose code says who takes part, with which noise, at what price."""
+    parts = (plan.method, plan.sampler, plan.mechanism)
+    packages = dict.fromkeys(type(part).__module__.partition(".")[0] for part in parts)
+    return [package for package in packages if package != "dpoptim"]
 
 
 def of_each(unit: str, text: str) -> str:

@@ -76,6 +76,8 @@ class Entry:
 def register_method(method: AnyMethod) -> AnyMethod:
     """List a method; also a class decorator.
 
+    A class that is defined again, as a notebook's cell does, takes its own earlier place.
+
     Args:
         method: a subclass of `dpoptim.methods.TrainingMethod` with a ``name`` and a ``summary`` of
             its own.
@@ -99,12 +101,17 @@ def register_method(method: AnyMethod) -> AnyMethod:
         >>> unregister_method("cautious")
     """
     check_method(method)
-    if method.name in BUILT_IN or _registered.get(method.name, method) is not method:
+    taken = _registered.get(method.name, method)
+    if method.name in BUILT_IN or written_as(taken) != written_as(method):
         raise ValueError(
             f"name={method.name!r} is the name of another method; choose one that no method has."
         )
     _registered[method.name] = method
     return method
+
+
+def written_as(method: type) -> tuple[str, str]:
+    return method.__module__, method.__qualname__
 
 
 def unregister_method(name: str) -> None:

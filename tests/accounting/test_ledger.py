@@ -366,7 +366,12 @@ class TestWords:
             "1 run ",
         ]:
             assert part in text
-        assert "no budget" in Ledger().describe()
+        (share,) = ledger.shares()
+        assert f"smoke run: {share:.1%} of the filter's bound, " in text
+        unlimited = Ledger()
+        unlimited.reserve(gaussian(5.0), neighboring=AR, label="smoke run")
+        assert "no budget" in unlimited.describe()
+        assert "smoke run: Gaussian" in unlimited.describe()
 
 
 class TestBadFiles:

@@ -130,6 +130,46 @@ def test_targets_have_marks_too(tmp_path: Path) -> None:
     assert part.y.tolist() == [0.5]
 
 
+@pytest.mark.parametrize(
+    ("unit", "rows"),
+    [
+        ("$", ["$1,234.50", "-$1,000", "$ 999.5", "1000 $", "$-5", "NA", "500"]),
+        ("€", ["1,234.50\u00a0€", "-€1,000", "999.5€", "€1000", "- 5 €", "", "500"]),
+        # a unit that could be a part of numbers takes nothing away from one
+        ("5", ["1,234.50", "-1,000", "999.5", "1000", "-5", "?", "500"]),
+    ],
+)
+def test_units_may_stand_beside_numbers(unit: str, rows: list[str], tmp_path: Path) -> None:
+    column = f'{NUMBER}unit = "{unit}"\n'
+    text = "\n".join(["a;b", *(f"{row};x" for row in rows)])
+    assert encoded(tmp_path, text, f'thousands = ","\n{column}') == pytest.approx(
+        [0.2345, -1, -0.0005, 0, -1, 0, -0.5], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("value", ["€5", "$", "$$5", "$5$", "-$-5", "$1,23", "$1.2.3", "$NA"])
+def test_what_is_no_number_with_a_unit_is_refused_without_its_value(
+    value: str, tmp_path: Path
+) -> None:
+    schema = f'thousands = ","\n{NUMBER}unit = "$"\n'
+    with pytest.raises(ValueError, match="record 2: .*not a number") as no:
+        encoded(tmp_path, f"a;b\n$7;x\n{value};x\n", schema)
+    said = str(no.value).replace(str(tmp_path), "").replace('unit = "$" where', "")
+    assert value == "$" or value not in said
+    with pytest.raises(ValueError, match=r'unit = "\$" where a number is written \$5'):
+        encoded(tmp_path, "a;b\n$7;x\n", NUMBER)
+
+
+def test_targets_have_units_too(tmp_path: Path) -> None:
+    target = '[columns.y]\nkind = "target"\nbounds = [0, 4000]\nunit = "€"\n'
+    path = tmp_path / "y.csv"
+    path.write_text("a;y\n1;3.000,0 €\n")
+    schema = parse_schema(f'decimal = ","\nthousands = "."\n{NUMBER}{target}')
+    (part,) = encode_table(path, schema, labels=True)
+    assert part.y is not None
+    assert part.y.tolist() == [0.5]
+
+
 @given(st.integers(-(10**12), 10**12), st.integers(0, 99), st.sampled_from(sorted(MARKS)))
 def test_grouped_numbers_are_the_numbers(whole: int, cents: int, thousands: str) -> None:
     decimal = "," if thousands == "." else "."

@@ -2,9 +2,12 @@
 
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from dpoptim import registry
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -19,7 +22,17 @@ def names(pages: list[Path]) -> list[str]:
 WITH_SNIPPETS = [page for page in PAGES if PYTHON.search(page.read_text())]
 
 
+@pytest.fixture
+def _methods_as_before() -> Iterator[None]:
+    """Take off the list what a page registers."""
+    before = set(registry.method_names())
+    yield
+    for name in set(registry.method_names()) - before:
+        registry.unregister_method(name)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_methods_as_before")
 @pytest.mark.filterwarnings("ignore:.*neighbouring:UserWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of other libraries, about each other
 @pytest.mark.parametrize("page", WITH_SNIPPETS, ids=names(WITH_SNIPPETS))

@@ -167,6 +167,22 @@ def test_intervals_of_the_area_shrink_with_the_noise() -> None:
     assert widths[2] < 0.02
 
 
+def test_an_area_that_noise_hides_is_not_told_as_a_number() -> None:
+    """Neither as 0, which noisy counts of few records give, nor in the report."""
+    p, y = scored(60)
+    for seed in range(10):
+        found = evaluate_classifier(p, y, classes=[0, 1], epsilon=0.05, delta=1e-6, noise_seed=seed)
+        assert found.auc is not None
+        assert found.auc.hidden
+        assert found.auc.value == 0.5
+        assert "AUC       hidden by the noise" in str(found)
+    p, y = scored(20_000)
+    found = evaluate_classifier(p, y, classes=[0, 1], **SETTINGS)
+    assert found.auc is not None
+    assert not found.auc.hidden
+    assert f"AUC       {found.auc.value:.3f} (" in str(found)
+
+
 @pytest.mark.parametrize("n", [800, 2_000])
 def test_a_wrong_public_number_of_records_does_not_move_the_scores(n: int) -> None:
     """Under add-or-remove-one ``n`` is nominal; 1,200 records are here."""

@@ -70,6 +70,14 @@ def test_it_trains_from_the_command_line(method: type[TrainingMethod], tmp_path:
     )
 
 
+def test_a_plan_says_whose_code_its_promise_rests_on(method: type[TrainingMethod]) -> None:
+    """What is called enforced is so by the method's own code; also for loops around `attach`."""
+    shape: Any = {"n": 60, "batch_size": 10, "epochs": 1, "noise_multiplier": 1.0, "delta": 1e-5}
+    line = "trusted      the method comes from the package 'extensions'"
+    assert line in method(1.0).plan(**shape).describe()  # type: ignore[call-arg]
+    assert "comes from the package" not in dpoptim.DPSGD(1.0).plan(**shape).describe()
+
+
 def test_estimators_train_with_it(
     method: type[TrainingMethod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +168,8 @@ def test_a_package_cannot_take_a_built_in_name(monkeypatch: pytest.MonkeyPatch) 
 def test_methods_are_listed_by_whole_names_on_narrow_terminals() -> None:
     said = run("methods", columns=80)
     assert all(name in said for name in registry.BUILT_IN)
+    for words in ("add-or-remove-one", "sufficient-statistics", "noise_schedule", "clip_norm"):
+        assert words in said  # nothing is cut within a word
 
 
 def test_what_cannot_be_listed_is_refused() -> None:
@@ -185,6 +195,33 @@ def test_what_cannot_be_listed_is_refused() -> None:
 
     with pytest.raises(ValueError, match="name of another method"):
         register_method(Taken)
+
+
+def test_a_class_that_is_defined_again_takes_its_own_place() -> None:
+    """As a notebook's cell that is run again; another class does not."""
+
+    def cell(summary: str) -> type[TrainingMethod]:
+        text = summary
+
+        class Own(DecayingSGD):
+            name = "own"
+            summary = text
+
+        return register_method(Own)
+
+    class Other(DecayingSGD):
+        name = "own"
+
+    try:
+        cell("first")
+        second = cell("second")
+        assert registry.entry("own").make is second
+        assert "second" in run("methods")
+        with pytest.raises(ValueError, match="name of another method"):
+            register_method(Other)
+        assert registry.entry("own").make is second
+    finally:
+        registry.unregister_method("own")
 
 
 def test_a_mechanism_without_a_family_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

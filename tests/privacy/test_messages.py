@@ -38,6 +38,7 @@ ALLOWED = {
     ("runs/command.py", "error"): "of a public hold-out or of the settings",
     ("runs/predict.py", "error"): "of new records, by whoever has them",
     ("runs/saved_model.py", "error"): "of the file system",
+    ("runs/verify.py", "error"): "of the text of a plan or certificate, which are public",
     ("solvers/objective.py", "[len(part) for part in data]"): "n is public under the relations "
     "that it takes",
     ("solvers/releases.py", "tuple(w0.shape)"): "a starting point",

@@ -38,6 +38,11 @@ def test_n_is_the_number_of_records_that_are_divided_by(tmp_path: Path) -> None:
     assert code == 2
     assert "--n 1000 is not the number of records" in said
     assert not (tmp_path / "run" / "certificate.json").exists()
+    relation = ["--neighboring", "zero-out", "--batch-size", "20", "--epochs", "1"]
+    code, said = train(*settings, *relation, "--n", "1000", "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert "--n 1000 is not the number of records" in said
+    assert "guarantee" not in said  # nothing was planned for them
 
 
 def test_a_solver_that_releases_many_sums_does_not_promise_one(tmp_path: Path) -> None:

@@ -55,6 +55,15 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path]
 
 
+@pytest.mark.parametrize("name", ["plan.json", "certificate.json"])
+@pytest.mark.parametrize("damage", [lambda text: text[:-40], lambda text: text.replace("0", "1")])
+def test_a_damaged_file_is_named(name: str, damage: Callable[[str], str], tmp_path: Path) -> None:
+    path = saved(tmp_path / "run") / name
+    path.write_text(damage(path.read_text()))
+    said = run("verify", path.parent, code=2).replace(" ", "")
+    assert f"{path}:".replace(" ", "") in said
+
+
 # What only the run knew.
 FREE = {"data", "model", "scores", "ledger", "training", "versions", "finished", "sha256"}
 
@@ -195,7 +204,7 @@ def test_the_commands_on_a_real_run(tmp_path: Path, method: str) -> None:
         "model.pt is the model",
         "the ledger holds its charge, committed",
         "unchecked",
-        "report.html, which says nothing that certificate.json does not",
+        "report.html: where it says another thing, certificate.json counts",
     ):
         assert part in said
     shown = run("ledger", ledger, "--verify")
@@ -213,6 +222,8 @@ def test_the_commands_on_a_real_run(tmp_path: Path, method: str) -> None:
     assert "is the ledger of 'patients'" in run("verify", folder, "--ledger", of_others, code=2)
     (folder / "model.pt").write_bytes(b"another")
     assert "not the model" in run("verify", folder, code=2)
+    (folder / "model.pt").unlink()
+    assert "unchecked the model: there is no model.pt here" in run("verify", folder)
     shutil.rmtree(folder)
     assert "is missing" in run("verify", folder, code=2)
     assert "no ledger at" in run("ledger", tmp_path / "nowhere", code=2)

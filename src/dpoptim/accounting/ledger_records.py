@@ -135,14 +135,18 @@ class LedgerRecords:
             f"Ledger of data set {printable(self.dataset)!r} ({self.neighboring}), {self._where}",
             f"  {self.remaining()}",
         ]
-        for entry in self.entries():
+        entries = self.entries()
+        shares = [""] * len(entries)
+        if self.budget is not None:
+            shares = [f"{share:.1%} of the filter's bound, " for share in self.shares()]
+        for entry, share in zip(entries, shares, strict=False):  # others may add runs meanwhile
             again = f", resumed {entry.resumed} times" if entry.resumed else ""
             again += f", up to {entry.repeated} releases made again" if entry.repeated else ""
             if entry.part is not None:
                 again += f" after {entry.begun} releases, which are what the budget counts"
             label = printable(entry.label)
             lines.append(
-                f"  {entry.time}  {label}: {entry.event} [{entry.state}{again}] {entry.id}"
+                f"  {entry.time}  {label}: {share}{entry.event} [{entry.state}{again}] {entry.id}"
             )
         return "\n".join(lines)
 

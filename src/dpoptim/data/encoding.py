@@ -133,7 +133,8 @@ def one_hot(features: Floats, values: Values, column: Column) -> None:
 
 
 def numbers_of(path: Path, chunk: Chunk, column: Column, schema: Schema) -> NDArray[np.float64]:
-    numbers, bad = as_numbers(chunk.columns[column.name], schema.decimal, schema.thousands)
+    values = chunk.columns[column.name]
+    numbers, bad = as_numbers(values, schema.decimal, schema.thousands, column.unit or "")
     if bad is not None:
         mark, other = ("point", ",") if schema.decimal == "." else ("comma", ".")
         grouped = f"{schema.thousands!r} between" if schema.thousands else "no mark of"
@@ -141,7 +142,8 @@ def numbers_of(path: Path, chunk: Chunk, column: Column, schema: Schema) -> NDAr
             f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number "
             f"(with a decimal {mark} and {grouped} thousands). Fix: correct it; or, in the "
             f'schema that dpoptim schema new drafts, say decimal = "{other}" or thousands = '
-            f'"{other}" above the columns, make the column a date or a category, or drop it.'
+            f'"{other}" above the columns, or in the column unit = "$" where a number is written '
+            "$5; or make it a date or a category, or drop it."
         )
     return numbers
 

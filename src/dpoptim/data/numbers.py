@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -16,7 +17,7 @@ MARKS = {".": ".", ",": ",", " ": " \u00a0\u202f", "'": "'\u2019"}
 
 
 def as_numbers(
-    values: Values, decimal: str = ".", thousands: str = ""
+    values: Values, decimal: str = ".", thousands: str = "", unit: str = ""
 ) -> tuple[NDArray[np.float64], int | None]:
     """Numbers, NaN for missing ones; and the place of the first other value, or None.
 
@@ -26,26 +27,49 @@ def as_numbers(
         thousands: the mark between groups of digits in them, one of `MARKS`; "": none. Only where
             the last group has three digits and the others two or three (1,234,567 or 12,34,567),
             so that 1,23 is no number rather than 123.
+        unit: may stand before or behind what is no number with it: "$" of $5, -$5 and 5 $.
     """
     if isinstance(values, np.ndarray):
         return values.astype(np.float64), None
-    if thousands:
-        values = [without_marks(text, thousands) for text in values]
-    if decimal == ",":
-        values = [text.translate(COMMAS) for text in values]
+    texts = [as_python_writes(text, decimal, thousands) for text in values]
     try:
-        return np.fromiter(map(float, values), np.float64, len(values)), None
+        return np.fromiter(map(float, texts), np.float64, len(texts)), None
     except ValueError:
         pass
-    numbers = np.full(len(values), np.nan)
-    for place, text in enumerate(values):
-        if text.strip().lower() in MISSING:
+    numbers = np.full(len(texts), np.nan)
+    for place, text in enumerate(texts):
+        if is_missing(text):
             continue
-        try:
-            numbers[place] = float(text)
-        except ValueError:
+        bare = as_python_writes(without_unit(values[place], unit), decimal, thousands)
+        number = first_number(text, bare)
+        if number is None:
             return numbers, place
+        numbers[place] = number
     return numbers, None
+
+
+def first_number(*texts: str) -> float | None:
+    """The number that the first of the texts to be one is; None where none is."""
+    for text in texts:
+        with suppress(ValueError):
+            return float(text)
+    return None
+
+
+def as_python_writes(text: str, decimal: str, thousands: str) -> str:
+    """A number's text with a decimal point and no marks; other text as it comes out."""
+    if thousands:
+        text = without_marks(text, thousands)
+    return text.translate(COMMAS) if decimal == "," else text
+
+
+def without_unit(text: str, unit: str) -> str:
+    """A number's text without the unit before or behind it; the sign may come first."""
+    text = text.strip()
+    sign = text[:1] if text[:1] in ("+", "-") else ""
+    bare = text[len(sign) :].strip()
+    less = bare.removeprefix(unit)
+    return sign + (less if less != bare else bare.removesuffix(unit)).strip()
 
 
 def without_marks(text: str, thousands: str) -> str:

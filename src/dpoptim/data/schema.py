@@ -44,7 +44,8 @@ class Column:
         fill: stands for a missing number or date (in the units of ``bounds``), whose absence then
             also makes a feature of its own. None: the middle of the bounds stands for it, and
             nothing else is said.
-        unit: for readers, such as ``"years"``.
+        unit: for readers, such as ``"years"``; and what a file may write before or behind the
+            number, such as ``"$"``.
         categories: the values that count, each a feature; any other value, or none, sets no
             feature.
         classes: the values of a target to classify, in order. A target with ``bounds`` instead is

@@ -26,7 +26,8 @@ WRITTEN = {  # by whether the comma separates columns
 }
 HEAD = """\
 # What is publicly known about the columns. Nothing here may be read off private data.
-#   number:   bounds = [lowest, highest] as possible, not as found; fill = value for gaps
+#   number:   bounds = [lowest, highest] as possible, not as found; fill = value for gaps;
+#             unit = "$" if the file writes $5 or 5 $
 #   date:     bounds = [2020-01-01, 2024-12-31], the first and last day; and, if the file does not
 #             write days like that, format = "%d.%m.%Y" (31.12.2024) or "%m/%d/%Y" (12/31/2024)
 #   category: categories = ["a", "b"], the values that count
@@ -177,7 +178,8 @@ def found_target(
     if bounds is None:
         raise ValueError(
             f"{path}: the target {name!r} holds text or a single number; regression predicts "
-            "numbers."
+            "numbers. Fix: where numbers have a unit or marks of thousands, draft without "
+            "--data-is-public, and say in the schema how they are written."
         )
     return Column(name, "target", bounds=bounds)
 

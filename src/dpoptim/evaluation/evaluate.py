@@ -45,6 +45,9 @@ class Bin:
     share: Interval
 
 
+HIDDEN = "hidden by the noise: too few records of a class at this epsilon"
+
+
 @dataclass(frozen=True)
 class ClassifierScores:
     """Released scores of a classifier; all of it may be published.
@@ -70,7 +73,8 @@ class ClassifierScores:
 
     def __str__(self) -> str:
         lines = [f"accuracy  {self.accuracy}", f"log-loss  {self.log_loss}"]
-        lines += [] if self.auc is None else [f"AUC       {self.auc}"]
+        if self.auc is not None:
+            lines += [f"AUC       {HIDDEN if self.auc.hidden else self.auc}"]
         return "\n".join([*lines, str(self.guarantee)])
 
 

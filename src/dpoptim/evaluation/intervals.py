@@ -35,6 +35,11 @@ class Interval:
     high: float
     confidence: float
 
+    @property
+    def hidden(self) -> bool:
+        """Whether a share or an area may be anything from 0 to 1: then `value` says nothing."""
+        return self.low <= 0.0 and self.high >= 1.0
+
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f}, {100 * self.confidence:g} %)"
 
@@ -180,7 +185,7 @@ def of_the_area(counts: Floats, noise: float, *, confidence: float) -> Interval:
     the number of pairs is noisy too, and a ratio to it no normal number where few records have a
     class). Of records, that scatters as in DeLong et al. (1988); of noise, by its share in either
     count of a pair. Both are squares in A, so the areas between two roots stay; all, where
-    the noise hides how many pairs there are.
+    the noise hides how many pairs there are, and the value is then that of guessing.
     """
     bins = counts.shape[1]
     in_order = (np.tri(bins) + np.tri(bins, k=-1)) / 2  # of a pair, by the positive's bin first
@@ -204,5 +209,7 @@ def of_the_area(counts: Floats, noise: float, *, confidence: float) -> Interval:
         middle, half = -slope / (2 * square), math.sqrt(inside) / (2 * square)
         if middle - half <= 1 and middle + half >= 0:
             low, high = max(0.0, middle - half), min(1.0, middle + half)
+    if (low, high) == (0.0, 1.0):
+        return Interval(0.5, low, high, confidence)
     value = min(max(float(area_under_curve(counts)), low), high)
     return Interval(value, low, high, confidence)

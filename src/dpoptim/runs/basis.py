@@ -17,9 +17,6 @@ SECRET_MOVES = trusted(
     "all seeds"
 )
 BY_ANOTHER = "before it was taken up again, the run was trained by the dpoptim whose SHA-256 is {}"
-METHOD_OF_OTHERS = (
-    "the method comes from the package {!r}, which the SHA-256 of dpoptim does not cover"
-)
 
 
 def basis_of_run(
@@ -31,10 +28,8 @@ def basis_of_run(
         basis: as whoever wrote a loop around the same plan would have it.
         others: what the run rests on beside it.
     """
-    source = type(plan.method).__module__.partition(".")[0]
     of_run = (
         *((PUBLIC_WEIGHTS,) if data.class_weights is not None else ()),
         *((SECRET_MOVES,) if views > 1 else ()),
-        *((trusted(METHOD_OF_OTHERS.format(source)),) if source != "dpoptim" else ()),
     )
     return of_own_program((*basis, *of_run, *others))

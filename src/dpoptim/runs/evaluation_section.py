@@ -8,6 +8,7 @@ from matplotlib.ticker import PercentFormatter
 
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.evaluation import ClassifierScores, RegressorScores
+from dpoptim.evaluation.evaluate import HIDDEN
 from dpoptim.evaluation.intervals import Interval, receiver_curve
 from dpoptim.files import write_atomically
 from dpoptim.runs.drawing import (
@@ -83,7 +84,11 @@ def evaluation_section(scores: ClassifierScores | RegressorScores, classes: Sequ
 def _classifier(scores: ClassifierScores, classes: Sequence[str]) -> str:
     cells = [("Accuracy", percent(scores.accuracy.value), between(scores.accuracy, percent))]
     if scores.auc is not None:
-        cells.append(("AUC", number(scores.auc.value), between(scores.auc, number)))
+        cells.append(
+            ("AUC", "\N{EN DASH}", HIDDEN)
+            if scores.auc.hidden
+            else ("AUC", number(scores.auc.value), between(scores.auc, number))
+        )
     cells.append(("Log-loss", number(scores.log_loss.value), between(scores.log_loss, number)))
     pictures = [
         figure(

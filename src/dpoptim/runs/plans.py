@@ -106,6 +106,7 @@ def plan_of(
             chosen.name, LARGEST[0] if chosen.name == "sufficient-statistics" else clip, settings
         )
         relation = relation_of(options, bundled, ("zero-out", "replace-one"), kept)
+        refuse_other_n(n, records, relation)
         plan: Plan = made.plan(n=n, **budget, neighboring=relation)
         return plan
     bound: float | PrivateQuantile = clip_norm
@@ -116,8 +117,18 @@ def plan_of(
     sampler = method.sampler(n, min(batch_size, n))
     epochs = epochs_of(chosen, options, sampler, defaults)
     relation = relation_of(options, bundled, sampler.relations, kept)
+    refuse_other_n(n, records, relation)
     plan = method.plan(n=n, batch_size=batch_size, epochs=epochs, **budget, neighboring=relation)
     return plan
+
+
+def refuse_other_n(n: int, records: int, relation: str) -> None:
+    """Refuse another number than the data's where the relation takes that as public."""
+    if relation != "add-or-remove-one" and n != records:
+        raise ValueError(
+            f"--n {n} is not the number of records (of persons, with a person column), which "
+            f"{relation}, by --neighboring or the ledger, takes as public. Fix: leave --n out."
+        )
 
 
 def refuse_for_solver(chosen: Entry, options: TrainRequest) -> None:

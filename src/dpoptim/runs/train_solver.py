@@ -143,11 +143,6 @@ def refuse_for(method: WholeRun, plan: Plan, data: Data) -> None:
         raise ValueError(
             f"--method {method.solver} without noise is not available; use --method dp-sgd."
         )
-    if plan.n != data.units:
-        raise ValueError(
-            f"--n {plan.n} is not the number of records, which --method {method.solver} divides by "
-            f"and {plan.neighboring} takes as public. Fix: leave --n out."
-        )
     if method.solver == "sufficient-statistics" and data.target_bounds is None:
         raise ValueError(
             "--method sufficient-statistics predicts numbers. Fix: --task regression with "

@@ -6,10 +6,10 @@ digest in the certificate shows damage to it, and a signature any change.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import SEEDED
@@ -23,6 +23,8 @@ from dpoptim.printable import printable
 from dpoptim.runs.certificate import FORMAT, certificate
 from dpoptim.runs.result import LedgerEntry, RunResult
 from dpoptim.training.assumptions import PACKAGE
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,8 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
         ValueError: naming every entry that is not as it should be, or the file that cannot be read.
         FileNotFoundError: a file is missing. LedgerError: the ledger cannot be read.
     """
-    plan = Plan.from_json(read_text(folder / "plan.json"))
-    text = read_text(folder / "certificate.json")
-    written = load(text, what="certificate", format=FORMAT, fix="give what `dpoptim train` wrote")
+    plan = read_document(folder / "plan.json", Plan.from_json)
+    written = read_document(folder / "certificate.json", read_certificate)
     try:
         expected = certificate(rebuilt(plan, written))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -77,10 +78,11 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
         "certificate alone (dpoptim sign)"
     ]
     if (folder / "report.html").is_file():
-        unchecked.append("report.html, which says nothing that certificate.json does not")
+        unchecked.append("report.html: where it says another thing, certificate.json counts")
     same, line = compared_package(written)
     (checked if same else unchecked).append(line)
-    checked += check_model(folder / "model.pt", written)
+    same, line = check_model(folder / "model.pt", written)
+    (checked if same else unchecked).append(line)
     if ledger is not None:
         checked.append(check_ledger(ledger, plan, written))
     elif written["ledger"] is not None:
@@ -182,16 +184,22 @@ def compared_package(written: dict[str, Any]) -> tuple[bool, str]:
     return True, f"the certificate names this package, {trained} by SHA-256 of its sources"
 
 
-def check_model(path: Path, written: dict[str, Any]) -> list[str]:
-    """The model file is the one that the certificate is about."""
+def check_model(path: Path, written: dict[str, Any]) -> tuple[bool, str]:
+    """Whether the model file is the one that the certificate is about, and a line that says so.
+
+    Raises:
+        ValueError: it is another one.
+    """
     stated = written["model"]["sha256"]
-    if stated is None or not path.is_file():
-        return []
+    if stated is None:
+        return False, "the model: the certificate does not say which one it is about"
+    if not path.is_file():
+        return False, "the model: there is no model.pt here"
     if hashlib.sha256(path.read_bytes()).hexdigest() != stated:
         raise ValueError(
             f"{_shown(path)} is not the model of this certificate: its SHA-256 is another one."
         )
-    return ["model.pt is the model that the certificate is about"]
+    return True, "model.pt is the model that the certificate is about"
 
 
 def check_ledger(path: Path, plan: Plan, written: dict[str, Any]) -> str:
@@ -224,6 +232,19 @@ def check_ledger(path: Path, plan: Plan, written: dict[str, Any]) -> str:
             f"{_shown(path)}: the run was charged {charged}, its plan costs {plan.guarantee}."
         )
     return f"the ledger holds its charge, {found.state}"
+
+
+def read_document(path: Path, read: Callable[[str], T]) -> T:
+    """Read a document. ValueError, naming the file, for one that is damaged or was edited."""
+    text = read_text(path)
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ValueError(f"{_shown(path)}: {error}") from None
+
+
+def read_certificate(text: str) -> dict[str, Any]:
+    return load(text, what="certificate", format=FORMAT, fix="give what `dpoptim train` wrote")
 
 
 def read_text(path: Path) -> str:
