@@ -22,8 +22,8 @@ from dpoptim.noise.correlated import Workload
 from dpoptim.sampling import CyclicPoissonSampling, MinSeparationSampling, Sampler
 
 N, BATCH, DELTA = 60_000, 500, 1e-5
-# epochs and epsilon; those of 40 epochs take five minutes each
-CELLS = ((10, 1.0), (10, 2.0), (10, 4.0), (10, 8.0), (40, 4.0))
+# epochs and epsilon; those of 40 epochs take eight to fifteen minutes each
+CELLS = tuple((epochs, epsilon) for epochs in (10, 40) for epsilon in (1.0, 2.0, 4.0, 8.0))
 FACTORS = (1, 2)
 
 
