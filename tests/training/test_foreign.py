@@ -159,6 +159,25 @@ def test_a_model_that_opacus_has_let_go_is_served() -> None:
     loop.run()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_layers_of_opacus_are_modules_as_any_other() -> None:
+    loop = Loop()
+    loop.model = pytest.importorskip("opacus.layers.dp_rnn").RNNLinear(3, 2)
+    loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    loop.run()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_class_derived_from_opacus_wrapper_is_a_wrapper() -> None:
+    class Mine(pytest.importorskip("opacus").GradSampleModule):  # type: ignore[misc]
+        pass
+
+    loop = Loop()
+    loop.model = Mine(loop.model)
+    with pytest.raises(dpoptim.PrivacyError, match="Opacus' Mine"):
+        loop.run()
+
+
 def test_other_errors_are_left_as_they_are() -> None:
     def fail(loop: Loop) -> None:
         raise KeyError("mine")

@@ -35,13 +35,17 @@ HINTS_BY_TEXT = {
 }
 
 
-def is_opacus(thing: object) -> bool:
-    return type(thing).__module__.partition(".")[0] == "opacus"
+def is_of(thing: object, package: str) -> bool:
+    """Whether the class of a thing, or one that it is derived from, is that package's."""
+    return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(thing).__mro__)
 
 
 def refuse_opacus_model(model: nn.Module) -> None:
-    """Refuse Opacus' wrapper around a model, and what it leaves on the parameters inside."""
-    if is_opacus(model):
+    """Refuse Opacus' wrapper around a model, and what it leaves on the parameters inside.
+
+    Its layers (``DPLSTM``, ``SequenceBias``) are modules as any other.
+    """
+    if is_of(model, "opacus.grad_sample"):
         raise PrivacyError(
             f"model is wrapped in Opacus' {type(model).__name__}, which keeps every record's "
             "gradient. Fix: attach the bare model, model.to_standard_module(); dpoptim.attach "
@@ -58,7 +62,7 @@ def refuse_opacus_model(model: nn.Module) -> None:
 def refuse_opacus_optimizers(optimizers: Iterable[object]) -> None:
     """Refuse Opacus' optimizers, which would add noise of their own."""
     for optimizer in optimizers:
-        if is_opacus(optimizer):
+        if is_of(optimizer, "opacus.optimizers"):
             raise PrivacyError(
                 f"optimizer is Opacus' {type(optimizer).__name__}, which clips and adds noise "
                 "itself. Fix: give dpoptim.attach your own, optimizer.original_optimizer."
