@@ -26,9 +26,18 @@ HINTS_BY_TEXT = {
     "override the setup_context": "torch.func ran the attached model, whose layers form each "
     "record's gradient in autograd's own backward pass. Fix: keep to private.backward(losses); "
     "inner gradient steps on parameters (MAML) have no rule.",
-    "'NoneType' object has no attribute 'norm'": "outside of optimizer.step() an attached model's "
-    ".grad is None: clipped sums stay inside until noise is on them. Fix: look at the noisy mean "
-    "in optimizer.register_step_pre_hook(...).",
+    **dict.fromkeys(
+        (
+            *(
+                f"'NoneType' object has no attribute '{name}'"
+                for name in ("norm", "data", "detach")
+            ),
+            "'Parameter' and 'NoneType'",  # p * p.grad, as AdaLoRA weighs its parameters
+        ),
+        "outside of optimizer.step() an attached model's .grad is None: clipped sums stay inside "
+        "until noise is on them. Fix: look at the noisy mean in "
+        "optimizer.register_step_pre_hook(...).",
+    ),
     "not have been used in the graph": "gradients of an attached model's parameters do not exist "
     "outside of optimizer.step(), so nothing can be computed from them (SAM, gradient norms, "
     "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...).",
