@@ -72,6 +72,8 @@ class NoLoss(Module):
 
 
 class OwnLoader(Module):
+    batch_size = 5
+
     def train_dataloader(self) -> Any:
         return DataLoader(DATA, 5)
 
@@ -121,6 +123,14 @@ def lightning_mistakes() -> dict[str, tuple[Callable[[Path], Any], str]]:
             ),
             "GradientAccumulationScheduler.*Fix: leave it out",
         ),
+        "a search for a learning rate": (
+            lambda p: fit(OwnLoader(), p, more=(callbacks.LearningRateFinder(),)),
+            "LearningRateFinder trains on the records without noise.*Fix: leave it out",
+        ),
+        "a search for a batch size": (
+            lambda p: fit(OwnLoader(), p, more=(callbacks.BatchSizeFinder(),)),
+            "BatchSizeFinder trains on the records.*Fix.*physical_batch_size",
+        ),
         "stop by a private figure": (
             lambda p: fit(Module(), p, "private", more=stops),
             "EarlyStopping.*'train_loss'.*Fix: monitor a score on public",
@@ -142,6 +152,25 @@ def test_lightning_names_what_cannot_be_kept_and_charges_nothing(name: str, tmp_
     go, said = lightning_mistakes()[name]
     with pytest.raises((ValueError, TypeError), match=said):
         go(tmp_path)
+
+
+def test_a_search_for_a_learning_rate_sees_no_record(tmp_path: Path) -> None:
+    """Manual optimization would let it train by any loss."""
+
+    class Manual(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise AssertionError("a record was seen")
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(DATA, 5)
+
+    tuning = pytest.importorskip("lightning.pytorch.tuner")
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_progress_bar=False,
+        enable_checkpointing=False, callbacks=[PrivateCallback(plan(), DATA)],
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="LearningRateFinder trains on the records"):
+        tuning.Tuner(trainer).lr_find(Manual(automatic=False), num_training=3)
 
 
 def test_lightning_serves_what_it_can(tmp_path: Path) -> None:

@@ -70,6 +70,19 @@ def norm_of_gradient(loop: Loop) -> None:
     loop.run(lambda loop: loop.model.weight.grad.norm())  # type: ignore[operator, union-attr]
 
 
+def copy_of_gradient(loop: Loop) -> None:
+    loop.run(lambda loop: loop.model.weight.grad.detach().clone())  # type: ignore[operator, union-attr]
+
+
+def weight_times_gradient(loop: Loop) -> None:
+    loop.run(lambda loop: loop.model.weight * loop.model.weight.grad)
+
+
+def weights_assigned(loop: Loop) -> None:
+    kept = loop.model.state_dict()
+    loop.run(lambda loop: loop.model.load_state_dict(kept, assign=True))
+
+
 def schedule_of_microbatches(loop: Loop) -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 1)
     loop.run(lambda loop: scheduler.step(), physical_batch_size=2)
@@ -131,6 +144,9 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     scaled_step: r"GradScaler is not supported.*Fix: train without it",
     clipped_values: r"there is no \.grad to clip.*Fix: leave it out",
     norm_of_gradient: r"\.grad is None.*Fix: look at the noisy mean",
+    copy_of_gradient: r"\.grad is None.*Fix: look at the noisy mean",
+    weights_assigned: r"'weight' was.*another's place.*Fix: .*assign=True\) before",
+    weight_times_gradient: r"\.grad is None.*Fix: look at the noisy mean",
     schedule_of_microbatches: r"learning rate was changed.*Fix: scheduler\.step\(\)",
     tuple_of_tensors: r"tuple of tensors.*Fix: torch\.utils\.data\.TensorDataset",
     accumulation_by_accelerate: r"gradient_accumulation_steps=4.*Fix: .*physical_batch_size",
@@ -157,6 +173,25 @@ def test_a_model_that_opacus_has_let_go_is_served() -> None:
     loop = Loop()
     loop.model = pytest.importorskip("opacus").GradSampleModule(loop.model).to_standard_module()
     loop.run()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_of_opacus_are_modules_as_any_other() -> None:
+    loop = Loop()
+    loop.model = pytest.importorskip("opacus.layers.dp_rnn").RNNLinear(3, 2)
+    loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    loop.run()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_class_derived_from_opacus_wrapper_is_a_wrapper() -> None:
+    class Mine(pytest.importorskip("opacus").GradSampleModule):  # type: ignore[misc]
+        pass
+
+    loop = Loop()
+    loop.model = Mine(loop.model)
+    with pytest.raises(dpoptim.PrivacyError, match="Opacus' Mine"):
+        loop.run()
 
 
 def test_other_errors_are_left_as_they_are() -> None:

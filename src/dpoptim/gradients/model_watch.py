@@ -199,9 +199,10 @@ def refuse_frozen_or_unfrozen(
     """
     for name, p in found.parameters:
         if p.requires_grad != (id(p) in trained) and (p.requires_grad or not may_freeze):
-            change = "unfrozen" if p.requires_grad else "frozen"
+            change = "unfrozen, or put in another's place," if p.requires_grad else "frozen"
             raise PrivacyError(
-                f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before "
+                f"parameter {name!r} was {change} after attaching. Fix: set requires_grad, replace "
+                "layers and load_state_dict(..., assign=True) before "
                 "dpoptim.attach, or attach again. Lightning's toggle_optimizer freezes what other "
                 "optimizers train: leave it out, and .detach() what a loss shall not train."
             )

@@ -16,6 +16,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError, RankError
 from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.lightning_options import (
+    refuse_finders,
     refuse_loaders,
     refuse_monitors,
     refuse_options,
@@ -96,6 +97,8 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Serve ``trainer.fit(module)`` too, where the module has no loader of its own."""
+        if stage == "fit":
+            refuse_finders(trainer)
         if stage == "fit" and not is_overridden("train_dataloader", pl_module):
             own = vars(pl_module)
             own["train_dataloader"] = lambda: self.loader

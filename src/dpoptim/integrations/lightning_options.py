@@ -5,7 +5,11 @@ from collections.abc import Collection
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+)
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -29,6 +33,21 @@ def refuse_loaders(trainer: pl.Trainer, loader: PlanLoader, train_set: object) -
                 "val_dataloaders reads the training data, or some of it, and its scores would be "
                 "logged without noise. Fix: public records; dpoptim.evaluation for private ones."
             )
+
+
+def refuse_finders(trainer: pl.Trainer) -> None:
+    """Refuse callbacks that train on the records before anything private is attached."""
+    fixes = {
+        LearningRateFinder: "choose a rate on public records",
+        BatchSizeFinder: "dpoptim.physical_batch_size(...) finds what memory holds",
+    }
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for kind, fix in fixes.items():
+            if isinstance(callback, kind):
+                raise ValueError(
+                    f"{kind.__name__} trains on the records without noise, before the plan does. "
+                    f"Fix: leave it out (Tuner's methods, too); {fix}."
+                )
 
 
 def refuse_options(trainer: pl.Trainer, module: pl.LightningModule) -> None:

@@ -19,7 +19,7 @@ from dpoptim.losses import without_single_axes
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.torch_internals import without_reentrance
 from dpoptim.training import records as forms
-from dpoptim.training.comparison import Comparison
+from dpoptim.training.comparison import Batches, Comparison
 from dpoptim.training.drawing_collates import DRAWS, HeldDraws
 from dpoptim.training.foreign import refuse_nothing_to_train, uncompiled
 from dpoptim.training.handed_over import refuse_complex_losses
@@ -244,9 +244,8 @@ def compare_held(program: Program, records: Units) -> CheckResult:
         return without_single_axes(program.loss(model, batch))
 
     count = odd_batch_size(model, leaves, least=len(records))
-    order = [i % len(records) for i in range(count)]
-    together = collate([row for i in order for row in records[i]])
-    alone = [collate(list(rows)) for rows in records]
+    batches = Batches(collate, records, [i % len(records) for i in range(count)])
+    together, alone = batches.together, batches.alone
     watch_batch_statistics(model)
     with quiet(model, lambda: [loss(model, together)]):
         refuse_memory(model, lambda: loss(model, together))
@@ -256,16 +255,16 @@ def compare_held(program: Program, records: Units) -> CheckResult:
             raise NotFiniteError
         refuse_single_failures(loss, model, alone[0])
         if losses.dim() == 0:
-            compared = Comparison(model, loss, alone, together, order, per_record, *how)
+            compared = Comparison(model, loss, batches, *how)
             found = compared.reduction(("mean", "sum"))
         else:
             refuse_other_losses(losses, (count, count * per_record))
-            refuse_other_order(losses, [loss(model, each) for each in alone], order)
+            refuse_other_order(losses, [loss(model, each) for each in alone], batches.order)
 
             def summed(model: nn.Module, batch: Any) -> Tensor:
                 return loss(model, batch).sum()
 
-            Comparison(model, summed, alone, together, order, per_record, *how).reduction(("sum",))
+            Comparison(model, summed, batches, *how).reduction(("sum",))
             return CheckResult("none", count)
     # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
     reading = read_graph(losses)

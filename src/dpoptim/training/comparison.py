@@ -1,7 +1,8 @@
 """The engine's clipped sum of a batch, held against its records taken one at a time."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -76,23 +77,46 @@ def settled(
 
 
 def meant_by(error: Exception) -> PrivacyError:
-    """The refusal that an error stands for; any other error is raised again."""
+    """The refusal that an error stands for, raised under hooks by what runs without them."""
     if isinstance(error, PrivacyError):
         return error
     hint = hint_of(error, error.__traceback__)
-    if hint is None:
-        raise error
-    return PrivacyError(hint)
+    return PrivacyError(hint or f"{type(error).__name__} was raised where layers were hooked")
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A few records, together and one at a time.
+
+    Attributes:
+        collate: makes a batch of a list of rows, the same again of the same.
+        records: the rows of each, of all equally many.
+        order: which record is at each place of the batch; all are in it, some more than once.
+    """
+
+    collate: Callable[[list[Any]], Any]
+    records: Sequence[Sequence[Any]]
+    order: Sequence[int]
+
+    def of(self, order: Sequence[int]) -> Any:
+        """A batch of these records."""
+        return self.collate([row for i in order for row in self.records[i]])
+
+    @cached_property
+    def together(self) -> Any:
+        return self.of(self.order)
+
+    @cached_property
+    def alone(self) -> list[Any]:
+        """A batch of one of each record."""
+        return [self.of([i]) for i in range(len(self.records))]
 
 
 class Comparison:
     """One batch, and its records one at a time, under a bound that clips and one that does not.
 
     Args:
-        alone: batches of one.
-        together: a batch of records.
-        order: which of those alone each of them is.
-        per_record: rows of a record.
+        batches: of the records.
         ways: of keeping records apart, see `Program`.
         placement: of the model's parameters.
         on_private: whether the records are private; then no error names a parameter.
@@ -105,19 +129,15 @@ class Comparison:
         self,
         model: nn.Module,
         loss: Loss,
-        alone: list[Any],
-        together: Any,
-        order: list[int],
-        per_record: int,
+        batches: Batches,
         ways: Sequence[Isolation],
         placement: Placement,
         on_private: bool,
     ) -> None:
-        self.model, self.loss, self.rows = model, loss, len(order)
-        self.alone, self.together = alone, together
-        self._order, self._per_record, self._ways = order, per_record, ways
+        self.model, self.loss, self.rows = model, loss, len(batches.order)
+        self._batches, self._order, self._ways = batches, batches.order, ways
         self._placement, self._on_private = placement, on_private
-        dtypes = computed_dtypes(model, lambda: loss(model, alone[0]))
+        dtypes = computed_dtypes(model, lambda: loss(model, batches.alone[0]))
         self._tolerance = max(
             tolerance_of(model, placement), *(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
         )
@@ -188,11 +208,19 @@ class Comparison:
             "(T, B, ...) layout. Fix: make each record's loss depend on that record alone."
         )
 
-    def _whole(self) -> list[Tensor]:
-        """The gradient of the whole batch as autograd has it: float64, this process's parts."""
+    def _finite(self, gradients: RecordsAlone) -> list[int]:
+        """The batch's order without records whose gradients by themselves are not finite.
+
+        One of these leaves nothing of a batch's gradient, and the engine leaves it out.
+        """
+        finite = gradients.squared.isfinite().tolist()
+        return [i for i in self._order if finite[i]]
+
+    def _together(self, order: Sequence[int]) -> list[Tensor]:
+        """The gradient of a batch as autograd has it: float64, this process's parts."""
         parameters = list(trainable(self.model).values())
-        found = self._placement.gradients(self.loss(self.model, self.together), parameters)
-        return [g.double() for g in found]
+        loss = self.loss(self.model, self._batches.of(order))
+        return [g.double() for g in self._placement.gradients(loss, parameters)]
 
     def _norm(self, parts: Sequence[Tensor]) -> float:
         squared = torch.stack([part.norm().square().cpu() for part in parts])
@@ -200,26 +228,29 @@ class Comparison:
 
     def _adds_up(self, gradients: RecordsAlone, reduction: Reduction) -> bool:
         """Whether the batch's gradient is the mean or sum of the records' own."""
-        rest: list[Vector] = [*self._whole()]
-        share = 1 / self.rows if reduction == "mean" else 1.0
-        counts = [self._order.count(i) for i in range(len(self.alone))]
+        order = self._finite(gradients)
+        if not order:
+            return True  # there is nothing to add up
+        rest: list[Vector] = [*self._together(order)]
+        share = 1 / len(order) if reduction == "mean" else 1.0
+        counts = [order.count(i) for i in range(len(self._batches.records))]
         gradients.subtract(rest, [share * count for count in counts])
-        norms = gradients.squared.sqrt().tolist()
-        size = sum(count * norm for count, norm in zip(counts, norms, strict=True))
+        size = float(gradients.squared[order].sqrt().sum())
         return self._norm(memory_of(rest)) <= max(1e-3, self._tolerance) * size
 
     def _weighs_records(self, gradients: RecordsAlone) -> bool:
         """Whether the batch's gradient is the records' own, with weights that add up to 1."""
-        target = torch.cat([part.flatten().cpu() for part in self._whole()])
+        order = self._finite(gradients)
+        target = torch.cat([part.flatten().cpu() for part in self._together(order)])
         rows = torch.cat([g.double().flatten(1).cpu() for g in gradients.stacked()], 1)
-        rows, added = rows[self._order], self._placement.added
+        rows, added = rows[order], self._placement.added
         inverse = torch.linalg.pinv(added(rows @ rows.T), hermitian=True, rtol=1e-9)
         weights = inverse @ added(rows @ target)
         explained = self._norm([weights @ rows - target]) <= 1e-3 * self._norm([target])
         return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3
 
     def _alone(self) -> RecordsAlone:
-        return RecordsAlone(self.model, self.loss, self.alone, self._placement)
+        return RecordsAlone(self.model, self.loss, self._batches.alone, self._placement)
 
     def _elsewhere(self, reduction: Reduction, way: Isolation, seed: int) -> list[float]:
         """Distances with other weights, in tolerances."""
@@ -240,11 +271,11 @@ class Comparison:
     ) -> tuple[str, float]:
         clipping = Clipping(clip_norm)
         # a loss reduces a record's rows as it reduces all
-        rows = RowsOfRecords(self._per_record, reduction)
+        rows = RowsOfRecords(len(self._batches.records[0]), reduction)
         ours = engine_sums(
             self.model,
             self.loss,
-            self.together,
+            self._batches.together,
             self.rows,
             clipping,
             reduction,

@@ -26,22 +26,35 @@ HINTS_BY_TEXT = {
     "override the setup_context": "torch.func ran the attached model, whose layers form each "
     "record's gradient in autograd's own backward pass. Fix: keep to private.backward(losses); "
     "inner gradient steps on parameters (MAML) have no rule.",
-    "'NoneType' object has no attribute 'norm'": "outside of optimizer.step() an attached model's "
-    ".grad is None: clipped sums stay inside until noise is on them. Fix: look at the noisy mean "
-    "in optimizer.register_step_pre_hook(...).",
+    **dict.fromkeys(
+        (
+            *(
+                f"'NoneType' object has no attribute '{name}'"
+                for name in ("norm", "data", "detach")
+            ),
+            "'Parameter' and 'NoneType'",  # p * p.grad, as AdaLoRA weighs its parameters
+        ),
+        "outside of optimizer.step() an attached model's .grad is None: clipped sums stay inside "
+        "until noise is on them. Fix: look at the noisy mean in "
+        "optimizer.register_step_pre_hook(...).",
+    ),
     "not have been used in the graph": "gradients of an attached model's parameters do not exist "
     "outside of optimizer.step(), so nothing can be computed from them (SAM, gradient norms, "
     "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...).",
 }
 
 
-def is_opacus(thing: object) -> bool:
-    return type(thing).__module__.partition(".")[0] == "opacus"
+def is_of(thing: object, package: str) -> bool:
+    """Whether the class of a thing, or one that it is derived from, is that package's."""
+    return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(thing).__mro__)
 
 
 def refuse_opacus_model(model: nn.Module) -> None:
-    """Refuse Opacus' wrapper around a model, and what it leaves on the parameters inside."""
-    if is_opacus(model):
+    """Refuse Opacus' wrapper around a model, and what it leaves on the parameters inside.
+
+    Its layers (``DPLSTM``, ``SequenceBias``) are modules as any other.
+    """
+    if is_of(model, "opacus.grad_sample"):
         raise PrivacyError(
             f"model is wrapped in Opacus' {type(model).__name__}, which keeps every record's "
             "gradient. Fix: attach the bare model, model.to_standard_module(); dpoptim.attach "
@@ -58,7 +71,7 @@ def refuse_opacus_model(model: nn.Module) -> None:
 def refuse_opacus_optimizers(optimizers: Iterable[object]) -> None:
     """Refuse Opacus' optimizers, which would add noise of their own."""
     for optimizer in optimizers:
-        if is_opacus(optimizer):
+        if is_of(optimizer, "opacus.optimizers"):
             raise PrivacyError(
                 f"optimizer is Opacus' {type(optimizer).__name__}, which clips and adds noise "
                 "itself. Fix: give dpoptim.attach your own, optimizer.original_optimizer."

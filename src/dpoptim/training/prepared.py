@@ -66,7 +66,7 @@ class Prepared:
         )
         refuse_other_unit(plan, self.units)
         self._row = self._a_row()
-        self._by_loss = False  # the loss asked for a slower way than the model
+        self._by_loss = False  # the loss asked for another way than the model
         self.chosen, self.loss, positions = self._tried()
         self.engine = self._engine(positions)
         refuse_engine(plan, self.engine, self.optimizers)
@@ -74,14 +74,14 @@ class Prepared:
     def _tried(self) -> tuple[Chosen, LossCheck | None, dict[str, int]]:
         """Try the model and the loss on made-up records."""
         with self._trying():
-            chosen = self._chosen_isolation(self._row)
+            chosen = self._chosen_isolation(self._row, self._request.batch_axis)
             try:
                 loss = self._checked_loss(chosen)
             except NotByThisWayError as error:
                 if not self._may_be_slower():
                     raise
                 self._by_loss = True
-                chosen, loss = self._by_a_slower_way(chosen, error.reason)
+                chosen, loss = self._by_another_way(chosen, error.reason)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
 
     def _may_be_slower(self) -> bool:
@@ -92,27 +92,35 @@ class Prepared:
             and training_method(self.plan).value_bound is None
         )
 
-    def _by_a_slower_way(self, chosen: Chosen, reason: str) -> tuple[Chosen, LossCheck | None]:
-        """By ``vmap``, if the loss allows it; else with records alone, as any loss does."""
-        if not chosen.isolation.enforced:
+    def _by_another_way(self, chosen: Chosen, reason: str) -> tuple[Chosen, LossCheck | None]:
+        """By the first way that the loss allows; with records alone, any loss does."""
+        for other in self._other_ways(chosen, reason):
             with suppress(PrivacyError):
-                axis = chosen.isolation.batch_axis
-                slower = after_loss(Isolation.of("vmap", axis), chosen.sample, reason)
-                return slower, self._checked_loss(slower)
-        slower = after_loss(Isolation.of("alone"), None, reason)
-        return slower, self._checked_loss(slower)
+                return other, self._checked_loss(other)
+        other = after_loss(Isolation.of("alone"), None, reason)
+        return other, self._checked_loss(other)
+
+    def _other_ways(self, chosen: Chosen, reason: str) -> Iterator[Chosen]:
+        """With records on the second axis, which some models take as well; by ``vmap``."""
+        axis = chosen.isolation.batch_axis
+        if axis == 0 and self._request.batch_axis is None:
+            with suppress(PrivacyError):
+                turned = self._chosen_isolation(self._row, batch_axis=1)
+                if turned.sample is not None and not turned.isolation.alone:
+                    yield turned
+        if not chosen.isolation.enforced:
+            yield after_loss(Isolation.of("vmap", axis), chosen.sample, reason)
 
     def chosen_now(self) -> Chosen:
         """How the model's records would be kept apart as it is now."""
         if self._by_loss:
             return self.chosen  # which suits any model
         with self._trying():
-            return self._chosen_isolation(self._a_row())
+            return self._chosen_isolation(self._a_row(), self._request.batch_axis)
 
-    def _chosen_isolation(self, row: Any) -> Chosen:
-        isolation, batch_axis = self._request.isolation, self._request.batch_axis
+    def _chosen_isolation(self, row: Any, batch_axis: int | None) -> Chosen:
         one: Any = [row]
-        collate = self._request.collate_fn
+        isolation, collate = self._request.isolation, self._request.collate_fn
         return choose_isolation(self.model, one, isolation, batch_axis, self.wrapping, collate)
 
     @contextmanager

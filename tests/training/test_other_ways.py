@@ -1,0 +1,132 @@
+"""A loss that does not suit the way found for its model: another way is taken, and gives each
+record its own gradient.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+import dpoptim
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.products import margin
+
+N, TIME, WIDTH = 7, 3, 4
+Loss = Callable[[nn.Module, Any], Tensor]
+Collate = Callable[[list[Any]], Any]
+
+
+class Records(Dataset[Any]):
+    def __init__(self, records: Sequence[Any]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.records[index]
+
+
+def sequences() -> Records:
+    generator = torch.Generator().manual_seed(1)
+    return Records([torch.randn(TIME, WIDTH, generator=generator) for _ in range(N)])
+
+
+def alone(model: nn.Module, loss: Loss, batches: Sequence[Any]) -> list[Tensor]:
+    """Each record's gradient, as one vector."""
+    parameters = list(model.parameters())
+    found = [torch.autograd.grad(loss(model, b).sum(), parameters) for b in batches]
+    return [torch.cat([g.flatten().double() for g in each]) for each in found]
+
+
+def holds(
+    model: nn.Module, records: Dataset[Any], loss: Loss, collate: Collate | None = None
+) -> tuple[Isolation, str]:
+    """Hold what a step without noise releases against records by themselves.
+
+    Returns:
+        the way that was taken, and what was said of it.
+    """
+    collated = collate or default_collate
+    own = alone(model, loss, [collated([records[i]]) for i in range(N)])
+    own = [g for g in own if bool(g.isfinite().all())]
+    norms = torch.stack([g.norm() for g in own])
+    bound = float(norms.median())
+    plan = dpoptim.DPSGD(clip_norm=bound).plan(
+        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
+    )
+    shrunk = bound * (1 - margin(next(model.parameters()).dtype, N, common_factor=False))
+    expected = sum(g * min(1.0, shrunk / float(g.norm())) for g in own)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    released: list[Tensor] = []
+
+    def note(*_: Any) -> None:
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        if grads:  # else more microbatches are to come
+            released.append(torch.cat([g.flatten().double() for g in grads]) * N)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", dpoptim.IsolationWarning)
+        private = dpoptim.attach(plan, model, optimizer, records, loss=loss, collate_fn=collate)
+    with private:
+        optimizer.register_step_pre_hook(note)
+        for batch in private.batches():
+            private.backward(loss(model, batch))
+            optimizer.step()
+    torch.testing.assert_close(released, [expected], rtol=1e-5, atol=1e-6)
+    return private._chosen.isolation, " ".join(str(each.message) for each in said)
+
+
+def time_first(records: list[Any]) -> Tensor:
+    return torch.stack(records, 1)
+
+
+def of_second_axis(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).tanh().sum((0, 2))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(WIDTH, 2), nn.LayerNorm(WIDTH)], ids=lambda layer: type(layer).__name__
+)
+def test_records_on_the_second_axis_of_what_takes_either_go_by_rules(layer: nn.Module) -> None:
+    """Only the loss and the collate function show which axis it is."""
+    torch.manual_seed(0)
+    model = nn.Sequential(layer, nn.Linear(layer(torch.ones(WIDTH)).numel(), 3))
+    isolation, said = holds(model, sequences(), of_second_axis, time_first)
+    assert (isolation.tier, isolation.batch_axis) == ("rules", 1)
+    assert not said
+
+
+def test_what_fails_under_hooks_alone_passes_alone() -> None:
+    """An encoder that has records on its second axis, given them one by one, without an axis."""
+
+    def one_by_one(model: nn.Module, batch: Tensor) -> Tensor:
+        return torch.stack([model(x).square().mean() for x in batch])
+
+    torch.manual_seed(0)
+    for batch_first in (True, False):
+        model = nn.TransformerEncoderLayer(
+            WIDTH, 2, 8, 0.0, batch_first=batch_first, norm_first=True
+        ).double()
+        records = Records([x.double() for x in sequences().records])  # type: ignore[attr-defined]
+        isolation, said = holds(model, records, one_by_one)
+        assert isolation.alone
+        assert "records pass alone" in said
+
+
+def test_a_record_whose_gradient_is_not_finite_hides_no_way() -> None:
+    def penalised(model: nn.Module, batch: Any) -> Tensor:
+        x, bad = batch
+        penalty = sum(p.square().sum() for p in model.parameters())
+        return (model(x).square().mean((1, 2)) + penalty) * torch.where(bad > 0.5, math.nan, 1.0)
+
+    x = sequences().records
+    torch.manual_seed(0)
+    for bad in ((), (3,)):
+        records = Records([(each, torch.tensor(float(i in bad))) for i, each in enumerate(x)])
+        assert holds(nn.Linear(WIDTH, 2), records, penalised)[0].alone
