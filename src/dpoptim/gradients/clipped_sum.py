@@ -10,9 +10,9 @@ from torch import Tensor
 from dpoptim.clipping import Units
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.per_sample_grads import Outer, PerSampleGrad
-from dpoptim.gradients.products import Groups
+from dpoptim.gradients.products import GROUP_ROWS, Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
-from dpoptim.gradients.single_rows import SingleRows
+from dpoptim.gradients.single_rows import SingleRows, largest
 from dpoptim.gradients.sums import Sums
 
 # Told the squared norms of the records, the tapers of their factors if there are any, and the
@@ -88,12 +88,18 @@ class ClippedSum:
         Gradients that are formed in turn are measured and added record by record, when the norms
         of all others are known.
         """
-        in_turn = {i: each for i, g in gradients.items() if (each := g.in_turn()) is not None}
         norms_of = [*gradients]
-        together = {i: gradients.pop(i) for i in norms_of if i not in in_turn}
-        rows = SingleRows.among(together, self.units.of) if sums[0].count == 1 else None
+        rows = SingleRows.among(gradients, self.units.of) if sums[0].count == 1 else None
         for i in rows.places if rows is not None else ():
-            del together[i]
+            del gradients[i]
+        if rows is not None and not gradients and (squared := self._at_once(rows, sums)):
+            for place in range(len(sums)):
+                finish(place)
+            if observer is not None:
+                observer(Norms(squared, None).whole(), None, squared)
+            return
+        in_turn = {i: each for i, g in gradients.items() if (each := g.in_turn()) is not None}
+        together = {i: gradients.pop(i) for i in norms_of if i in gradients and i not in in_turn}
         norms = self.measure(together, norms_of, rows)
         if in_turn:
 
@@ -108,6 +114,13 @@ class ClippedSum:
         if observer is not None:
             observer(norms.whole(), tapers, norms.squared)
         self.add_weighted(together, factors, sums, finish, rows)
+
+    def _at_once(self, rows: SingleRows, sums: Sequence[Sums]) -> dict[str, Tensor] | None:
+        """Measure, clip and add in one call, if that serves; return the squared norms, by unit."""
+        if self.scale is not None or self.common_factor or largest(self.groups) > GROUP_ROWS:
+            return None
+        rules = self.units.in_c(self.margin)
+        return None if rules is None else rows.clip_and_add(rules, sums, self.groups, self.block)
 
     def measure(
         self,
