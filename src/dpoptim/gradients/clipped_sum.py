@@ -89,14 +89,10 @@ class ClippedSum:
         of all others are known.
         """
         norms_of = [*gradients]
-        rows = SingleRows.among(gradients, self.units.of) if sums[0].count == 1 else None
-        for i in rows.places if rows is not None else ():
-            del gradients[i]
-        if rows is not None and not gradients and (squared := self._at_once(rows, sums)):
+        rows = self._single_rows(gradients) if sums[0].count == 1 else None
+        if rows is not None and not gradients and self._at_once(rows, sums, observer):
             for place in range(len(sums)):
                 finish(place)
-            if observer is not None:
-                observer(Norms(squared, None).whole(), None, squared)
             return
         in_turn = {i: each for i, g in gradients.items() if (each := g.in_turn()) is not None}
         together = {i: gradients.pop(i) for i in norms_of if i in gradients and i not in in_turn}
@@ -115,12 +111,24 @@ class ClippedSum:
             observer(norms.whole(), tapers, norms.squared)
         self.add_weighted(together, factors, sums, finish, rows)
 
-    def _at_once(self, rows: SingleRows, sums: Sequence[Sums]) -> dict[str, Tensor] | None:
-        """Measure, clip and add in one call, if that serves; return the squared norms, by unit."""
+    def _single_rows(self, gradients: dict[int, PerSampleGrad]) -> SingleRows | None:
+        """Those that are of single rows, taken out of ``gradients``."""
+        rows = SingleRows.among(gradients, self.units.of)
+        for place in rows.places if rows is not None else ():
+            del gradients[place]
+        return rows
+
+    def _at_once(self, rows: SingleRows, sums: Sequence[Sums], observer: Observer | None) -> bool:
+        """Measure, clip and add in one call; whether that serves."""
         if self.scale is not None or self.common_factor or largest(self.groups) > GROUP_ROWS:
-            return None
+            return False
         rules = self.units.in_c(self.margin)
-        return None if rules is None else rows.clip_and_add(rules, sums, self.groups, self.block)
+        if rules is None:
+            return False
+        squared = rows.clip_and_add(rules, sums, self.groups, self.block)
+        if observer is not None:
+            observer(Norms(squared, None).whole(), None, squared)
+        return True
 
     def measure(
         self,

@@ -240,7 +240,7 @@ class SingleRows:
         first: int = 0,
         rules: Sequence[bytes] = (),
     ) -> bytes:
-        """What is to be done, as compiled functions read it."""
+        """The work, as compiled functions read it."""
         count, units, measured = len(self._layers), len(self._units), self._measured
         step = measured.element_size() * self._records
         start = measured.data_ptr()
