@@ -42,6 +42,11 @@ ROUNDED_DOWN = 1 - 2.0**-40  # of shares, so that their squares add up to no mor
 Directions = tuple[tuple[float, ...], ...]
 
 
+# A rule as compiled functions read it: what squared norms are raised by, the bound, gamma, the
+# largest factor, and that up to which factors are zero.
+InC = tuple[float, float, float, float, float]
+
+
 class ClippingRule(Protocol):
     """The engine's treatment of each record's gradient."""
 
@@ -91,6 +96,16 @@ class Units:
             unit: self.rules[unit].factors(each, margin).view(-1, each.shape[0])
             for unit, each in squared_norms.items()
         }
+
+    def in_c(self, margin: float) -> dict[str, InC] | None:
+        """The rules as compiled functions read them; None where one cannot be told them.
+
+        Args:
+            margin: see `ClippingRule.factors`.
+        """
+        rules = self.rules.items()
+        found = {unit: rule.in_c(margin) for unit, rule in rules if isinstance(rule, Clipping)}
+        return found if len(found) == len(self.rules) else None
 
     @classmethod
     def one(cls, rule: ClippingRule, layers: Sequence[str]) -> "Units":
@@ -167,11 +182,10 @@ class Clipping:
         **Guarantee.** For every record, ``factor * norm <= C (1 - margin)``, also after the factor
         is rounded to float32. The factor depends on that record's norm alone.
         """
-        # rounding a factor to float32 must not raise it
-        most = 1 - 2.0**-22 if math.isfinite(self.norm) else 1.0
-        bound = self.norm * (1 - margin) * most
-        if (factors := compiled_factors(squared_norms, bound, self.style, most)) is not None:
+        in_c = self.in_c(margin)
+        if (factors := compiled_factors(squared_norms, in_c)) is not None:
             return factors
+        _, bound, _, most, _ = in_c
         if self.style == "automatic":
             norm = (squared_norms * (1 + NORM_INFLATION)).sqrt_().add_(AUTOMATIC_GAMMA)
             factor = norm.reciprocal_().mul_(bound)
@@ -180,6 +194,15 @@ class Clipping:
             factor = inflated.rsqrt_().clamp_(max=most)
         # NaN where the norm is
         return torch.threshold_(factor.nan_to_num_(nan=0.0), SMALLEST_FACTOR, 0.0)
+
+    def in_c(self, margin: float) -> InC:
+        """Return what compiled functions find the factors from; see `factors`."""
+        # rounding a factor to float32 must not raise it
+        most = 1 - 2.0**-22 if math.isfinite(self.norm) else 1.0
+        bound = self.norm * (1 - margin) * most
+        if self.style == "automatic":  # and without a largest factor: gamma bounds it
+            return 1 + NORM_INFLATION, bound, AUTOMATIC_GAMMA, math.inf, SMALLEST_FACTOR
+        return 1 + NORM_INFLATION, bound, 0.0, most, SMALLEST_FACTOR
 
 
 @cache
@@ -190,21 +213,14 @@ def compiled_function() -> Callable[..., None] | None:
     )
 
 
-def compiled_factors(
-    squared_norms: Tensor, bound: float, style: Style | Groups, most: float
-) -> Tensor | None:
+def compiled_factors(squared_norms: Tensor, rule: InC) -> Tensor | None:
     """`Clipping.factors` by a compiled function, to rounding; None where none serves."""
     usual = squared_norms.is_cpu and squared_norms.dtype == torch.float64
     run = compiled_function()
     if run is None or not usual or not squared_norms.is_contiguous():
         return None
     factors = torch.empty_like(squared_norms)
-    automatic = style == "automatic"
-    run(
-        *(squared_norms.numel(), squared_norms.data_ptr(), 1 + NORM_INFLATION, bound),
-        *(AUTOMATIC_GAMMA if automatic else 0.0, math.inf if automatic else most),
-        *(SMALLEST_FACTOR, factors.data_ptr()),
-    )
+    run(squared_norms.numel(), squared_norms.data_ptr(), *rule, factors.data_ptr())
     return factors
 
 

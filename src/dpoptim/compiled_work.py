@@ -6,9 +6,10 @@ the same bits for any number of parts.
 """
 
 import ctypes
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +21,15 @@ WORTH_A_THREAD = 1 << 19  # multiplications that take longer than to wake a thre
 A_NUMBER = 8  # multiplications that take as long as to read a number that is used once
 
 
-def on_threads() -> Callable[..., Any] | None:
-    """The compiled function that does all parts; None where there are none."""
-    return function("dpoptim_do_parts", PLACE, PLACE, PLACE, WHOLE, PLACE, WHOLE)
+STEP = struct.Struct("=Qqqq")  # `Step` of `parts.c`
+
+
+@cache
+def on_threads() -> Callable[..., None]:
+    """The compiled function that does all parts of some steps."""
+    found = function("dpoptim_do_steps", PLACE, PLACE, WHOLE, PLACE, PLACE)
+    assert found is not None
+    return found
 
 
 class Piece:
@@ -33,33 +40,67 @@ class Piece:
     """
 
     def __init__(self, name: str) -> None:
-        alone, together = function(name, PLACE, WHOLE, WHOLE, PLACE), on_threads()
+        alone = function(name, PLACE, WHOLE, WHOLE, PLACE)
         assert alone is not None
-        assert together is not None
-        self._function, self._do_parts = alone, together
-        self._address = address(alone)
+        self.function, self.address = alone, address(alone)
 
-    def run(self, given: bytes, work: int, room: int = 0, threads: int | None = None) -> int:
-        """Do all parts, and return how many there were.
+    def run(self, given: bytes, work: int, threads: int | None = None) -> int:
+        """Do all parts, and return how many there were; see `run_in_turn`.
 
         Args:
-            given: what the function is to do, as it reads it.
-            work: multiplications, by which it is seen how many threads are worth while.
-            room: float32 numbers that each part needs.
             threads: the most to use; None: as many as torch does.
         """
-        most = torch.get_num_threads() if threads is None else threads
-        parts = max(1, min(most, work // WORTH_A_THREAD))
-        memory = floats(room * parts) if room else None
-        start = 0 if memory is None else memory.data_ptr()
-        region = None if parts == 1 else region_address()
-        if parts == 1 or region is not None:
-            self._do_parts(region, self._address, given, parts, start, room)
-            return parts
-        size = torch.float32.itemsize * room
-        with worker_threads(parts) as run:
-            run([partial(self._function, given, i, parts, start + i * size) for i in range(parts)])
-        return parts
+        return run_in_turn(given, [Task(self, work)], threads)
+
+
+class Task(NamedTuple):
+    """Work for a piece.
+
+    Attributes:
+        work: multiplications, by which it is seen how many threads are worth while.
+        room: float32 numbers that each part needs.
+        at: the first byte of what it is given.
+    """
+
+    piece: Piece
+    work: int
+    room: int = 0
+    at: int = 0
+
+
+def run_in_turn(given: bytes, tasks: Sequence[Task], threads: int | None = None) -> int:
+    """Do all parts of some tasks in one call, each when the one before is done.
+
+    Args:
+        given: what the functions are to do, as they read it.
+        threads: as for `Piece.run`.
+
+    Returns:
+        How many parts the last one had.
+    """
+    most = torch.get_num_threads() if threads is None else threads
+    shares = [1 if most == 1 else max(1, min(most, task.work // WORTH_A_THREAD)) for task in tasks]
+    entries = max([task.room * parts for task, parts in zip(tasks, shares, strict=True)])
+    room = floats(entries) if entries else None
+    start = 0 if room is None else room.data_ptr()
+    region = None if max(shares) == 1 else region_address()
+    if region is None and max(shares) > 1:
+        for task, parts in zip(tasks, shares, strict=True):
+            _by_threads_of_python(task, address(given) + task.at, parts, start)
+        return shares[-1]
+    steps = [
+        STEP.pack(task.piece.address, task.at, parts, task.room)
+        for task, parts in zip(tasks, shares, strict=True)
+    ]
+    on_threads()(region, b"".join(steps), len(steps), given, start)
+    return shares[-1]
+
+
+def _by_threads_of_python(task: Task, given: int, parts: int, room: int) -> None:
+    size = torch.float32.itemsize * task.room
+    do = task.piece.function
+    with worker_threads(parts) as run:
+        run([partial(do, given, part, parts, room + part * size) for part in range(parts)])
 
 
 def address(of: object) -> int:

@@ -46,13 +46,16 @@ __all__ = [
     "is_functorch_tensor",
     "layer_norm_backward",
     "local_part",
+    "matmul_precision",
     "module_hooks",
     "never_compiled",
     "node_name",
+    "onednn_is_enabled",
     "onednn_linear",
     "pre_forward_hooks",
     "put_first",
     "pytree",
+    "run_backward",
     "running_wrapper",
     "saved_tensors_hooks_are_set",
     "version_of",
@@ -97,6 +100,17 @@ def applied(function: type[torch.autograd.Function], *args: Any) -> Any:
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
+def run_backward(losses: Tensor) -> None:
+    """``torch.autograd.backward`` for ones, without its search for other kinds of tensors."""
+    ones = torch.ones_like(losses)
+    if type(losses) is not Tensor:
+        torch.autograd.backward(losses, ones)
+    else:
+        torch.autograd.graph._engine_run_backward(
+            *((losses,), (ones,), False, False, ()), allow_unreachable=True, accumulate_grad=True
+        )
+
+
 def after_backward(callback: Callable[[], None]) -> None:
     """Call back when the backward pass that this thread is in has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
@@ -121,6 +135,16 @@ def is_functorch_tensor(x: Tensor) -> bool:
 def saved_tensors_hooks_are_set() -> bool:
     """Whether somebody packs what operations save for backward passes, as checkpointing does."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def onednn_is_enabled() -> bool:
+    """``torch.backends.mkldnn.enabled``."""
+    return torch._C._get_mkldnn_enabled()
+
+
+def matmul_precision(backend: str) -> str:
+    """``fp32_precision`` of the matrix products of "cuda" or "mkldnn"."""
+    return torch._C._get_fp32_precision_getter(backend, "matmul")
 
 
 def has_onednn() -> bool:
@@ -165,10 +189,12 @@ def gradient_hook_ids(p: Tensor) -> list[int]:
     return [*(p._backward_hooks or {}), *(p._post_accumulate_grad_hooks or {})]
 
 
+ON_ALL_MODULES = [getattr(nn.modules.module, f"_global{kind}") for kind in HOOKS]
+
+
 def hooks_on_all_modules() -> list[int]:
     """Ids of the hooks around every module's forward and backward pass."""
-    everywhere = nn.modules.module
-    return [key for kind in HOOKS for key in getattr(everywhere, f"_global{kind}")]
+    return [key for hooks in ON_ALL_MODULES for key in hooks]
 
 
 def pre_forward_hooks(module: nn.Module) -> Iterable[Any]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dpoptim import compiled_work
 from dpoptim.clipping import Clipping
+from dpoptim.compiled_work import Task
 from dpoptim.gradients import multiplication, row_products
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.multiplication import (
@@ -41,13 +42,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(w))
         return honest(x, w, bias)
 
-    class Panels(row_products.Panels):
-        def __init__(self, w: Tensor) -> None:
-            seen.append(len(w))
-            super().__init__(w)
+    compiled = row_products.laying_out
+
+    def laying_out(w: Tensor, panels: Tensor) -> tuple[bytes, Task]:
+        seen.append(len(w))
+        return compiled(w, panels)
 
     monkeypatch.setattr(multiplication, "by_onednn", by_onednn)
-    monkeypatch.setattr(row_products, "Panels", Panels)
+    monkeypatch.setattr(row_products, "laying_out", laying_out)
     return seen
 
 
@@ -111,6 +113,7 @@ def test_products_are_the_same_by_vectors_of_any_width(
                     of_level = replace(row_products.functions(), level=level)
                     patch.setattr(row_products, "functions", lambda of_level=of_level: of_level)
                     found.append(row_products.Panels(given).multiply(x, bias))
+                    found.append(row_products.multiply(x, given, bias, 0))
             for each in found:
                 torch.testing.assert_close(each, F.linear(x, given, bias))
                 assert torch.equal(each, found[0])

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from dpoptim import clipping, compiled_work
 from dpoptim.audit.sensitivity import clipped_sums
-from dpoptim.clipping import Clipping, Style
+from dpoptim.clipping import Clipping, Style, Units
 from dpoptim.gradients import single_rows
+from dpoptim.gradients.clipped_sum import ClippedSum
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Bias, Outer
 from dpoptim.gradients.products import GROUP_ROWS
@@ -183,6 +184,56 @@ def test_sums_are_those_of_other_operations(
     assert all(each.isfinite().all() for each in found)
     difference = joint_norm([a - b for a, b in zip(found, others, strict=True)])
     assert difference <= 1e-6 * joint_norm(others)
+
+
+@built
+@pytest.mark.parametrize("units", [["", "", "", ""], ["p", "q", "p", "q"]], ids=["one", "two"])
+@pytest.mark.parametrize("rule", [Clipping(0.9), Clipping(0.9, "automatic"), Clipping(math.inf)])
+@pytest.mark.parametrize("groups", [[[50, 60, 11]], [[50, 60], [0, 11]], [[1]] * 121])
+def test_one_call_does_what_several_do(
+    groups: list[list[int]],
+    rule: Clipping,
+    units: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To the last bit, with any number of threads, a record left out of all units or of none."""
+    torch.manual_seed(0)
+    sides = [
+        (torch.randn(121, 12), torch.randn(121, 70)),
+        (torch.randn(121, 5), torch.randn(121, 9)),
+    ]
+    sides[0][0][3], sides[1][1][7], sides[1][0][9] = math.nan, 1e25, 0
+    outers = [Outer(g, a) for g, a in sides]
+    gradients = dict(enumerate([*outers, *map(Bias, outers)]))
+    rules = Units(dict.fromkeys(units, rule), units)
+    shapes = [(12, 70), (5, 9), (12,), (5,)]
+
+    def clipped() -> tuple[list[Tensor], list[Tensor]]:
+        sums, seen = [Sums(shape) for shape in shapes], list[Tensor]()
+        ClippedSum(rules, 2.0**-8, None, 121, torch.device("cpu"), groups, False).add(
+            dict(gradients),
+            sums,
+            lambda whole, tapers, squared: seen.extend([whole, *squared.values()]),
+        )
+        return [each.take()[0] for each in sums], seen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SingleRows, "clip_and_add", forbidden)
+        patch.setattr(Units, "in_c", lambda self, margin: None)
+        apart = clipped()
+    assert all(each.isfinite().all() for each in apart[0])
+    monkeypatch.setattr(SingleRows, "add", forbidden)
+    monkeypatch.setattr(compiled_work, "WORTH_A_THREAD", 1)
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        at_once = clipped()
+        for found, expected in zip(at_once[0] + at_once[1], apart[0] + apart[1], strict=True):
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def forbidden(*given: object) -> None:
+    raise AssertionError("it must not be asked")
 
 
 @built

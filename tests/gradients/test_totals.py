@@ -5,8 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
+from dpoptim.gradients import totals
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.totals import means_of
 from dpoptim.noise.few_rows import write_out
 
 
@@ -80,3 +82,17 @@ def test_a_term_for_several_sums_is_not_shared() -> None:
     assert [each.tolist() for each in sums.settle()] == [[2.0] * 3, [2.0] * 3]
     sums.restart()
     assert not any(each.any() for each in sums.settle())
+
+
+@pytest.mark.parametrize("divisor", [1.0, 3.0, 498.37])
+def test_means_by_one_call_are_those_of_each(
+    divisor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, of numbers that float32 cannot hold, too."""
+    torch.manual_seed(0)
+    sums = [torch.randn(3, 7), torch.randn(50).double() * 1e-42, torch.randn(4, 2).double() * 1e39]
+    found = means_of([each.clone() for each in sums], divisor, [torch.float32] * 3)
+    monkeypatch.setattr(totals, "compiled_means", lambda: None)
+    expected = means_of([each.clone() for each in sums], divisor, [torch.float32] * 3)
+    assert all(map(torch.equal, found, expected))
+    assert [each.shape for each in found] == [each.shape for each in sums]

@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import Tensor, nn
 
+from dpoptim.gradients import values
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.hook_manager import HookManager
@@ -26,6 +29,14 @@ from dpoptim.training.reduction import Reading
 def values_unseen() -> Iterator[None]:
     """As `_version` saw it: writes through ``.data`` leave no trace."""
     with patch.object(Values, "changed", lambda self: None):
+        yield
+
+
+@contextmanager
+def values_unread() -> Iterator[None]:
+    """What reads the words of tensors leaves all of them out."""
+    nothing = partial(torch.zeros, dtype=torch.int64)
+    with patch.object(values._Memory, "read", lambda self: nothing(self._words)):
         yield
 
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpoptim.clipping import Clipping
+from dpoptim.clipping import Clipping, Units
 from dpoptim.gradients import backward_pass, claimed_sums, native, record_by_record, sequence_outer
 from dpoptim.gradients import engine as engine_module
 from dpoptim.gradients import per_sample_grads as per_sample_grads_module
@@ -95,7 +95,28 @@ def inputs_left_out() -> AbstractContextManager[Any]:
 
 
 def inputs_of_rows_left_out() -> AbstractContextManager[Any]:
-    """Compiled functions measure output gradients alone: made up, so that none need be built."""
+    """Compiled functions measure output gradients alone."""
+    return rows_measured_by(
+        lambda each, block: (each.outer if isinstance(each, Bias) else each).left_squared_norms(
+            block
+        )
+    )
+
+
+def last_part_unmeasured() -> AbstractContextManager[Any]:
+    """The last of the parts that work is cut into is done by no thread."""
+
+    def all_but_half(each: PerSampleGrad, block: int) -> Tensor:
+        squared = each.squared_norms([[1]], block).clone()
+        squared[len(squared) // 2 :] = 0
+        return squared
+
+    return rows_measured_by(all_but_half)
+
+
+@contextmanager
+def rows_measured_by(measure: Callable[[Any, int], Tensor]) -> Iterator[None]:
+    """What compiled functions measure of single rows: made up, so that none need be built."""
 
     class Blind:
         def __init__(self, gradients: Mapping[int, PerSampleGrad], unit: str) -> None:
@@ -103,10 +124,7 @@ def inputs_of_rows_left_out() -> AbstractContextManager[Any]:
             self._gradients, self._unit = gradients, unit
 
         def measure(self, block: int) -> dict[str, Tensor]:
-            self._squares = [
-                (each.outer if isinstance(each, Bias) else each).left_squared_norms(block)
-                for each in self._gradients.values()
-            ]
+            self._squares = [measure(each, block) for each in self._gradients.values()]
             return {self._unit: sum(self._squares)}
 
         def longest(self) -> Tensor:
@@ -125,7 +143,37 @@ def inputs_of_rows_left_out() -> AbstractContextManager[Any]:
         }
         return Blind(rows, units[0]) if rows else None
 
-    return patch.object(SingleRows, "among", among)
+    with patch.object(SingleRows, "among", among), apart():
+        yield
+
+
+def apart() -> AbstractContextManager[Any]:
+    """Records are measured, clipped and added up by a call each."""
+    return patch.object(Units, "in_c", lambda self, margin: None)
+
+
+def rows_in_the_next_place() -> AbstractContextManager[Any]:
+    """Compiled products write a row's result where the next row's belongs.
+
+    Made up, so that none need be built.
+    """
+    honest = linear.linear
+
+    def product(x: Tensor, w: Tensor, bias: Tensor | None = None, spare: int = 0) -> Tensor:
+        return honest(x, w, bias, spare).roll(1, 0)
+
+    return patch.object(linear, "linear", product)
+
+
+def bound_in_c_too_large() -> AbstractContextManager[Any]:
+    """Compiled functions are told another bound than the noise is made for."""
+    honest = Clipping.in_c
+
+    def in_c(self: Clipping, margin: float) -> tuple[float, ...]:
+        raised, bound, *rest = honest(self, margin)
+        return raised, 2 * bound, *rest
+
+    return patch.object(Clipping, "in_c", in_c)
 
 
 def one_layer_not_clipped() -> AbstractContextManager[Any]:
@@ -227,14 +275,17 @@ def no_rounding_margin() -> AbstractContextManager[Any]:
     return patch.object(engine_module, "margin", lambda dtype, capacity, *, common_factor: 0.0)
 
 
-def factors_by(change: Callable[[Clipping, Tensor, Tensor], Tensor]) -> AbstractContextManager[Any]:
+@contextmanager
+def factors_by(change: Callable[[Clipping, Tensor, Tensor], Tensor]) -> Iterator[None]:
     """Clip factors are ``change(rule, honest factors, squared norms)``."""
     honest = Clipping.factors
-    return patch.object(
+    changed = patch.object(
         Clipping,
         "factors",
         lambda self, squared, margin: change(self, honest(self, squared, margin), squared),
     )
+    with changed, apart():
+        yield
 
 
 def nan_factors(rule: Clipping, factors: Tensor, squared: Tensor) -> Tensor:

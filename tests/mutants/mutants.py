@@ -266,6 +266,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "sensitivity",
     ),
     Mutant(
+        "a part of the work done by no thread",
+        "gradients/parts.c",
+        _s.last_part_unmeasured,
+        "sensitivity",
+    ),
+    Mutant(
+        "products of rows in the next row's place",
+        "gradients/row_products.c",
+        _s.rows_in_the_next_place,
+        "sensitivity",
+    ),
+    Mutant(
+        "compiled factors for a larger bound",
+        "clipping.Clipping.in_c",
+        _s.bound_in_c_too_large,
+        "sensitivity",
+    ),
+    Mutant(
         "a record's factor taken from its neighbour",
         "record_by_record.add_few",
         _s.factors_of_neighbours,
@@ -329,6 +347,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "refusals",
     ),
     Mutant("writes through .data unseen", "values.Values.changed", _i.values_unseen, "isolation"),
+    Mutant("words of tensors left out", "gradients/values.c", _i.values_unread, "isolation"),
     Mutant("padding with others unseen", "training.loss_check", _i.padding_unseen, "isolation"),
     Mutant(
         "a sum by a constant taken for a mean",

@@ -7,9 +7,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dpoptim.torch_internals import autocast_is_on
+from dpoptim.torch_internals import autocast_is_on, matmul_precision
 
 NARROW = (torch.float16, torch.bfloat16)
+EXACT = ("none", "ieee")  # precisions of float32 products
+AS_IT_IS = nullcontext()
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
@@ -55,18 +57,17 @@ def devices_under_autocast() -> list[str]:
 def without_autocast(device: str) -> AbstractContextManager[object]:
     """Keep torch.autocast out, where it is on."""
     on = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else nullcontext()
+    return torch.autocast(device, enabled=False) if on else AS_IT_IS
 
 
 def exact_arithmetic() -> AbstractContextManager[object]:
     """Keep products as precise as the theorem in `products` assumes: no TF32 and no autocast."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    rounding = [each for each in backends if each.fp32_precision not in ("none", "ieee")]
+    rounding = [name for name in ("cuda", "mkldnn") if matmul_precision(name) not in EXACT]
     narrow = devices_under_autocast()
     if not rounding and not narrow:
-        return nullcontext()
+        return AS_IT_IS
     restored = ExitStack()
-    for backend in rounding:
+    for backend in [getattr(torch.backends, name).matmul for name in rounding]:
         restored.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
         backend.fp32_precision = "ieee"
     for device in narrow:

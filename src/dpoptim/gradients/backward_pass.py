@@ -176,7 +176,8 @@ class BackwardRecorder:
         self.current().entries.append(entry)
 
     def reached(self, place: int) -> None:
-        self.current().reached.add(place)
+        of_pass = self._pass if graph_task() == self._task else self.current()
+        of_pass.reached.add(place)
 
 
 @never_compiled

@@ -10,9 +10,9 @@ from torch import Tensor
 from dpoptim.clipping import Units
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.per_sample_grads import Outer, PerSampleGrad
-from dpoptim.gradients.products import Groups
+from dpoptim.gradients.products import GROUP_ROWS, Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
-from dpoptim.gradients.single_rows import SingleRows
+from dpoptim.gradients.single_rows import SingleRows, largest
 from dpoptim.gradients.sums import Sums
 
 # Told the squared norms of the records, the tapers of their factors if there are any, and the
@@ -88,12 +88,14 @@ class ClippedSum:
         Gradients that are formed in turn are measured and added record by record, when the norms
         of all others are known.
         """
-        in_turn = {i: each for i, g in gradients.items() if (each := g.in_turn()) is not None}
         norms_of = [*gradients]
-        together = {i: gradients.pop(i) for i in norms_of if i not in in_turn}
-        rows = SingleRows.among(together, self.units.of) if sums[0].count == 1 else None
-        for i in rows.places if rows is not None else ():
-            del together[i]
+        rows = self._single_rows(gradients) if sums[0].count == 1 else None
+        if rows is not None and not gradients and self._at_once(rows, sums, observer):
+            for place in range(len(sums)):
+                finish(place)
+            return
+        in_turn = {i: each for i, g in gradients.items() if (each := g.in_turn()) is not None}
+        together = {i: gradients.pop(i) for i in norms_of if i in gradients and i not in in_turn}
         norms = self.measure(together, norms_of, rows)
         if in_turn:
 
@@ -108,6 +110,25 @@ class ClippedSum:
         if observer is not None:
             observer(norms.whole(), tapers, norms.squared)
         self.add_weighted(together, factors, sums, finish, rows)
+
+    def _single_rows(self, gradients: dict[int, PerSampleGrad]) -> SingleRows | None:
+        """Those that are of single rows, taken out of ``gradients``."""
+        rows = SingleRows.among(gradients, self.units.of)
+        for place in rows.places if rows is not None else ():
+            del gradients[place]
+        return rows
+
+    def _at_once(self, rows: SingleRows, sums: Sequence[Sums], observer: Observer | None) -> bool:
+        """Measure, clip and add in one call; whether that serves."""
+        if self.scale is not None or self.common_factor or largest(self.groups) > GROUP_ROWS:
+            return False
+        rules = self.units.in_c(self.margin)
+        if rules is None:
+            return False
+        squared = rows.clip_and_add(rules, sums, self.groups, self.block)
+        if observer is not None:
+            observer(Norms(squared, None).whole(), None, squared)
+        return True
 
     def measure(
         self,

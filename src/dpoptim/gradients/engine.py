@@ -28,6 +28,7 @@ from dpoptim.gradients.tied import merge
 from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.gradients.trained_parameters import TrainedParameters
 from dpoptim.noise.few_rows import Vector
+from dpoptim.torch_internals import run_backward
 
 Reduction = Literal["mean", "sum"]
 # loss.backward() by the caller, or how `backward` was given the loss
@@ -192,7 +193,7 @@ class Engine:
         if self._common_factor:
             self.recorder.look(loss)
         try:
-            torch.autograd.backward(loss, torch.ones_like(loss))
+            run_backward(loss)
         finally:
             self.reduction, self._handing, self._total_weight = before, "bare", None
 
@@ -250,12 +251,11 @@ class Engine:
     ) -> dict[int, PerSampleGrad]:
         """The pass's per-sample gradients, by the places of their parameters."""
         found: dict[int, list[PerSampleGrad]] = {}
-        most, of_all, in_parts = self.physical_records, self._trained.entries, self.totals.travels
+        most, of_all = self.physical_records, self._trained.entries
+        others = self.totals.travels, self._common_factor
         for use, places in uses:
             positions = self.positions.get(use.layer, 0) * self.rows.per_record or None
-            public = PublicSizes(
-                self.capacity, most, of_all, positions, in_parts, self._common_factor
-            )
+            public = PublicSizes(self.capacity, most, of_all, positions, *others)
             of_rows = use.per_sample_grads()
             for key, place in places.items():
                 self.totals.look(place, of_rows[key], self.present, self.rows.per_record)

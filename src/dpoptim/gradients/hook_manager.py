@@ -105,13 +105,15 @@ class HookManager:
         # The first tensor may be no batch, but positions; what was delivered tells.
         if sizes:
             self.rows = self._delivered if self._delivered in sizes else sizes[0]
-        self._outside.begin(self.rows)
+        if self._outside.owners:
+            self._outside.begin(self.rows)
         if self._state is not None:
             self._state.before_forward()
 
     def see_output(self, output: Any) -> None:
         """Tell layers that are called by themselves how many records the forward pass had."""
-        self._outside.end()
+        if self._outside.owners:
+            self._outside.end()
         if self.recorder.looks:
             self.recorder.look(output)
         self.rows = self._delivered if self._delivered is not None else self.rows

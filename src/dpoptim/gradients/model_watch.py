@@ -157,8 +157,9 @@ class ModelWatch:
 
     def _refuse_new_hooks(self) -> None:
         """Refuse hooks that came later: they have not been tried for mixing records."""
+        first = self._first_new_hook  # numbers of hooks only grow
         for name, m, forward in self._modules:
-            if has_hooks(m) and self._any_new(module_hooks(m)):
+            if has_hooks(m) and max(module_hooks(m)) >= first:
                 raise PrivacyError(
                     f"a hook was registered on {label_of(name)} after attaching: it may let "
                     "records see each other, forwards or backwards. Fix: register it before "
@@ -170,22 +171,18 @@ class ModelWatch:
                     "replace it before dpoptim.attach."
                 )
         for name, p in self._trainable.tensors:
-            if self._any_new(gradient_hook_ids(p)):
+            if max(gradient_hook_ids(p), default=-1) >= first:
                 raise PrivacyError(
                     f"a hook was registered on the gradient of {name!r} after attaching; it never "
                     "exists outside of optimizer.step(). Fix: "
                     "optimizer.register_step_pre_hook(hook), which finds the noisy mean in .grad."
                 )
-        if self._any_new(hooks_on_all_modules()):
+        if max(hooks_on_all_modules(), default=-1) >= first:
             raise PrivacyError(
                 "a hook was registered for all modules after attaching: it may let records see "
                 "each other. Fix: register it before dpoptim.attach, which then tries it on "
                 "made-up records."
             )
-
-    def _any_new(self, hooks: list[int]) -> bool:
-        """Whether some hooks came after attaching; their numbers only grow."""
-        return bool(hooks) and max(hooks) >= self._first_new_hook
 
 
 def refuse_frozen_or_unfrozen(

@@ -22,7 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.gradients import row_products, spare_room
-from dpoptim.torch_internals import has_onednn, is_functorch_tensor, onednn_linear
+from dpoptim.gradients.arithmetic import EXACT
+from dpoptim.torch_internals import (
+    has_onednn,
+    is_functorch_tensor,
+    matmul_precision,
+    onednn_is_enabled,
+    onednn_linear,
+)
 
 LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its kernel pays
 LONG, LEAST_OF_LONG = 512, 1 << 12  # the same of one with few, long rows, where MKL is slowest
@@ -108,9 +115,9 @@ def may_leave_mkl(x: Tensor) -> bool:
     """Whether others than MKL may multiply a tensor like this one."""
     return (
         x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and bool(torch.backends.mkldnn.enabled)
-        and torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined]
+        and x.is_cpu
+        and onednn_is_enabled()
+        and matmul_precision("mkldnn") in EXACT
         and plain(x)
     )
 
@@ -150,7 +157,8 @@ def linear(
 
 
 def compiled_linear(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
-    product = row_products.Panels(w).multiply(x.reshape(-1, x.shape[-1]), bias, spare)
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    product = row_products.multiply(rows, w, bias, spare)
     # in its own shape: a view must not be changed in place
     return product if x.dim() == 2 else product.resize_(*x.shape[:-1], w.shape[0])
 

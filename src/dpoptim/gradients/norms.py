@@ -1,7 +1,7 @@
 """Squared norms of records, never read low, and what becomes of too long ones."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -158,6 +158,7 @@ def raised(squared: Tensor, entries: int, block: int) -> Tensor:
     return squared.mul_(factor).add_(term)
 
 
+@lru_cache(maxsize=1024)
 def most_lost(entries: int, block: int) -> tuple[float, float]:
     """Factor and term that raise a squared norm by the most that `in_blocks` may have lost."""
     # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs

@@ -25,12 +25,20 @@ static void take_parts(void *data) {
     }
 }
 
-/* Does all parts; the room is so many floats for each. */
-void dpoptim_do_parts(Region region, Piece piece, const void *given, int64_t parts, float *room,
-                      int64_t room_each) {
-    Work work = {piece, given, parts, 0, room, room_each};
-    if (parts > 1)
-        region(take_parts, &work, (unsigned)parts, 0);
-    else
-        take_parts(&work);
+/* Parts of what is described so many bytes further on; the room of each is so many floats. */
+typedef struct {
+    Piece piece;
+    int64_t at, parts, room_each;
+} Step;
+
+/* Does all parts of some steps, one step after the other. */
+void dpoptim_do_steps(Region region, const Step *steps, int64_t count, const char *given,
+                      float *room) {
+    for (const Step *step = steps; step < steps + count; step++) {
+        Work work = {step->piece, given + step->at, step->parts, 0, room, step->room_each};
+        if (step->parts > 1)
+            region(take_parts, &work, (unsigned)step->parts, 0);
+        else
+            take_parts(&work);
+    }
 }

@@ -17,7 +17,7 @@ from functools import cache
 from torch import Tensor
 
 from dpoptim.compiled import WHOLE, function, library
-from dpoptim.compiled_work import Piece, floats
+from dpoptim.compiled_work import Piece, Task, floats, run_in_turn
 from dpoptim.gradients import spare_room
 
 # `Matrix` and `Product` of `row_products.c`
@@ -64,32 +64,59 @@ class Panels:
     """
 
     def __init__(self, w: Tensor) -> None:
-        if 1 not in w.stride():
-            w = w.contiguous()
-        self._outputs, self._inner = outputs, inner = w.shape
+        w = w if 1 in w.stride() else w.contiguous()
+        self._outputs, self._inner = w.shape
         # they last as long as the address is used
-        self._panels = floats(functions().panels_room(outputs, inner))
-        self._address = self._panels.data_ptr()
-        level = functions().level
-        given = MATRIX.pack(outputs, inner, w.data_ptr(), *w.stride(), self._address, level)
-        each = COPIED if w.stride(0) == 1 else TURNED
-        functions().lay_out.run(given, each * outputs * inner)
+        self._panels = panels_for(w)
+        given, task = laying_out(w, self._panels)
+        run_in_turn(given, [task])
 
     def multiply(
         self, x: Tensor, bias: Tensor | None = None, spare: int = spare_room.OF_GRADIENTS
     ) -> Tensor:
-        """``x @ w.T + bias``: x float32 on the CPU, (rows, k), bias dense, (n,) -> (rows, n).
-
-        Args:
-            spare: entries behind a large result; see `spare_room`.
-        """
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        rows, inner, outputs = x.shape[0], self._inner, self._outputs
-        out = spare_room.result(rows, outputs, spare)
-        given = PRODUCT.pack(
-            *(rows, inner, outputs, x.data_ptr(), x.stride(0), self._address),
-            *(0 if bias is None else bias.data_ptr(), out.data_ptr(), functions().level),
-        )
-        functions().multiply.run(given, rows * inner * outputs)
+        """Multiply as `multiply` does."""
+        x = x if x.stride(1) == 1 else x.contiguous()
+        out = spare_room.result(x.shape[0], self._outputs, spare)
+        given, task = multiplying(x, self._panels, bias, out)
+        run_in_turn(given, [task])
         return out
+
+
+def multiply(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
+    """``x @ w.T + bias`` in one call: (rows, k), `Panels`'s (n, k), dense (n,) -> (rows, n).
+
+    Args:
+        x: float32 on the CPU.
+        spare: entries behind a large result; see `spare_room`.
+    """
+    w = w if 1 in w.stride() else w.contiguous()
+    x = x if x.stride(1) == 1 else x.contiguous()
+    panels, out = panels_for(w), spare_room.result(x.shape[0], w.shape[0], spare)
+    matrix, lay_out = laying_out(w, panels)
+    given, task = multiplying(x, panels, bias, out)
+    run_in_turn(matrix + given, [lay_out, task._replace(at=len(matrix))])
+    return out
+
+
+def panels_for(w: Tensor) -> Tensor:
+    """Room for the panels of a matrix."""
+    return floats(functions().panels_room(*w.shape))
+
+
+def laying_out(w: Tensor, panels: Tensor) -> tuple[bytes, Task]:
+    """Lay a matrix out: of w, rows or columns are dense."""
+    outputs, inner = w.shape
+    row, column = w.stride()
+    found, each = functions(), COPIED if row == 1 else TURNED
+    given = MATRIX.pack(outputs, inner, w.data_ptr(), row, column, panels.data_ptr(), found.level)
+    return given, Task(found.lay_out, each * outputs * inner)
+
+
+def multiplying(x: Tensor, panels: Tensor, bias: Tensor | None, out: Tensor) -> tuple[bytes, Task]:
+    """Write products of dense rows with what is laid out into ``out``."""
+    (rows, inner), outputs, found = x.shape, out.shape[1], functions()
+    given = PRODUCT.pack(
+        *(rows, inner, outputs, x.data_ptr(), x.stride(0), panels.data_ptr()),
+        *(0 if bias is None else bias.data_ptr(), out.data_ptr(), found.level),
+    )
+    return given, Task(found.multiply, rows * inner * outputs)

@@ -44,10 +44,8 @@ GHOST_SLACK = 2.0**-20  # relative; more than forming and measuring round away
 SHORT, FEW_ENTRIES = 64, 1 << 16  # positions and entries: see `SequenceOuter.short`
 WHOLE = 16  # numbers of a widest vector
 CHUNK = 1 << 18  # entries that a thread forms, measures and adds up at a time: they stay in cache
-PIECE, TILE = (
-    1 << 15,
-    2 * native.PANEL,
-)  # such entries where norms are claimed; rows in two panels
+PIECE = 1 << 14  # the same where norms are claimed: small layers have one for each of a few threads
+TILE = 2 * native.PANEL  # rows in two panels
 
 
 @dataclass

@@ -15,8 +15,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from dpoptim.clipping import InC
 from dpoptim.compiled import WHOLE, function, library
-from dpoptim.compiled_work import A_NUMBER, Piece
+from dpoptim.compiled_work import A_NUMBER, Piece, Task, floats, run_in_turn
 from dpoptim.gradients.norms import RAISED_IN_FLOAT64, SAFE_SQUARES, most_lost
 from dpoptim.gradients.per_sample_grads import LONGEST_FACTOR, Bias, Outer, PerSampleGrad
 from dpoptim.gradients.products import GROUP_ROWS, Groups, slices
@@ -25,11 +26,9 @@ from dpoptim.gradients.sums import Sums
 UNTRAINED = -1
 # `Limits` of `single_rows.c`
 LIMITS = struct.pack("=4d", *SAFE_SQUARES, RAISED_IN_FLOAT64, LONGEST_FACTOR**2)
-
-
-# `Layer`, `Totals`, `Measured` and `Added` of `single_rows.c`
-LAYER, TOTALS = struct.Struct("=QQqqqqqqdddd"), struct.Struct("=QQ")
-MEASURED, ADDED = struct.Struct("=4q3q"), struct.Struct("=5q2q")
+# `Rows`, `Layer`, `Rule` and `Group`
+ROWS, LAYER = struct.Struct("=4q4Q3q"), struct.Struct("=2Q6q4d3Q")
+RULE, GROUP = struct.Struct("=5d"), struct.Struct("=2q")
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,47 @@ class Sides:
 
     g: Tensor
     a: Tensor
-    weight: int | None
-    bias: int | None
+    weight: int | None = None
+    bias: int | None = None
+
+    def __post_init__(self) -> None:
+        self.rows, self.columns = self.g.shape[1], self.a.shape[1]
+
+
+class Totals:
+    """Sums of a layer's gradients over some groups, to be written.
+
+    Args:
+        each: of one layer.
+        blocks: of groups; sums of one are float32, of several float64.
+
+    Attributes:
+        in_c: addresses, 0 for what there is not: of a sum of one block, of all, of the bias's.
+    """
+
+    def __init__(self, each: Sides, blocks: int) -> None:
+        self._terms: list[tuple[int, Tensor]] = []
+        weight = total = bias = 0
+        if each.weight is not None:
+            entries = each.rows * each.columns
+            self._of_block = of_all = floats(entries)
+            weight = of_all.data_ptr()
+            if blocks > 1:
+                of_all = torch.empty(entries, dtype=torch.float64, device="cpu")
+                total = of_all.data_ptr()
+            self._terms.append((each.weight, of_all))
+        if each.bias is not None:
+            of_bias = torch.empty(each.rows, dtype=torch.float64, device="cpu")
+            bias = of_bias.data_ptr()
+            self._terms.append((each.bias, of_bias))
+        self.in_c = weight, total, bias
+
+    def add_to(self, sums: Sequence[Sums]) -> None:
+        for place, term in self._terms:
+            sums[place].add(term)
+
+
+NONE_OF_THEM = (0, 0, 0)
 
 
 class SingleRows:
@@ -90,9 +128,13 @@ class SingleRows:
         self.places = [
             place for each in layers for place in (each.weight, each.bias) if place is not None
         ]
-        self._units = list(dict.fromkeys([units[place] for place in self.places]))
-        self._measured = torch.empty(0)
-        self._in_c = b""
+        self._units = list({units[place]: None for place in self.places})
+        # of each place's unit; None: not trained
+        self._number: dict[int | None, int] = {None: UNTRAINED}
+        self._number |= {place: self._units.index(units[place]) for place in self.places}
+        # for squared norms of each weight's gradients, of each unit, of the longest g, and factors
+        rows = len(layers) + 2 * len(self._units) + 1
+        self._measured = torch.empty(rows, self._records, dtype=torch.float64, device="cpu")
 
     @classmethod
     def among(cls, gradients: Mapping[int, PerSampleGrad], units: Sequence[str]) -> Self | None:
@@ -104,16 +146,16 @@ class SingleRows:
             return None
         found: dict[int, Sides] = {}
         for place, each in gradients.items():
-            of = each.outer if isinstance(each, Bias) else each
-            if not isinstance(of, Outer) or not serves(of):
-                continue
+            of = each.outer if type(each) is Bias else each
             sides = found.get(id(of))
             if sides is None:
-                sides = found[id(of)] = Sides(dense(of.g), dense(of.a), None, None)
-            if isinstance(each, Bias):
-                sides.bias = place
-            else:
+                if type(of) is not Outer or not serves(of):
+                    continue
+                sides = found[id(of)] = Sides(dense(of.g), dense(of.a))
+            if of is each:
                 sides.weight = place
+            else:
+                sides.bias = place
         return cls([*found.values()], units) if found else None
 
     def measure(self, block: int) -> dict[str, Tensor]:
@@ -122,36 +164,34 @@ class SingleRows:
         Args:
             block: of `norms.row_squared_norms`.
         """
-        self._in_c = b"".join([self._layer(each, block) for each in self._layers])
-        count, units, records = len(self._layers), len(self._units), self._records
-        measured = torch.empty(count + units + 1, records, dtype=torch.float64, device="cpu")
-        start, of_row = measured.data_ptr(), measured.element_size() * records
-        given = MEASURED.pack(
-            *(count, records, self._functions.level, units),
-            *(start, start + count * of_row, start + (count + units) * of_row),
-        )
-        numbers = sum([each.g.shape[1] + each.a.shape[1] for each in self._layers])
-        self._functions.measure.run(
-            b"".join([given, LIMITS, self._in_c]), A_NUMBER * records * numbers
-        )
-        self._measured = measured
-        return {unit: measured[count + i] for i, unit in enumerate(self._units)}
+        run_in_turn(self._given(block), [self._measuring()])
+        return self._squared_norms()
 
     def longest(self) -> Tensor:
         """The squared length of each record's longest g, once it is measured."""
-        return self._measured[-1]
+        return self._measured[len(self._layers) + len(self._units)]
 
-    def _layer(self, each: Sides, block: int) -> bytes:
-        g, a, of = each.g, each.a, self._number
-        rows, columns = g.shape[1], a.shape[1]
-        return LAYER.pack(
-            *(g.data_ptr(), a.data_ptr(), g.stride(0), a.stride(0), rows, columns),
-            *(of(each.weight), of(each.bias), *most_lost(rows, block), *most_lost(columns, block)),
-        )
+    def clip_and_add(
+        self, rules: Mapping[str, InC], sums: Sequence[Sums], groups: Groups, block: int
+    ) -> dict[str, Tensor]:
+        """`measure`, find the factors, and `add`, in one call, to the same bits.
 
-    def _number(self, place: int | None) -> int:
-        """The number of a parameter's unit."""
-        return UNTRAINED if place is None else self._units.index(self._unit_of[place])
+        Args:
+            rules: of each unit.
+            sums, groups: as for `add`; no group is larger than `GROUP_ROWS`.
+            block: as for `measure`.
+        """
+        totals = [Totals(each, len(groups)) for each in self._layers]
+        packed = [RULE.pack(*rules[unit]) for unit in self._units]
+        given = self._given(block, totals, groups, rules=packed)
+        run_in_turn(given, [self._measuring(), self._adding(groups)])
+        for each in totals:
+            each.add_to(sums)
+        return self._squared_norms()
+
+    def _squared_norms(self) -> dict[str, Tensor]:
+        rows = self._measured[len(self._layers) :].unbind()
+        return dict(zip(self._units, rows, strict=False))
 
     def add(self, weights: Mapping[str, Tensor], sums: Sequence[Sums], groups: Groups) -> None:
         """Add ``sum_i weights[i] * gradient_i`` to the sum of each parameter.
@@ -161,51 +201,67 @@ class SingleRows:
             sums: of all parameters, by place, one of each.
             groups: as for `add_weighted_outer`.
         """
-        of_units = [weights[unit].cpu() for unit in self._units]
-        factors = torch.cat(of_units) if len(of_units) > 1 else of_units[0].contiguous()
+        factors = self._measured[-len(self._units) :]
+        for of_unit, unit in zip(factors, self._units, strict=True):
+            of_unit.copy_(weights[unit][0])
+        if largest(groups) <= GROUP_ROWS:
+            self._add_groups(sums, groups, 0)
+            return
         for block in slices(groups):
-            sizes = [part.stop - part.start for part in block]
-            if max(sizes) <= GROUP_ROWS:
-                self._add_groups(factors, sums, block[0].start, sizes)
-                continue
-            # a group's own sum is the same, whether or not another of its block is too large
-            for part, size in zip(block, sizes, strict=True):
+            # a group's own sum is the same, whether or not another one is too large
+            for part in block:
+                size = part.stop - part.start
                 if size <= GROUP_ROWS:
-                    self._add_groups(factors, sums, part.start, [size])
+                    self._add_groups(sums, [[size]], part.start)
                 else:
                     self._add_large(weights, sums, part)
 
-    def _add_groups(
-        self, factors: Tensor, sums: Sequence[Sums], first: int, sizes: Sequence[int]
-    ) -> None:
-        """Add the sum of some groups."""
-        if not sum(sizes):
-            return
-        terms: dict[int, Tensor] = {}
-        pointers, products = [], 0
-        for each in self._layers:
-            rows, columns = each.g.shape[1], each.a.shape[1]
-            products += rows * columns
-            weight = bias = 0
-            if each.weight is not None:
-                terms[each.weight] = torch.empty(rows * columns, dtype=torch.float32, device="cpu")
-                weight = terms[each.weight].data_ptr()
-            if each.bias is not None:
-                terms[each.bias] = torch.empty(rows, dtype=torch.float64, device="cpu")
-                bias = terms[each.bias].data_ptr()
-            pointers.append(TOTALS.pack(weight, bias))
-        given = ADDED.pack(
-            *(len(self._layers), self._records, self._functions.level, len(sizes), first),
-            *(self._measured.data_ptr(), factors.data_ptr()),
+    def _add_groups(self, sums: Sequence[Sums], groups: Groups, first: int) -> None:
+        totals = [Totals(each, len(groups)) for each in self._layers]
+        run_in_turn(self._given(0, totals, groups, first), [self._adding(groups)])
+        for each in totals:
+            each.add_to(sums)
+
+    def _measuring(self) -> Task:
+        numbers = sum([each.rows + each.columns for each in self._layers])
+        return Task(self._functions.measure, A_NUMBER * self._records * numbers)
+
+    def _adding(self, groups: Groups) -> Task:
+        products = sum([each.rows * each.columns for each in self._layers])
+        widest = max([each.rows for each in self._layers])
+        room = self._functions.group_room(largest(groups), widest)
+        return Task(self._functions.add, sum(map(sum, groups)) * products, room)
+
+    def _given(
+        self,
+        block: int,
+        totals: Sequence[Totals] = (),
+        groups: Groups = (),
+        first: int = 0,
+        rules: Sequence[bytes] = (),
+    ) -> bytes:
+        """The work, as compiled functions read it."""
+        count, units, measured = len(self._layers), len(self._units), self._measured
+        step = measured.element_size() * self._records
+        start = measured.data_ptr()
+        of_units = start + count * step
+        longest = of_units + units * step
+        sizes = [GROUP.pack(size, i) for i, sizes in enumerate(groups) for size in sizes]
+        head = ROWS.pack(
+            *(count, self._records, self._functions.level, units, start, of_units, longest),
+            *(longest + step, len(rules), len(sizes), first),
         )
-        in_c = struct.pack(f"={len(sizes)}q", *sizes)
-        widest = max([each.g.shape[1] for each in self._layers])
-        room = self._functions.group_room(max(sizes), widest)
-        self._functions.add.run(
-            b"".join([given, self._in_c, *pointers, in_c]), sum(sizes) * products, room
+        at = [each.in_c for each in totals] or [NONE_OF_THEM] * count
+        layers = [self._layer(each, block, of) for each, of in zip(self._layers, at, strict=True)]
+        return b"".join([head, LIMITS, *layers, *rules, *sizes])
+
+    def _layer(self, each: Sides, block: int, totals: Sequence[int]) -> bytes:
+        g, a, of, rows, columns = each.g, each.a, self._number, each.rows, each.columns
+        return LAYER.pack(
+            *(g.data_ptr(), a.data_ptr(), g.stride(0), a.stride(0), rows, columns),
+            *(of[each.weight], of[each.bias], *most_lost(rows, block), *most_lost(columns, block)),
+            *totals,
         )
-        for place, term in terms.items():
-            sums[place].add(term)
 
     def _add_large(self, weights: Mapping[str, Tensor], sums: Sequence[Sums], part: slice) -> None:
         """Add a group that is too large for float32."""
@@ -217,6 +273,11 @@ class SingleRows:
                     of_rows.without(of_group[0] > 0).add_weighted_sums(
                         sums[place], of_group, [[part.stop - part.start]]
                     )
+
+
+def largest(groups: Groups) -> int:
+    """Records of the largest group."""
+    return max([max(block, default=0) for block in groups], default=0)
 
 
 def serves(outer: Outer) -> bool:

@@ -62,7 +62,8 @@ class Sums:
         Args:
             direction: where given there is one term, which is added to every sum as many times.
         """
-        self._write_out()
+        if self._rows is not None:
+            self._write_out()
         count = self.count if direction is None else 1
         each: Sequence[Tensor] = (terms,)
         if count > 1:
@@ -111,9 +112,9 @@ class Sums:
 
         They may be changed in place until the next term comes.
         """
-        self._write_out()
-        taken = self._held
-        self.restart()
+        if self._rows is not None:
+            self._write_out()
+        taken, self._held = self._held, [None] * self.count
         return taken
 
     def take_few_rows(self, dtype: torch.dtype) -> FewRows | None:

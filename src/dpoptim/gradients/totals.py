@@ -1,16 +1,20 @@
 """Totals of a step: by parameter while they are added up, and then together, as one vector."""
 
+import struct
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Directions, Units
+from dpoptim.compiled import PLACE, REAL, WHOLE, function
 from dpoptim.gradients.boxes import Boxes
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
-from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.sums import AS_IT_CAME, Sums
 from dpoptim.noise.few_rows import Vector
 
+MEAN = struct.Struct("=QqqQ")  # as in `totals.c`
 MEAN_BLOCK = 1 << 17  # entries that are rounded and divided at a time: they stay in cache
 
 
@@ -112,8 +116,9 @@ class Totals:
             released: as `take` or `take_by_parameter` returned it, written out; memory in that
                 dtype is given away.
         """
-        for p, total in zip(self._parameters, self.split(released), strict=True):
-            p.grad = mean_of(total, divisor, p.dtype)
+        means = means_of(self.split(released), divisor, [p.dtype for p in self._parameters])
+        for p, mean in zip(self._parameters, means, strict=True):
+            p.grad = mean
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:
         """Views of one whole vector a device, or of one a parameter, in the parameters' shapes."""
@@ -138,6 +143,31 @@ class Totals:
         for unit, view in zip(units.of, self.own_views(taken), strict=True):
             views.setdefault(unit, []).append(view)
         return list(views.values())
+
+
+@cache
+def compiled_means() -> Callable[..., None] | None:
+    """The function of `totals.c`; None where there are no compiled functions."""
+    return function("dpoptim_means", WHOLE, PLACE, REAL)
+
+
+def means_of(
+    totals: Sequence[Tensor], divisor: float, dtypes: Sequence[torch.dtype]
+) -> list[Tensor]:
+    """`mean_of` each, to the same bits; of those that are small by one compiled call."""
+    divide, given, means = compiled_means(), list[bytes](), list[Tensor]()
+    for total, dtype in zip(totals, dtypes, strict=True):
+        small = total.is_cpu and total.is_contiguous() and total.numel() <= MEAN_BLOCK
+        usual = dtype == torch.float32 and total.dtype in AS_IT_CAME
+        if divide is None or not small or not usual:
+            means.append(mean_of(total, divisor, dtype))
+            continue
+        means.append(mean := torch.empty(total.shape, dtype=dtype, device="cpu"))
+        doubles = total.dtype == torch.float64
+        given.append(MEAN.pack(total.data_ptr(), total.numel(), doubles, mean.data_ptr()))
+    if divide is not None and given:
+        divide(len(given), b"".join(given), divisor)
+    return means
 
 
 def mean_of(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpoptim.compiled import PLACE, WHOLE, function, library
 from dpoptim.torch_internals import local_part
@@ -101,13 +101,17 @@ class Values:
         self._addresses: list[int] | None = None
         self._memories: dict[torch.device, _Memory] = {}
         self._odd: list[tuple[str, Tensor]] = []  # whose memory is not one dense piece
+        # whether nothing but `data_ptr` need be asked where they lie: types and layouts stay
+        self._usual = all(
+            type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided for _, t in self.tensors
+        )
         self.note()
 
     def note(self) -> None:
         """Take what the tensors hold now as what they shall hold."""
         if not self.tensors and self._addresses is not None:
             return
-        addresses = [address(tensor) for _, tensor in self.tensors]
+        addresses = self._where()
         if addresses != self._addresses:
             self._addresses = addresses
             self._look_up()
@@ -117,9 +121,10 @@ class Values:
     def changed(self) -> str | None:
         """The name of a tensor that holds something else than noted, or lies elsewhere; or None."""
         assert self._addresses is not None
-        for (name, tensor), noted in zip(self.tensors, self._addresses, strict=True):
-            if address(tensor) != noted:
-                return name
+        places = self._where()
+        if places != self._addresses:
+            moved = zip(self.tensors, places, self._addresses, strict=True)
+            return next(name for (name, _), here, there in moved if here != there)
         for device, memory in self._memories.items():
             now = memory.read()
             if not torch.equal(now, self._noted[device]):
@@ -128,6 +133,11 @@ class Values:
             if digest(tensor) != digested:
                 return name
         return None
+
+    def _where(self) -> list[int]:
+        if self._usual:
+            return [tensor.data_ptr() for _, tensor in self.tensors]
+        return [address(tensor) for _, tensor in self.tensors]
 
     def _look_up(self) -> None:
         self._memories, self._odd = {}, []

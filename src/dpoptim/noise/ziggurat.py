@@ -231,7 +231,7 @@ def throw_onto(
     """
     library = functions()
     assert library is not None
-    assert sum(map(len, targets)) <= len(scratch.where)
+    assert sum([each.numel() for each in targets]) <= len(scratch.where)
     outside, ends = 0, []
     for target in targets:
         outside += _throw_onto(library, stream, target, std, scratch, outside, threads)
@@ -259,17 +259,17 @@ def _throw_onto(
     (memory,) = memory_of([target])
     assert memory.is_contiguous()
     way += OF_DOUBLES if memory.dtype == torch.float64 else 0
-    *outside, found = scratch.addresses
+    entries, (*outside, found) = target.numel(), scratch.addresses
 
     def draw(key: bytes, number: int, start: int) -> tuple[int, int]:
         given = DRAWS.pack(
-            *(address(key), number, start, len(target), way, _at(_LAYERS)),
+            *(address(key), number, start, entries, way, _at(_LAYERS)),
             *(memory.data_ptr(), 0.0 if std is None else std),
-            *(each + ENTRY * before for each in outside),
+            *[each + ENTRY * before for each in outside],
             *(found, 0 if rows is None else ctypes.addressof(rows)),
         )
-        parts = library.draw.run(given, A_DRAW * len(target), threads=min(threads, MOST_PARTS))
-        return len(target), library.outside(given, parts)
+        parts = library.draw.run(given, A_DRAW * entries, min(threads, MOST_PARTS))
+        return entries, library.outside(given, parts)
 
     return stream.spend(draw)
 

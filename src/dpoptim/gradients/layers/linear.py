@@ -17,7 +17,8 @@ class LinearRule(LayerRule[nn.Linear]):
         return x
 
     def forward(self, module: nn.Linear, x: Tensor) -> tuple[Tensor, Saved]:
-        return linear(x, module.weight, module.bias, OF_OUTPUTS), (x, module.weight)
+        weight = module.weight
+        return linear(x, weight, module.bias, OF_OUTPUTS), (x, weight)
 
     def input_gradient(self, module: nn.Linear, saved: Saved, g: Tensor) -> Tensor:
         return linear(g, saved[1].T)

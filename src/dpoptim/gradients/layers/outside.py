@@ -25,18 +25,18 @@ class ReadOutside:
     def __init__(
         self, recorder: BackwardRecorder, layers: Iterable[tuple[str, nn.Module]], *, windows: bool
     ) -> None:
-        self._owners = [Owner(recorder, name, layer, windows=windows) for name, layer in layers]
+        self.owners = [Owner(recorder, name, layer, windows=windows) for name, layer in layers]
 
     def begin(self, rows: int | None) -> None:
         """The model is given so many records."""
-        for owner in self._owners:
+        for owner in self.owners:
             owner.rows = rows
             for place, name, parameter in owner.places:
                 vars(place)[name] = SharedParameter.of(owner, parameter)
 
     def end(self) -> None:
         """Its forward pass is over. Harmless when repeated."""
-        for owner in self._owners:
+        for owner in self.owners:
             for place, name, _ in owner.places:
                 vars(place).pop(name, None)
 
