@@ -45,7 +45,7 @@ KEYWORDS = {
     "max_iter": "nothing: how many steps there are is chosen with their noise; steps= says it",
     "tol": "nothing: when to stop would be read off the data; steps= says it",
     "bounds_X": "data_norm=the largest norm of a row, known without the data",
-    "bounds_y": "target_bound=the largest |y|, known without the data",
+    "bounds_y": "target_bound=(lowest, highest), known without the data",
     # DataLoader's
     "shuffle": "nothing: the plan's method says who takes part, and in which order",
     "drop_last": "nothing: a step takes the batch that the plan's method draws",

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from dpoptim.arguments import real_number
 from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
 from dpoptim.estimators.linear_fit import LinearFit
 from dpoptim.estimators.persons import owners_of
@@ -21,6 +20,7 @@ from dpoptim.estimators.table import (
     public_weights,
 )
 from dpoptim.solvers.linear_model import LinearModel
+from dpoptim.target_range import TargetBound, TargetRange
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -136,19 +136,20 @@ class DPLinearRegression(FitsNumbers, LinearFit):
     """Linear regression with squared or Huber loss and differential privacy.
 
     Args:
-        target_bound: required; public bound on |y|, to which targets are clipped. It must not be
-            read off the data.
+        target_bound: required; public bound on |y|, or ``(lowest, highest)`` of y, which is better
+            where 0 is not in the middle. Targets are clipped to it. It must not be read off the
+            data.
         loss: ``"squared"``, or ``"huber"``, which is linear beyond ``huber_delta``.
-        huber_delta: in units of ``target_bound``, > 0; so a loose bound makes it loose, too. At the
-            default few residuals are cut, and predictions are near the mean. Smaller ones (0.15)
-            help where noise is large: few records, or a bound many times as wide as targets
+        huber_delta: in units of half the range of y, > 0; so a loose bound makes it loose, too. At
+            the default few residuals are cut, and predictions are near the mean. Smaller ones
+            (0.15) help where noise is large: few records, or a bound many times as wide as targets
             scatter; they draw predictions of skewed targets towards the median.
         solver: as for `DPLogisticRegression`, or ``"sufficient-statistics"`` (noisy sums of x x^T
             and x y, for a squared loss); ``"auto"`` takes these where data is plenty, else
             ``"momentum-gd"``.
 
     The other arguments, and the **Guarantee**, as for `DPLogisticRegression`. The loss is
-    minimised for targets divided by ``target_bound``.
+    minimised for targets scaled to [-1, 1]: ``target_bound``, or half the range, is their unit.
 
     Examples:
         >>> import numpy as np
@@ -161,32 +162,32 @@ class DPLinearRegression(FitsNumbers, LinearFit):
         True
     """
 
-    target_bound: float | None = None
+    target_bound: TargetBound | None = None
     loss: Literal["squared", "huber"] = "squared"
     huber_delta: float = 0.5
-    _target_unit: float = field(init=False)  # that of the chunks so far
+    _targets: TargetRange = field(init=False)  # those of the chunks so far
 
     def _learn(self, given: Given) -> None:
         with all_ranks() as ranks:
             x = self._rows(given)
-            scaled = bounded_targets(given.y, self.target_bound, rows=len(x))
+            scaled, allowed = bounded_targets(given.y, self.target_bound, rows=len(x))
             if self.loss not in ("squared", "huber"):
                 raise ValueError(f"loss must be 'squared' or 'huber', got {self.loss!r}.")
-            bound = real_number("target_bound", self.target_bound)
-            if given.chunk and hasattr(self, "_chunks") and bound != self._target_unit:
+            if given.chunk and hasattr(self, "_chunks") and allowed != self._targets:
                 raise ValueError(
-                    f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of earlier "
+                    f"target_bound={allowed} must stay {self._targets}, the unit of earlier "
                     "chunks; or call fit anew."
                 )
             owners = owners_of(x, given.persons, self.rows_per_person)
             x, scaled = own_part(self, x, scaled, owners, ranks)
-            self._target_unit = bound
+            self._targets = allowed
             model = LinearModel(
                 self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta
             )
             weights = self._solve(model, x, scaled, (), ranks, chunk=given.chunk, owners=owners)
         coefficients, intercept = self._split(weights)
-        self.coef_, self.intercept_ = coefficients[0] * bound, float(intercept[0]) * bound
+        self.coef_ = coefficients[0] * allowed.half
+        self.intercept_ = float(allowed.unscaled(intercept[0]))
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of shape (n,)."""

@@ -19,6 +19,7 @@ from dpoptim.estimators.table import (
 )
 from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
+from dpoptim.target_range import TargetBound, TargetRange
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -120,14 +121,15 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
     """A feed-forward network trained with squared error, by DP-SGD or another method.
 
     Args:
-        target_bound: required; public bound on |y|; targets are clipped to it. It must not be read
-            off the data. The error is measured in its units.
+        target_bound: required; public bound on |y|, or ``(lowest, highest)`` of y, which is better
+            where 0 is not in the middle. Targets are clipped to it. It must not be read off the
+            data. The error is measured in units of half the range.
 
     The other arguments, and the **Guarantee**, as for `DPSGDClassifier`.
 
-    The first predictions are all 0, and without a ``learning_rate`` steps are short where there are
-    few: so few epochs end near the mean's prediction rather than beyond it, unless the mean is
-    several times as far from 0 as the targets scatter.
+    The first predictions are all the middle of the range, and without a ``learning_rate`` steps are
+    short where there are few: so few epochs end near the mean's prediction rather than beyond it,
+    unless the mean is several times as far from the middle as the targets scatter.
 
     Examples:
         >>> import numpy as np
@@ -144,14 +146,13 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
     # squared loss, which only the average over many steps hides.
     _steps_to_swing = 25
 
-    target_bound: float | None = None
+    target_bound: TargetBound | None = None
     clip_norm: float = 0.3
 
     def _learn(self, given: Given) -> None:
         x = self._rows(given)
-        scaled = torch.from_numpy(
-            bounded_targets(given.y, self.target_bound, rows=len(x)).astype(np.float32)
-        )
+        targets, _ = bounded_targets(given.y, self.target_bound, rows=len(x))
+        scaled = torch.from_numpy(targets.astype(np.float32))
         self._train(x, scaled[:, None], 1, squared_errors, (), given)
 
     def _learning_rate(self, plan: Plan, parameters: int, by: OptimizerSettings) -> float:
@@ -171,7 +172,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of shape (n,)."""
-        return self._outputs(X)[:, 0] * real_number("target_bound", self.target_bound)
+        return TargetRange.of(self.target_bound).unscaled(self._outputs(X)[:, 0])
 
 
 def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:

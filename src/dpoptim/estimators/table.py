@@ -18,6 +18,7 @@ from dpoptim.arguments import positive_number, real_number
 from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.data.unquoted import checked_table, number_array
 from dpoptim.solvers.objective import held_in_memory
+from dpoptim.target_range import TargetRange
 
 Floats = NDArray[np.float64]
 BLOCK = 1 << 13  # rows taken at a time
@@ -195,23 +196,24 @@ def class_numbers(
     return found, numbers.astype(np.int64)
 
 
-def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> Floats:
-    """Targets clipped to +-target_bound, in its units: within [-1, 1].
+def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> tuple[Floats, TargetRange]:
+    """Targets cut to the range that ``target_bound`` allows, and scaled to [-1, 1]; the range.
 
     Raises:
         ValueError: not one finite target for each row, or a bound that is none.
     """
     if target_bound is None:
         raise ValueError(
-            "target_bound is missing: a public bound on |y|, to which targets are clipped. Fix: "
-            "the largest value that y can take in principle, which must not be read off the data."
+            "target_bound is missing: a public bound on |y|, or (lowest, highest), to which "
+            "targets are clipped. Fix: "
+            "what y can be in principle, which must not be read off the data."
         )
     targets = number_array("y", column_or_1d(y, warn=True))
     assert_all_finite(targets, input_name="y")
     if len(targets) != rows:
         raise ValueError(UNEQUAL)
-    bound = positive_number("target_bound", target_bound)
-    return np.clip(targets, -bound, bound) / bound
+    allowed = TargetRange.of(target_bound)
+    return allowed.scaled(targets), allowed
 
 
 def table(x: Any, *, reset: bool, estimator: Any) -> Any:

@@ -13,6 +13,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.evaluation.evaluate import ClassifierScores, evaluate_classifier
 from dpoptim.evaluation.regressor import RegressorScores, evaluate_regressor
 from dpoptim.statistics import Floats, ask_first
+from dpoptim.target_range import TargetBound
 
 
 def evaluate_hold_out(
@@ -23,7 +24,7 @@ def evaluate_hold_out(
     delta: float,
     neighboring: str,
     n: int | None,
-    target_bound: float | None,
+    target_bound: TargetBound | None,
     persons: Sequence[Any] | None,
     confidence: float,
     ledger: Ledger | None,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import positive_number, real_number
+from dpoptim.arguments import real_number
 from dpoptim.data.unquoted import number_array
 from dpoptim.evaluation.evaluate import LABEL, Delta, noted, price_and_records
 from dpoptim.evaluation.intervals import Interval, mean_square, of_a_mean, of_r2
@@ -28,6 +28,7 @@ from dpoptim.statistics import (
     noisy_sum,
     paid_gate,
 )
+from dpoptim.target_range import TargetBound, TargetRange
 
 HIDDEN = (
     "hidden by the noise: more records, a larger epsilon or bounds nearer to the targets show R2"
@@ -69,7 +70,7 @@ def evaluate_regressor(
     predictions: object,
     y: object,
     *,
-    target_bound: float,
+    target_bound: TargetBound,
     epsilon: float,
     delta: Delta = "auto",
     confidence: float = 0.95,
@@ -82,8 +83,9 @@ def evaluate_regressor(
 
     Args:
         predictions, y: shape (n,).
-        target_bound: public bound on |y|, to which targets and predictions are cut. R2's noise
-            grows with its square over the targets' variance.
+        target_bound: public bound on |y|, or ``(lowest, highest)`` of y, to which targets and
+            predictions are cut. R2's noise grows with the square of the range over the targets'
+            variance.
         epsilon, delta, confidence, neighboring, n, ledger,
         noise_seed: as for `evaluate_classifier`.
 
@@ -107,9 +109,11 @@ def evaluate_regressor(
         >>> scores.squared_error.value < 0.1
         True
     """
-    bound = positive_number("target_bound", target_bound)
+    allowed = TargetRange.of(target_bound)
+    bound = allowed.half
     level = real_number("confidence", confidence)
-    found, true = number_array("predictions", predictions), number_array("y", y)
+    found = number_array("predictions", predictions) - allowed.middle
+    true = number_array("y", y) - allowed.middle
     if found.ndim != 1 or found.shape != true.shape:
         raise ValueError("predictions and y must have one number for each record, of shape (n,).")
     if not 0 < level < 1:

@@ -23,6 +23,7 @@ from dpoptim.runs.command import PERSONS
 from dpoptim.runs.predict import outputs_of
 from dpoptim.runs.saved_model import SavedModel, load_model
 from dpoptim.statistics import ask_first
+from dpoptim.target_range import TargetRange
 
 NO_LEDGER = "this evaluation alone: no ledger counts what else these records cost"
 
@@ -127,11 +128,8 @@ def scores_of(
 ) -> ClassifierScores | RegressorScores:
     if saved.target_bounds is None:
         return evaluate_classifier(outputs, y, classes=range(len(saved.class_names)), **common)
-    low, high = saved.target_bounds
-    half = (high - low) / 2
-    # R2 and squared error stay as they are when targets and predictions move by the middle of the
-    # bounds.
-    return evaluate_regressor(outputs[:, 0] - (low + half), y * half, target_bound=half, **common)
+    targets = TargetRange.of(saved.target_bounds).unscaled(y)
+    return evaluate_regressor(outputs[:, 0], targets, target_bound=saved.target_bounds, **common)
 
 
 def outputs_and_targets(

@@ -18,6 +18,7 @@ from dpoptim.data.table_files import is_table
 from dpoptim.estimators.table import clip_rows
 from dpoptim.files import begin_beside
 from dpoptim.runs.saved_model import SavedModel, load_model
+from dpoptim.target_range import TargetRange
 
 CHUNK = 8192  # records at a time, of arrays
 
@@ -121,7 +122,8 @@ def outputs_of(saved: SavedModel, x: Floats) -> NDArray[np.float64]:
     if saved.target_bounds is None:
         return outputs.softmax(1).numpy()
     low, high = saved.target_bounds
-    return (((outputs + 1) / 2 * (high - low)) + low).clamp(low, high).numpy()
+    predicted = TargetRange.of(saved.target_bounds).unscaled(outputs.numpy())
+    return np.clip(predicted, low, high)
 
 
 def lines_of(saved: SavedModel, outputs: NDArray[np.float64]) -> Iterator[list[str]]:

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from dpoptim.errors import PrivacyError
+from dpoptim.target_range import TargetBound
 from dpoptim.training.public_figures import PublicFigures
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class HoldOutScores(PublicFigures):
         epsilon: float,
         delta: float | None = None,
         n: int | None = None,
-        target_bound: float | None = None,
+        target_bound: TargetBound | None = None,
         persons: Sequence[Any] | None = None,
         confidence: float = 0.95,
         noise_seed: int | None = None,
@@ -38,8 +39,8 @@ class HoldOutScores(PublicFigures):
             epsilon: what these scores may cost, on top of the training.
             delta: default the plan's.
             n: public number of records in it (of persons); needed under add-or-remove-one.
-            target_bound: public bound on absolute targets, for a model with one output; a model
-                with several is scored as a classifier, its outputs as logits.
+            target_bound: public bound on |y|, or (lowest, highest), for a model with one output;
+                one with several is scored as a classifier, its outputs as logits.
             persons: the owner of each record; needed where the plan's unit is a person. Only the
                 first record of each counts.
             confidence: of the intervals, in (0, 1); they include the noise.

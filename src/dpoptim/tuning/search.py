@@ -34,6 +34,7 @@ from dpoptim.estimators.table import stated_delta
 from dpoptim.gate import TrialsGate
 from dpoptim.noise.stream import KeyStream
 from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, release_sum
+from dpoptim.target_range import TargetRange
 from dpoptim.training.persons_of_ranks import one_rank_a_person
 
 SHAPE = 0.0  # of the number of trials: logarithmic, the cheapest of the family for Gaussian trials
@@ -280,8 +281,8 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         if is_classifier(model):
             values = np.where(predicted == y, 0.5, -0.5)
         else:
-            bound = real_number("target_bound", model.target_bound)
-            residual = (np.clip(y, -bound, bound) - np.clip(predicted, -bound, bound)) / (2 * bound)
+            allowed = TargetRange.of(model.target_bound)
+            residual = (allowed.scaled(y) - allowed.scaled(predicted)) / 2
             values = 0.5 - residual**2
         _, of_rows, counts = np.unique(units, return_inverse=True, return_counts=True)
         means: NDArray[np.float64] = np.bincount(of_rows, weights=values) / counts
