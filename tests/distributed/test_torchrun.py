@@ -25,7 +25,7 @@ def torchrun(folder: Path, *arguments: str, ranks: int = 2) -> subprocess.Comple
         env=os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
 

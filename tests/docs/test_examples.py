@@ -28,9 +28,7 @@ def test_the_example_runs(path: Path, tmp_path: Path) -> None:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         environment |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    answers = run_ranks(
-        processes, script, str(path), str(tmp_path), environment, group=False, seconds=200.0
-    )
+    answers = run_ranks(processes, script, str(path), str(tmp_path), environment, group=False)
     said, missing = answers[0]
     if missing:
         assert not missing.startswith("dpoptim")
