@@ -5,7 +5,6 @@ asked to explore.
 import gc
 import os
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,12 +18,7 @@ from hypothesis import settings
 from dpoptim.gradients import multiplication, native, row_products
 from dpoptim.gradients.layers import kernels
 
-# torch.manual_seed writes down the whole stack for each kind of accelerator that is not in use: a
-# millisecond under pytest, and `attach` seeds eight times
-for kind in (torch.cuda, torch.xpu, torch.mtia):
-    vars(kind)["traceback"] = SimpleNamespace(format_stack=list)
-
-pytest_plugins = ["repeatable", "slow_tests"]
+pytest_plugins = ["light_seeds", "repeatable", "slow_tests"]
 os.environ.pop("COLUMNS", None)  # consoles keep the width that they find when they are made
 
 settings.register_profile("repeatable", derandomize=True)

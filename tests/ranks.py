@@ -2,6 +2,7 @@
 imported everything.
 """
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -17,6 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+import light_seeds  # noqa: F401
 
 # Deadlines only end what hangs: far above what a loaded machine needs.
 SECONDS = 900.0  # for everything
@@ -113,6 +116,7 @@ def _work(
     arguments: Any,
 ) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # the collector would look through, and so copy, all that was imported
     try:
         limit = timedelta(seconds=time_out)
         if store is not None:

@@ -295,9 +295,7 @@ def _checked_accountant(accountant: Accountant) -> Accountant:
 def _points(
     leaves: Leaves, relation: dp.NeighboringRelation, accountant: Accountant
 ) -> tuple[tuple[float, float], ...]:
-    """Points (epsilon, delta) of the profile, dense where the trade-off curve bends; any are
-    valid.
-    """
+    """Points (epsilon, delta) of the profile: any are valid, and these dense where it bends."""
     profile = profile_of(leaves, relation, (1e-6,), accountant)
     farthest = min(profile.epsilon(1e-9), 700.0)  # beyond, e^epsilon overflows and bounds nothing
     epsilons = (farthest * np.linspace(0.0, 1.0, 400)).tolist()
