@@ -1,5 +1,5 @@
 """``dpoptim``, and scripts, in the processes of `ranks.run_ranks`, which have imported PyTorch
-already.
+already: a process of its own takes seconds for that.
 """
 
 import contextlib
@@ -8,17 +8,31 @@ import os
 import re
 import runpy
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from typer.testing import CliRunner
 
+from dpoptim.accounting.ledger_charge import Charge
 from dpoptim.cli import app
+from dpoptim.gate.planned import Gate
 from dpoptim.runs import plans
+from dpoptim.runs.interrupted import SavedRun
+from ranks import run_ranks
+
+MOMENTS: dict[str, tuple[type, str]] = {
+    "the first file": (SavedRun, "_save"),
+    "the charge": (Charge, "open"),
+    "the first noisy sum": (Gate, "release_sum"),
+}
 
 
 def run(*args: object, code: int = 0, columns: int = 400) -> str:
@@ -51,6 +65,19 @@ def command(
     return code, out.getvalue(), errors.getvalue()
 
 
+def killed_command(rank: int, moment: str, arguments: list[str]) -> tuple[int, str, str]:
+    """As `command`, killed by SIGKILL right after one of `MOMENTS`."""
+    owner, name = MOMENTS[moment]
+    original = getattr(owner, name)
+
+    def act(*args: Any, **options: Any) -> None:
+        original(*args, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with patch.object(owner, name, act):
+        return command(rank, os.getcwd(), arguments)
+
+
 def ledgers_read(rank: int, folder: str, arguments: list[str]) -> tuple[int, int]:
     """Exit code of a command, and how often this process opens the ledger to plan by it."""
     with patch.object(plans, "Ledger", wraps=plans.Ledger) as opened:
@@ -69,12 +96,52 @@ def script(rank: int, path: str, folder: str, environment: dict[str, str]) -> tu
     with tempfile.TemporaryFile() as out:
         os.dup2(out.fileno(), sys.stdout.fileno())  # what its own processes say, too
         try:
-            runpy.run_path(path, run_name="__main__")
+            with patch("subprocess.run", partial(_run_as_fork, subprocess.run)):
+                runpy.run_path(path, run_name="__main__")
         except ModuleNotFoundError as error:
             return "", error.name or "?"
         sys.stdout.flush()
         out.seek(0)
         return out.read().decode(), ""
+
+
+def run_script(path: Path, folder: Path, ranks: int = 1) -> tuple[list[str], str]:
+    """What a script prints that is run in a folder, by itself or in processes that are told what
+    torchrun tells them: one text a process, and the name of a module that it lacks.
+    """
+    environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    if ranks > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    answers = run_ranks(ranks, script, str(path), str(folder), environment, group=False)
+    return [said for said, _ in answers], answers[0][1]
+
+
+def _run_as_fork(
+    honest: Any, command: list[str], **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """``python -m dpoptim`` by a fork of this process; ``subprocess.run`` for all else."""
+    if command[:3] != [sys.executable, "-m", "dpoptim"] or options != {"check": True}:
+        return honest(command, **options)
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            sys.argv = command[2:]
+            runpy.run_module("dpoptim", run_name="__main__", alter_sys=True)
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        raise subprocess.CalledProcessError(code, command)
+    return subprocess.CompletedProcess(command, code)
 
 
 def _stop_at(file: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import settings
 from dpoptim.gradients import multiplication, native, row_products
 from dpoptim.gradients.layers import kernels
 
-pytest_plugins = ["repeatable", "slow_tests"]
+pytest_plugins = ["light_seeds", "repeatable", "slow_tests"]
 os.environ.pop("COLUMNS", None)  # consoles keep the width that they find when they are made
 
 settings.register_profile("repeatable", derandomize=True)

@@ -2,12 +2,12 @@
 imported everything.
 """
 
+import gc
 import multiprocessing
 import os
 import pickle
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,7 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SECONDS = 60.0  # for everything; a test that needs them has failed
+import light_seeds  # noqa: F401
+
+# Deadlines only end what hangs: far above what a loaded machine needs.
+SECONDS = 900.0  # for everything
+TIME_OUT = 300.0  # of a process group
 spent = [0.0]  # processor time of ranks that have answered: they are not this process' children
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
@@ -52,7 +56,7 @@ def run_ranks(
     size: int,
     function: Callable[..., Any],
     *arguments: Any,
-    time_out: float = 30.0,
+    time_out: float = TIME_OUT,
     group: bool = True,
     seconds: float = SECONDS,
 ) -> list[Any]:
@@ -112,6 +116,7 @@ def _work(
     arguments: Any,
 ) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # the collector would look through, and so copy, all that was imported
     try:
         limit = timedelta(seconds=time_out)
         if store is not None:
@@ -122,7 +127,9 @@ def _work(
         data = pickle.dumps(found)
     except BaseException:
         good, data = False, pickle.dumps(f"--- rank {rank} ---\n{traceback.format_exc()}")
-    answer.send_bytes(pickle.dumps((time.process_time(), good, data)))
+    times = os.times()
+    seconds = times.user + times.system + times.children_user + times.children_system
+    answer.send_bytes(pickle.dumps((seconds, good, data)))
     answer.close()
     # what is left of a process group that lost a rank must not keep this process alive
     os._exit(0)

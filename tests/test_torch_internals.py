@@ -42,6 +42,26 @@ def test_this_pytorch_does_what_it_must() -> None:
     assert [feature.lost for feature in FEATURES if not feature.works()] == []
 
 
+def test_wrappers_of_every_kind_are_found_and_no_others() -> None:
+    class Wrapper(torch.nn.parallel.DistributedDataParallel):
+        def __init__(self, module: torch.nn.Module) -> None:
+            torch.nn.Module.__init__(self)  # no process group
+            self.module = module
+
+    class Further(Wrapper):
+        pass
+
+    class Other(torch.nn.Module):
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    mine, another = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    made = [Wrapper(mine), Further(mine), Wrapper(another), Other(mine)]
+    found = torch_internals.wrappers_of(mine)
+    assert {id(each) for each in found} == {id(each) for each in made[:2]}
+
+
 BROKEN: dict[str, tuple[Any, str]] = {
     "graph_task": (lambda: 0, "per-sample gradients"),
     "after_backward": (lambda callback: None, "per-sample gradients"),

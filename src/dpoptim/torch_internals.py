@@ -219,10 +219,12 @@ def delays_gradients(wrapper: nn.Module) -> bool:
 
 def wrappers_of(module: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
     """The wrappers around a module that there are in this process."""
-    kind = nn.parallel.DistributedDataParallel
-    return [
-        each for each in gc.get_objects() if issubclass(type(each), kind) and each.module is module
-    ]
+    kinds: list[type] = [nn.parallel.DistributedDataParallel]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    # asking each of hundreds of thousands of objects what it is would take most of attach
+    known = set(map(id, kinds))
+    return [each for each in gc.get_objects() if id(type(each)) in known and each.module is module]
 
 
 class _WithoutReentrance:

@@ -3,13 +3,15 @@
 // Like an accelerator it refuses operations that mix its tensors with the CPU's (other than numbers, of shape ()), and its
 // tensors have no NumPy view. Like none, it is slow: most operations copy their tensors to the CPU and back.
 
-#include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>

@@ -16,8 +16,6 @@ import distributed_work as work
 import dpoptim
 from ranks import run_ranks
 
-TIME_OUT = 10.0
-
 
 def trial(number: int, folder: Path) -> str:
     """One run of three ranks, killed somewhere in or after a random step; returns what happened,
@@ -27,7 +25,7 @@ def trial(number: int, folder: Path) -> str:
     path, victim = str(folder / f"run{number}"), chance.randrange(3)
     # Whoever does not end within its limit fails there.
     step, seconds = chance.choice([0, 1, 2, 4, 5, 6, 7, 8, 11, 14]), chance.random() * 0.2
-    heard = run_ranks(3, work.until_killed, path, victim, step, seconds, time_out=TIME_OUT)
+    heard = run_ranks(3, work.until_killed, path, victim, step, seconds)
     assert heard[victim] == "died"
     for rank, error in enumerate(heard):
         if rank == victim:

@@ -18,7 +18,7 @@ def test_a_person_moves_the_sum_of_all_ranks_by_one_bound(size: int) -> None:
 
 
 def test_persons_of_two_shards_are_refused_on_all_ranks_and_by_name() -> None:
-    first, second = run_ranks(2, work.refused, time_out=20.0)
+    first, second = run_ranks(2, work.refused)
     for way in work.WAYS:
         case = f"{way} split"
         assert first[case] == second[case]

@@ -9,7 +9,7 @@ import pytest
 import shard_work as work
 from dpoptim.data import ParquetRows
 from dpoptim.estimators import table
-from ranks import run_ranks
+from ranks import TIME_OUT, run_ranks
 
 CLOSED_FORM = [*work.SOLVERS, "sufficient-statistics", "huber"]
 
@@ -166,7 +166,7 @@ def test_pipelines_and_searches_are_charged_once_and_learn_what_one_process_does
 
 
 def test_ranks_that_differ_or_fail_are_named_on_all() -> None:
-    first, second = run_ranks(2, work.differing, time_out=20.0)
+    first, second = run_ranks(2, work.differing)
     other = "RankError: rank 1 would train with another {} than"
     for case, name in {
         "epsilon": "epsilon",
@@ -193,13 +193,13 @@ def test_ranks_that_differ_or_fail_are_named_on_all() -> None:
 
 
 def test_a_rank_killed_in_a_sum_is_named_in_time() -> None:
-    first, second, third = run_ranks(3, work.dies, "killed", time_out=6.0)
+    first, second, third = run_ranks(3, work.dies, "killed")
     assert third == "died"
     for said, seconds in (first, second):
         assert said.startswith("RankError: ")
         assert "rank 2 gave no sign of life" in said
-        assert "The time-out is 0:00:06" in said
-        assert seconds < 20
+        assert "The time-out is 0:05:00" in said
+        assert seconds < TIME_OUT
 
 
 @pytest.mark.slow

@@ -2,18 +2,16 @@
 
 import ast
 import json
-import socket
 from pathlib import Path
 
 import pytest
 
-from command_work import script
-from ranks import run_ranks
+from command_work import run_script
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
-# takes long to import, in two processes; test_torchrun.py and the other one start torchrun
+# takes long to import, in two processes; the other one starts torchrun
 AS_RANKS = {"lora_fsdp"}
 
 
@@ -21,21 +19,11 @@ AS_RANKS = {"lora_fsdp"}
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_the_example_runs(path: Path, tmp_path: Path) -> None:
     """In a process of its own; what it needs and is not installed is said by the skip."""
-    environment, processes = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, 1
-    if path.stem in AS_RANKS:
-        processes = 2
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        environment |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    answers = run_ranks(
-        processes, script, str(path), str(tmp_path), environment, group=False, seconds=200.0
-    )
-    said, missing = answers[0]
+    said, missing = run_script(path, tmp_path, ranks=2 if path.stem in AS_RANKS else 1)
     if missing:
         assert not missing.startswith("dpoptim")
         pytest.skip(f"{missing} is not installed")
-    assert said.strip()
+    assert said[0].strip()
 
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))

@@ -26,7 +26,7 @@ def test_loops_in_two_processes_release_the_same_weights(tmp_path: Path) -> None
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-5000:]

@@ -166,6 +166,7 @@ def replace_one_as_add_or_remove() -> Iterator[None]:
     honest = choose_profile.gaussian_mu
     # what was computed before would hide the fault, and the fault would outlive itself
     accountant._epsilon.cache_clear()
+    accountant._points.cache_clear()
     try:
         with patch.object(
             choose_profile,
@@ -177,6 +178,7 @@ def replace_one_as_add_or_remove() -> Iterator[None]:
             yield
     finally:
         accountant._epsilon.cache_clear()
+        accountant._points.cache_clear()
 
 
 def event_of(rate: float = 1.0, steps: Callable[[int], int] = lambda count: count) -> Fault:

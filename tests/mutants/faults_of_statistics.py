@@ -255,10 +255,12 @@ def order_of_scores_is_free() -> Iterator[None]:
 @contextmanager
 def fresh_epsilons() -> Iterator[None]:
     accountant._epsilon.cache_clear()
+    accountant._points.cache_clear()
     try:
         yield
     finally:
         accountant._epsilon.cache_clear()
+        accountant._points.cache_clear()
 
 
 def losing_trials_not_charged() -> AbstractContextManager[Any]:

@@ -6,8 +6,6 @@ import errno
 import os
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,10 @@ import torch
 from typer.testing import CliRunner
 
 import dpoptim
+from command_work import killed_command
 from dpoptim.cli import app
 from dpoptim.runs import interrupted
+from ranks import run_ranks
 
 OPTIONS = [
     "train",
@@ -208,31 +208,6 @@ def test_an_iterate_by_chance_and_a_ball_come_back(stop_after: Any, tmp_path: Pa
     assert "one that a step left, by chance" in (whole / "certificate.json").read_text()
 
 
-KILLED = """
-import os, signal, sys
-from dpoptim.accounting.ledger_charge import Charge
-from dpoptim.cli import app
-from dpoptim.gate.planned import Gate
-from dpoptim.runs.interrupted import SavedRun
-
-def killed_after(owner, name):
-    original = getattr(owner, name)
-    def act(self, *args, **options):
-        found = original(self, *args, **options)
-        os.kill(os.getpid(), signal.SIGKILL)
-        return found
-    setattr(owner, name, act)
-
-moments = {
-    "the first file": (SavedRun, "_save"),
-    "the charge": (Charge, "open"),
-    "the first noisy sum": (Gate, "release_sum"),
-}
-killed_after(*moments[sys.argv.pop(1)])
-app()
-"""
-
-
 @pytest.mark.parametrize(
     ("moment", "charged", "kills"),
     [("the first file", 0, 1), ("the charge", 1, 2), ("the first noisy sum", 1, 1)],
@@ -245,10 +220,7 @@ def test_killed_at_once_a_run_goes_on_upon_its_charge(
     words = ["--ledger", str(ledger), "--budget", "2.5,1e-4", "--out", str(tmp_path / "run")]
     for number in range(kills):
         options = [*words, "--resume"] if number else words
-        child = subprocess.run(
-            [sys.executable, "-c", KILLED, moment, *OPTIONS, *options], capture_output=True
-        )
-        assert child.returncode == -signal.SIGKILL, child.stderr
+        assert run_ranks(1, killed_command, moment, [*OPTIONS, *options], group=False) == ["died"]
         before = dpoptim.Ledger(ledger).entries()
         assert [entry.state for entry in before] == ["open"] * charged
     done = run(*words, "--resume")
@@ -312,10 +284,8 @@ def test_a_checkpoint_from_before_the_charge_is_no_second_run(tmp_path: Path) ->
 
 def test_a_run_that_is_to_be_charged_on_disk_does_not_go_on_in_memory(tmp_path: Path) -> None:
     words = ["--ledger", str(tmp_path / "digits.sqlite"), "--out", str(tmp_path / "run")]
-    child = subprocess.run(
-        [sys.executable, "-c", KILLED, "the first file", *OPTIONS, *words], capture_output=True
-    )
-    assert child.returncode == -signal.SIGKILL
+    killed = run_ranks(1, killed_command, "the first file", [*OPTIONS, *words], group=False)
+    assert killed == ["died"]
     refused = run("--out", str(tmp_path / "run"), "--resume")
     assert refused.exit_code == 2
     assert "a ledger on disk" in refused.output

@@ -37,7 +37,7 @@ def by_torchrun(folder: Path, ranks: int, *options: str) -> tuple[int, str, str]
         env=os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     return ran.returncode, ran.stdout, ran.stderr

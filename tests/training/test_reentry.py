@@ -222,7 +222,7 @@ def test_a_loop_still_open_when_python_ends_says_nothing() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=900,
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

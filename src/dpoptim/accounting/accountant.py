@@ -191,12 +191,8 @@ def tradeoff_curve(
         raise ValueError(
             f"false_positive_rates: expected numbers in [0, 1], got {false_positive_rates!r}"
         )
-    profile = profile_of(canonical(event), relation, (1e-6,), _checked_accountant(accountant))
     bound = np.zeros_like(rates)
-    # Any points of the profile give a valid bound; these are dense where the curve bends.
-    farthest = min(profile.epsilon(1e-9), 700.0)  # beyond, e^epsilon overflows and bounds nothing
-    for epsilon in farthest * np.linspace(0.0, 1.0, 400):
-        delta = profile.delta(float(epsilon))
+    for epsilon, delta in _points(canonical(event), relation, _checked_accountant(accountant)):
         steep = 1 - delta - math.exp(epsilon) * rates
         flat = math.exp(-epsilon) * (1 - delta - rates)
         bound = np.maximum(bound, np.maximum(steep, flat))
@@ -293,6 +289,17 @@ def _checked_accountant(accountant: Accountant) -> Accountant:
     if accountant not in get_args(Accountant):
         raise ValueError(f"accountant: expected one of {get_args(Accountant)}, got {accountant!r}")
     return accountant
+
+
+@lru_cache(maxsize=256)
+def _points(
+    leaves: Leaves, relation: dp.NeighboringRelation, accountant: Accountant
+) -> tuple[tuple[float, float], ...]:
+    """Points (epsilon, delta) of the profile: any are valid, and these dense where it bends."""
+    profile = profile_of(leaves, relation, (1e-6,), accountant)
+    farthest = min(profile.epsilon(1e-9), 700.0)  # beyond, e^epsilon overflows and bounds nothing
+    epsilons = (farthest * np.linspace(0.0, 1.0, 400)).tolist()
+    return tuple((epsilon, profile.delta(epsilon)) for epsilon in epsilons)
 
 
 @lru_cache(maxsize=1024)
