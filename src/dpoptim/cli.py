@@ -146,7 +146,7 @@ def audit(
             "method",
             "claimed epsilon",
             "audited, at least",
-            "limit of the trials",
+            "expected of the trials",
             "trials",
             "verdict",
         ):

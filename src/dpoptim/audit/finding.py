@@ -22,7 +22,7 @@ class Finding:
 
     Attributes:
         claimed, lower_bound, limit: epsilons at ``delta``: promised, certified, and what as many
-            trials could show at best.
+            trials can be expected to show of a tight claim; chance may take ``lower_bound`` beyond.
         trials: certifying trials; 0 where the attack's error rates were computed and not sampled.
         verdict: ``"refuted"``, ``"consistent"``, or ``"too weak to tell"`` where ``limit`` is
             below half of the claim.
