@@ -98,14 +98,19 @@ class Units:
         }
 
     def in_c(self, margin: float) -> dict[str, InC] | None:
-        """The rules as compiled functions read them; None where one cannot be told them.
+        """The rules as compiled functions read them; None where one clips in a way of its own.
+
+        A class that is derived from `Clipping` or from this one may do so.
 
         Args:
             margin: see `ClippingRule.factors`.
         """
-        rules = self.rules.items()
-        found = {unit: rule.in_c(margin) for unit, rule in rules if isinstance(rule, Clipping)}
-        return found if len(found) == len(self.rules) else None
+        if type(self) is not Units:
+            return None
+        usual = {unit: rule for unit, rule in self.rules.items() if type(rule) is Clipping}
+        if len(usual) < len(self.rules):
+            return None
+        return {unit: rule.in_c(margin) for unit, rule in usual.items()}
 
     @classmethod
     def one(cls, rule: ClippingRule, layers: Sequence[str]) -> "Units":

@@ -50,5 +50,5 @@ class TargetRange:
         return np.clip((y - self.middle) / self.half, -1.0, 1.0)
 
     def unscaled(self, outputs: Floats) -> Floats:
-        """What a model that learnt them says, as numbers like the targets."""
+        """Outputs of a model that learnt them, as numbers like the targets."""
         return outputs * self.half + self.middle

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -285,3 +286,30 @@ def test_factors_never_carry_a_record_beyond_its_bound(
         patch.setattr(clipping, "compiled_factors", lambda *given: None)
         others = rule.factors(squared, 2.0**-8)
     torch.testing.assert_close(factors, others, rtol=1e-14, atol=0)
+
+
+def test_rules_that_clip_in_ways_of_their_own_are_asked() -> None:
+    """Also where they are derived from the usual ones, which compiled functions know."""
+
+    class Halved(Clipping):
+        def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
+            return super().factors(squared_norms, margin) / 2
+
+    class Swapped(Units):
+        def factors(self, squared_norms: Any, margin: float) -> dict[str, Tensor]:
+            return {unit: each / 2 for unit, each in super().factors(squared_norms, margin).items()}
+
+    torch.manual_seed(0)
+    outer = Outer(torch.randn(9, 4), torch.randn(9, 6))
+    usual = Clipping(1.0)
+
+    def clipped(units: Units) -> Tensor:
+        sums = [Sums((4, 6))]
+        ClippedSum(units, 0.0, None, 9, torch.device("cpu"), [[9]], False).add(
+            {0: outer}, sums, None
+        )
+        return sums[0].take()[0]
+
+    whole = clipped(Units({"": usual}, [""]))
+    for own in (Units({"": Halved(1.0)}, [""]), Swapped({"": usual}, [""])):
+        torch.testing.assert_close(clipped(own), whole / 2)

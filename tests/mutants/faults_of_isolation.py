@@ -121,13 +121,13 @@ def stale_rows() -> Iterator[None]:
 
 def slower_way_not_taken() -> AbstractContextManager[Any]:
     """The slower way is said, in its basis and message, and rules stay."""
-    honest = Prepared._by_a_slower_way
+    honest = Prepared._by_another_way
 
-    def by_a_slower_way(self: Prepared, chosen: Chosen, reason: str) -> Any:
+    def by_another_way(self: Prepared, chosen: Chosen, reason: str) -> Any:
         slower, loss = honest(self, chosen, reason)
         return replace(slower, isolation=chosen.isolation, sample=chosen.sample), loss
 
-    return patch.object(Prepared, "_by_a_slower_way", by_a_slower_way)
+    return patch.object(Prepared, "_by_another_way", by_another_way)
 
 
 def empty_slots_counted() -> AbstractContextManager[Any]:

@@ -394,7 +394,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a slower way said and not taken",
-        "Prepared._by_a_slower_way",
+        "Prepared._by_another_way",
         _i.slower_way_not_taken,
         "isolation",
     ),
