@@ -4,13 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test check lint audit torture bench docs clean
+.PHONY: demo test tests check lint audit torture bench docs clean
 
 demo: $(READY)
 	$(BIN)/dpoptim train --data digits --epsilon 2 --delta 1e-5 --compare --out runs/demo --overwrite
 
 # One worker a core, each with one thread, since workers that share cores would wait for each other's threads.
-test: lint
+test: $(READY)
+	$(MAKE) --jobs=2 lint tests
+
+tests: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # For every save: lint, types and the quick tests; under a minute on one core. `make test` is what counts.
