@@ -32,7 +32,8 @@ class TargetRange:
             return cls(0.0, positive_number("target_bound", target_bound))
         given: list[object] = list(target_bound)  # type: ignore[call-overload]
         numbers = [real_number("target_bound", each) for each in given]
-        if len(numbers) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:
+        rising = len(numbers) == 2 and -math.inf < numbers[0] < numbers[1] < math.inf
+        if not rising or numbers[1] / 2 - numbers[0] / 2 <= 0:  # as of the smallest numbers
             raise ValueError(
                 "target_bound must be a bound on |y|, or the lowest and the highest y, "
                 f"(low, high), got {target_bound!r}."
@@ -46,7 +47,10 @@ class TargetRange:
         return f"({self.middle - self.half:g}, {self.middle + self.half:g})"
 
     def scaled(self, y: Floats) -> Floats:
-        """Numbers cut to the range, as they are learnt: within [-1, 1]."""
+        """Numbers cut to the range, as they are learnt: within [-1, 1].
+
+        **Guarantee.** Each depends on its own number alone, and is at most 1 long.
+        """
         return np.clip((y - self.middle) / self.half, -1.0, 1.0)
 
     def unscaled(self, outputs: Floats) -> Floats:
