@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpoptim.gradients import multiplication, row_products
+from dpoptim.gradients import multiplication
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.spare_room import EXTRA, LEAST, OF_GRADIENTS, result
@@ -27,8 +28,7 @@ def test_spare_room_is_zero_and_for_large_results_alone(rows: int) -> None:
     assert bool((behind == 0).all())
 
 
-@pytest.mark.skipif(not row_products.serve(), reason="no compiled products for this processor")
-@pytest.mark.parametrize("library", ["rows"], indirect=True)
+@pytest.mark.parametrize("library", ["rows", "MKL"], indirect=True)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(256, 96), (8, 32, 96)])
 def test_gradients_fit_where_outputs_lay(
@@ -39,13 +39,14 @@ def test_gradients_fit_where_outputs_lay(
     """
     layer = nn.Linear(96, 256, bias=bias)
     back: list[Tensor] = []
-    honest = multiplication.compiled_linear
+    multiplies = "by_mkl" if library == "MKL" else "compiled_linear"
+    honest = getattr(multiplication, multiplies)
 
     def noted(x: Tensor, w: Tensor, b: Tensor | None, spare: int) -> Tensor:
         back.append(honest(x, w, b, spare))
         return back[-1]
 
-    monkeypatch.setattr(multiplication, "compiled_linear", noted)
+    monkeypatch.setattr(multiplication, multiplies, noted)
     recorder = BackwardRecorder(may_round=True)
     recorder.close = lambda finished: None
     hooks = HookManager(layer, recorder)
@@ -61,3 +62,24 @@ def test_gradients_fit_where_outputs_lay(
     assert spare(gradient) >= EXTRA
     assert spare(output) >= spare(gradient) + EXTRA
     assert spare(gradient) == OF_GRADIENTS * 4
+
+
+@pytest.mark.parametrize("library", ["MKL"], indirect=True)
+@pytest.mark.parametrize("biased", [True, False])
+def test_products_with_spare_room_are_those_without(library: str, biased: bool) -> None:
+    """To the same bits, for rows in one axis or two, and transposed matrices."""
+    bias = torch.randn(96) if biased else None
+    for shape in [(512, 64), (8, 65, 64)]:
+        x = torch.randn(shape)
+        for w in (torch.randn(96, 64), torch.randn(64, 96).T):
+            with torch.no_grad():
+                given = multiplication.linear(x, w, bias)
+            assert spare(given) == OF_GRADIENTS * 4
+            assert torch.equal(given, F.linear(x, w, bias))
+
+
+@pytest.mark.parametrize("library", ["MKL"], indirect=True)
+def test_spare_room_is_not_in_the_way_of_autograd(library: str) -> None:
+    x, w = torch.randn(512, 64, requires_grad=True), torch.randn(96, 64)
+    multiplication.linear(x, w).sum().backward()
+    torch.testing.assert_close(x.grad, w.sum(0).expand(512, 64))

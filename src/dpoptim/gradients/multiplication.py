@@ -140,7 +140,7 @@ def linear(
     """``x @ w.T + bias``: x of shape (..., k), w (n, k), bias (n,) -> (..., n). Not for autograd.
 
     Args:
-        spare: entries behind the result, where compiled functions write it; see `spare_room`.
+        spare: entries behind a large result by MKL or compiled functions; see `spare_room`.
 
     **Guarantee.** Where not by MKL, each row of the result is a function of that row of ``x``, to
     the last bit, beside any other rows. oneDNN's kernels are the vendor's: tested, not proved.
@@ -150,10 +150,26 @@ def linear(
     thin = fits and w.shape[0] <= THIN and w.shape[1] >= LONG and compiles_thin_rows()
     elsewhere = may_leave_mkl(x) if thin else fits and onednn_multiplies(x, *w.shape, least=least)
     if not elsewhere:
-        return F.linear(x, w, bias)
+        return by_mkl(x, w, bias, spare) if fits else F.linear(x, w, bias)
     bias = None if bias is None else bias.contiguous()  # it is read as if it were
     compiled = thin or compiles_rows()
     return compiled_linear(x, w, bias, spare) if compiled else onednn_in_blocks(x, w, bias)
+
+
+def by_mkl(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
+    """`F.linear`, with ``spare`` entries behind a large result."""
+    entries = x.numel() // w.shape[1] * w.shape[0]
+    own = x.dtype == torch.float32 and x.is_cpu and plain(x) and plain(w)
+    if entries < spare_room.LEAST or not own or torch.is_grad_enabled():
+        return F.linear(x, w, bias)
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    product = spare_room.result(rows.shape[0], w.shape[0], spare)
+    if bias is None:
+        torch.mm(rows, w.T, out=product)
+    else:
+        torch.addmm(bias, rows, w.T, out=product)
+    # in its own shape: a view must not be changed in place
+    return product if x.dim() == 2 else product.resize_(*x.shape[:-1], w.shape[0])
 
 
 def compiled_linear(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
