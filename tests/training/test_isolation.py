@@ -15,7 +15,6 @@ import dpoptim
 from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients import oracle
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.training import freed_memory
 from dpoptim.training.comparison import settled
 from dpoptim.training.isolation import IsolationWarning, choose_isolation
 from dpoptim.training.memory import LiveTensors
@@ -384,9 +383,3 @@ def test_a_trial_takes_the_memory_of_few_models(monkeypatch: pytest.MonkeyPatch)
     assert found.isolation == Isolation()
     # a copy of the model, sums in float64, and gradients of one record after the other
     assert live.peak < 5 * 4 * sum(p.numel() for p in model.parameters())
-
-
-def test_other_systems_keep_what_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: object())
-    with freed_memory.freed_memory_given_back():
-        pass

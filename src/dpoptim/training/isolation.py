@@ -16,10 +16,10 @@ from torch.utils.data import Dataset
 
 from dpoptim.assumptions import Assumption, enforced, trusted
 from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.freed_memory import freed_memory_given_back
 from dpoptim.gradients.isolation import Choice, Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
-from dpoptim.training.freed_memory import freed_memory_given_back
 from dpoptim.training.isolation_trials import Trials, with_gaps
 from dpoptim.training.isolation_words import (
     ALONE,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpoptim.freed_memory import freed_memory_given_back
 from dpoptim.gradients.layers.hugging_face import is_transposed_linear
-from dpoptim.training.freed_memory import freed_memory_given_back
 from dpoptim.training.made_up import Sample
 from dpoptim.training.quiet import quiet
 
