@@ -88,7 +88,9 @@ def replace_batchnorm(model: nn.Module, max_groups: int = 32) -> Replaced:
     follow = {layer: what_follows(name, layer) for name, layer in found}
     # a layer that stands in several places stays one layer
     norms = {layer: group_norm(layer, max_groups) for layer in follow}
-    new = {layer: with_layers(norms[layer], layers) for layer, layers in follow.items()}
+    new: dict[nn.Module, nn.Module] = {
+        layer: with_layers(norms[layer], layers) for layer, layers in follow.items()
+    }
     for name, layer in found:
         parent, _, key = name.rpartition(".")
         if name:

@@ -43,6 +43,9 @@ HINTS_BY_TEXT = {
     "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...).",
 }
 
+# Attributes of wrappers around optimizers: Accelerate's and Lightning's, fastai's.
+WRAPPED_AS = ("optimizer", "opt")
+
 
 def is_of(thing: object, package: str) -> bool:
     """Whether the class of a thing, or one that it is derived from, is that package's."""
@@ -118,9 +121,10 @@ def refuse_accumulation(optimizer: object) -> None:
 
 
 def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that hooks run on, inside what Accelerate, Lightning and others wrap it in."""
-    inner = getattr(optimizer, "optimizer", None)
-    return innermost(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+    """The optimizer that hooks run on, inside what Accelerate, Lightning or fastai wrap it in."""
+    found = (getattr(optimizer, name, None) for name in WRAPPED_AS)
+    inner = next((each for each in found if isinstance(each, torch.optim.Optimizer)), None)
+    return optimizer if inner is None else innermost(inner)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

@@ -129,8 +129,9 @@ def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
     if engine.rows_open:
         return not_one_each(f"{axes_of(losses)} of another length")
     return PrivacyError(
-        "private.backward was called again for rows that went through it already, or without a "
-        "batch: their gradients would count twice. Fix: add the losses of a row, and call "
+        "private.backward was called without a batch from private.batches(), or again for rows "
+        "that went through it already: their gradients would count twice. Fix: iterate over "
+        "private.batches() in place of a loader of your own; add the losses of a row, and call "
         "private.backward(first + second) once for each batch."
     )
 

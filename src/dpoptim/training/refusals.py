@@ -98,17 +98,16 @@ def refuse_complex(model: nn.Module) -> None:
 
 
 def refuse_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    if not isinstance(optimizers, Sequence) or not optimizers:
-        raise TypeError(
-            "optimizer must be a torch.optim.Optimizer, or a list of several, got "
-            f"{type(optimizers).__name__}."
-        )
+    if not optimizers:
+        raise TypeError("optimizer must be a torch.optim.Optimizer, or a list; got none.")
     refuse_opacus_optimizers(optimizers)
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
                 "optimizer must be a torch.optim.Optimizer, or a list of several, got "
-                f"{type(optimizer).__name__}."
+                f"{type(optimizer).__module__}.{type(optimizer).__qualname__}. Fix: one "
+                "of torch.optim, or what wraps one, such as fastai's opt_func=partial("
+                "OptimWrapper, opt=torch.optim.AdamW)."
             )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise PrivacyError(
