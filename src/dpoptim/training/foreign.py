@@ -28,6 +28,7 @@ HINTS_BY_TEXT = {
     "inner gradient steps on parameters (MAML) have no rule.",
     **dict.fromkeys(
         (
+            "stack expects a non-empty TensorList",  # a norm over no gradients, as SAM takes it
             *(
                 f"'NoneType' object has no attribute '{name}'"
                 for name in ("norm", "data", "detach")
@@ -43,8 +44,8 @@ HINTS_BY_TEXT = {
     "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...).",
 }
 
-# Attributes of wrappers around optimizers: Accelerate's and Lightning's, fastai's.
-WRAPPED_AS = ("optimizer", "opt")
+# Attributes of wrappers around optimizers: Accelerate's and Lightning's, fastai's, Lookahead's.
+WRAPPED_AS = ("optimizer", "opt", "base_optimizer")
 
 
 def is_of(thing: object, package: str) -> bool:

@@ -236,7 +236,9 @@ def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.O
     if any(p.requires_grad for p in held if id(p) not in known):
         raise PrivacyError(
             "the optimizer holds trainable parameters that are not the model's: they would be "
-            "trained without privacy. Fix: give it model.parameters() only."
+            "trained without privacy. Fix: give it model.parameters() only; a loss with weights of "
+            "its own trains where one module holds both and is attached, "
+            "torch.nn.ModuleList([model, criterion])."
         )
 
 
