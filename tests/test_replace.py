@@ -80,9 +80,42 @@ class NormThenAct(nn.BatchNorm2d):
         return super().forward(x).relu()
 
 
+class NormAndLayers(nn.BatchNorm2d):
+    """As timm's ``BatchNormAct2d``: the layers that follow are inside."""
+
+    def __init__(self, channels: int, *, first: bool = False) -> None:
+        super().__init__(channels)
+        self.drop, self.act, self.first = nn.Identity(), nn.ReLU(inplace=True), first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first:
+            return super().forward(self.act(self.drop(x)))
+        return self.act(self.drop(super().forward(x)))
+
+
+def test_layers_that_a_batch_norm_goes_on_through_are_kept() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), NormAndLayers(8), nn.Conv2d(8, 2, 3))
+    weight, act = model[1].weight, model[1].act
+    nn.init.uniform_(weight)
+    done = dpoptim.replace_batchnorm(model)
+    assert list(done.layers) == ["1.norm"]
+    assert done.layers["1.norm"].weight is weight
+    assert model[1].act is act
+    x = torch.randn(2, 3, 9, 9)
+    expected = nn.functional.group_norm(model[0](x), 4, weight, model[1].norm.bias).relu()
+    assert torch.equal(model[1](model[0](x)), expected)
+    alone = dpoptim.replace_batchnorm(NormAndLayers(8))
+    assert list(alone.layers) == ["norm"]
+    assert isinstance(alone.model[2], nn.ReLU)
+
+
 @pytest.mark.parametrize(
     ("layer", "named"),
-    [(NormThenAct(4), "replace it by hand"), (nn.LazyBatchNorm1d(), "run the model once")],
+    [
+        (NormThenAct(4), "replace it by hand.*what else"),
+        (NormAndLayers(4, first=True), "replace it by hand.*what else"),
+        (nn.LazyBatchNorm1d(), "run the model once"),
+    ],
 )
 def test_other_kinds_are_refused_and_nothing_changes(layer: nn.Module, named: str) -> None:
     model = nn.Sequential(nn.BatchNorm2d(4), layer)

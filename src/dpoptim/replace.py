@@ -1,5 +1,7 @@
 """Replace layers that mix the records of a batch."""
 
+import copy
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -19,7 +21,7 @@ class Replaced:
 
     Attributes:
         model: the model, changed in place (or the new layer, if the model was a batch norm itself).
-        layers: name -> what stands there now, for each layer that was replaced.
+        layers: name -> what normalises there now, for each layer that was replaced.
     """
 
     model: nn.Module
@@ -53,6 +55,9 @@ def replace_batchnorm(model: nn.Module, max_groups: int = 32) -> Replaced:
     something else, so train on, or start afresh; running statistics are dropped. Do it before
     making the optimizer (weight and bias stay the same ``nn.Parameter``).
 
+    A batch normalisation that goes on through layers of its own, as timm's ``BatchNormAct2d``
+    through its activation, becomes an ``nn.Sequential`` of the new ``norm`` and these layers.
+
     Args:
         model: changed in place.
         max_groups: at most so many groups (1 or more); the largest number that divides the
@@ -64,8 +69,8 @@ def replace_batchnorm(model: nn.Module, max_groups: int = 32) -> Replaced:
 
     Raises:
         ValueError: max_groups below 1.
-        PrivacyError: a batch normalisation of another kind, or a lazy one that has not seen data
-            yet, by name; nothing is changed then.
+        PrivacyError: a batch normalisation that computes something else besides, or a lazy one
+            that has not seen data yet, by name; nothing is changed then.
 
     Examples:
         >>> from torch import nn
@@ -80,37 +85,86 @@ def replace_batchnorm(model: nn.Module, max_groups: int = 32) -> Replaced:
         for name, m in model.named_modules(remove_duplicate=False)
         if isinstance(m, BATCH_NORM)
     ]
-    for name, layer in found:
-        refuse_other_kinds(name, layer)
+    follow = {layer: what_follows(name, layer) for name, layer in found}
     # a layer that stands in several places stays one layer
-    new: dict[nn.Module, nn.GroupNorm] = {}
+    norms = {layer: group_norm(layer, max_groups) for layer in follow}
+    new: dict[nn.Module, nn.Module] = {
+        layer: with_layers(norms[layer], layers) for layer, layers in follow.items()
+    }
     for name, layer in found:
-        if layer not in new:
-            new[layer] = group_norm(layer, max_groups)
         parent, _, key = name.rpartition(".")
         if name:
             setattr(model.get_submodule(parent), key, new[layer])
-    return Replaced(new.get(model, model), {name: new[layer] for name, layer in found})
+    places = {f"{name}.norm".lstrip(".") if follow[m] else name: norms[m] for name, m in found}
+    return Replaced(new.get(model, model), places)
 
 
-def refuse_other_kinds(name: str, layer: Any) -> None:
-    lazy = any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters())
+def with_layers(norm: nn.GroupNorm, layers: dict[str, nn.Module]) -> nn.Module:
+    return nn.Sequential(OrderedDict(norm=norm, **layers)) if layers else norm
+
+
+def what_follows(name: str, layer: Any) -> dict[str, nn.Module]:
+    """Layers inside a batch normalisation that its forward pass goes on through, by their names.
+
+    Raises:
+        PrivacyError: it does something else.
+    """
+    if any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters()):
+        raise own_kind(name, layer, "run the model once, so that it gets its size.")
     kind = next((kind for kind in KINDS if isinstance(layer, kind)), None)
-    if (
-        lazy
-        or kind is None
-        or type(layer).forward is not kind.forward
-        or any(True for _ in layer.children())
-    ):
-        raise PrivacyError(
-            f"layer {name!r} ({type(layer).__name__}) is a batch normalisation of its own kind. "
-            "Fix: "
-            + (
-                "run the model once, so that it gets its size."
-                if lazy
-                else "replace it by hand, e.g. by nn.GroupNorm."
-            )
+    layers = dict(layer.named_children())
+    if kind is not None and type(layer).forward is kind.forward and not layers:
+        return {}
+    if kind is None or "norm" in layers or not goes_on_through_its_layers(layer):
+        raise own_kind(
+            name,
+            layer,
+            "replace it by hand, e.g. by nn.GroupNorm and what else its forward pass does.",
         )
+    return layers
+
+
+def own_kind(name: str, layer: nn.Module, fix: str) -> PrivacyError:
+    return PrivacyError(
+        f"layer {name!r} ({type(layer).__name__}) is a batch normalisation of its own kind. "
+        f"Fix: {fix}"
+    )
+
+
+@torch.no_grad()
+def goes_on_through_its_layers(layer: Any) -> bool:
+    """Whether a batch normalisation's output is that of PyTorch's, sent through those inside it.
+
+    Tried with statistics, weights and biases that tell what is done before from what is done after.
+    """
+    tried = copy.deepcopy(layer).cpu().double().eval()
+    values = torch.linspace(-0.7, 1.1, tried.num_features, dtype=torch.float64)
+    for tensor, made in (
+        (tried.running_mean, values),
+        (tried.running_var, values.square() + 0.5),
+        (tried.weight, values - 0.3),
+        (tried.bias, 0.4 - values),
+    ):
+        if tensor is not None:
+            tensor.copy_(made)
+    axes = next((n for n, kind in enumerate(KINDS[:3]) if isinstance(layer, kind)), 1)
+    x = torch.linspace(-3, 3, 2 * len(values) * 4 ** (axes + 1), dtype=torch.float64)
+    x = x.sin().reshape(2, len(values), *[4] * (axes + 1))
+    expected = nn.functional.batch_norm(
+        x,
+        tried.running_mean,
+        tried.running_var,
+        tried.weight,
+        tried.bias,
+        training=tried.running_mean is None,
+        eps=tried.eps,
+    )
+    try:
+        for following in tried.children():
+            expected = following(expected)
+        return torch.allclose(tried(x), expected)
+    except Exception:  # whatever somebody's own forward pass raises on this input
+        return False
 
 
 def group_norm(layer: Any, max_groups: int) -> nn.GroupNorm:

@@ -18,7 +18,7 @@ from dpoptim.gradients.layers import normalisation
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
-from dpoptim.training import batch_loader, check, fixed_noise, loss_check
+from dpoptim.training import batch_loader, check, fixed_noise, handed_over, loss_check
 from dpoptim.training.handed_over import HandedOver
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.prepared import Prepared
@@ -69,6 +69,16 @@ def changes_of_factors_unseen() -> AbstractContextManager[Any]:
         return honest(self, reading)
 
     return patch.object(HandedOver, "_agreed", agreed)
+
+
+@contextmanager
+def other_parameters_unseen() -> Iterator[None]:
+    """Weights of a loss may learn beside the model's."""
+    with (
+        patch.object(check, "refuse_other_parameters", lambda *given: None),
+        patch.object(handed_over, "refuse_other_parameters", lambda *given: None),
+    ):
+        yield
 
 
 def scale_of_noise_unseen() -> AbstractContextManager[Any]:

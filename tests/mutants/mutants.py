@@ -362,6 +362,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "weights of a loss learn unprotected",
+        "training.other_parameters",
+        _i.other_parameters_unseen,
+        "isolation",
+    ),
+    Mutant(
         "range of a model's noise unseen",
         "training.fixed_noise.scale_of",
         _i.scale_of_noise_unseen,

@@ -2,14 +2,15 @@
 nothing shown has an address in it.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import dpoptim
 
@@ -133,6 +134,41 @@ def shuffled_stream(loop: Loop) -> None:
     loop.run()
 
 
+class NotTorchs:
+    """As fastai's own ``Optimizer``, which is derived from none of torch's."""
+
+
+def optimizer_of_another_library(loop: Loop) -> None:
+    loop.optimizer = NotTorchs()
+    loop.run()
+
+
+def loader_of_their_own(loop: Loop) -> None:
+    private = dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data)
+    with private:
+        for x, y in DataLoader(loop.data, batch_size=10):
+            private.backward(F.cross_entropy(loop.model(x), y, reduction="none"))
+
+
+def loop_over_epochs(loop: Loop) -> None:
+    private = dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data)
+    with private:
+        for _ in range(2):
+            for x, y in private.batches():
+                private.backward(F.cross_entropy(loop.model(x), y, reduction="none"))
+                loop.optimizer.step()
+
+
+def unfrozen_between(loop: Loop) -> None:
+    loop.model.requires_grad_(False).bias.requires_grad_(True)  # type: ignore[operator, union-attr]
+    private = dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data)
+    with private:
+        pass
+    loop.model.requires_grad_(True)
+    with private:
+        pass
+
+
 def stream_twice(loop: Loop) -> None:
     loop.plan, loop.data = in_order(epochs=2), Stream()
     loop.run()
@@ -153,6 +189,10 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     opacus_model: r"Opacus' GradSampleModule.*Fix: attach the bare model",
     opacus_hooks: r"'weight' has Opacus' grad_sample.*Fix: wrapper\.to_standard_module",
     opacus_optimizer: r"Opacus' DPOptimizer.*Fix: give dpoptim\.attach your own",
+    optimizer_of_another_library: r"got .*\.NotTorchs\. Fix: .*OptimWrapper",
+    loader_of_their_own: r"without a batch.*Fix: .*iterate over private\.batches\(\)",
+    loop_over_epochs: r"all 4 planned steps are done.*Fix: .*islice\(steps",
+    unfrozen_between: r"'weight' was unfrozen.*Fix: .*attach again",
     sampled_stream: r"train_set is a stream.*samples records by index.*Fix: dpoptim\.DPFTRL",
     shuffled_stream: r'train_set is a stream.*order="shuffled".*Fix: dpoptim\.DPFTRL',
     stream_twice: r"train_set is a stream.*more than once.*Fix: dpoptim\.DPFTRL",
@@ -169,6 +209,44 @@ def test_the_mistake_is_named_with_its_fix(mistake: Callable[[Loop], None]) -> N
 
 
 @pytest.mark.filterwarnings("ignore")
+class Wrapper:
+    """As fastai's ``OptimWrapper``: no optimizer of torch's, but around one."""
+
+    def __init__(self, opt: torch.optim.Optimizer) -> None:
+        self.opt = opt
+
+    def step(self) -> None:
+        self.opt.step()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_optimizer_is_found_inside_what_wraps_it(several: bool) -> None:
+    loop = Loop()
+    loop.optimizer = wrapper = Wrapper(loop.optimizer)
+    before = loop.model.weight.detach().clone()  # type: ignore[operator]
+    given: Any = [wrapper] if several else wrapper
+    with dpoptim.attach(loop.plan, loop.model, given, loop.data) as private:
+        for x, y in private.batches():
+            private.backward(F.cross_entropy(loop.model(x), y, reduction="none"))
+            wrapper.step()
+    assert private.steps_done == 4
+    assert not torch.equal(before, loop.model.weight)  # type: ignore[arg-type]
+
+
+def test_epochs_are_slices_of_the_steps() -> None:
+    """As the message about an outer loop over epochs, and the guide, say."""
+    loop, done = Loop(), []
+    with dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data) as private:
+        steps = private.steps(physical_batch_size=4)
+        for _ in range(2):
+            for step in itertools.islice(steps, private.plan.steps // 2):
+                for x, y in step:
+                    private.backward(F.cross_entropy(loop.model(x), y, reduction="none"))
+                loop.optimizer.step()
+            done.append(private.steps_done)
+    assert done == [2, 4]
+
+
 def test_a_model_that_opacus_has_let_go_is_served() -> None:
     loop = Loop()
     loop.model = pytest.importorskip("opacus").GradSampleModule(loop.model).to_standard_module()
@@ -211,3 +289,88 @@ def test_nothing_shown_is_an_address() -> None:
         for thing in (*shown, next(steps), private.spent(), loop.plan, loop.plan.event):
             assert " at 0x" not in repr(thing)
             assert "REPLACE_SPECIAL" not in repr(thing)
+
+
+class Proxies(nn.Module):
+    """A loss with weights of its own, as in metric learning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 2))
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs @ self.weight, labels, reduction="none")
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_loss_with_weights_of_its_own_does_not_train_them_unprotected(checked: bool) -> None:
+    """They were moved by gradients that nobody clipped, under a certificate for the model."""
+    loop, criterion = Loop(), Proxies()
+    own = torch.optim.SGD(criterion.parameters(), lr=0.1)
+    before = criterion.weight.detach().clone()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return criterion(model(batch[0]), batch[1])
+
+    def run() -> None:
+        options: dict[str, Any] = {"loss": loss} if checked else {}
+        with dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data, **options) as private:
+            for batch in private.batches():
+                private.backward(loss(loop.model, batch))
+                loop.optimizer.step()
+                own.step()
+
+    with pytest.raises(dpoptim.PrivacyError, match=r"outside of the model.*Fix: .*ModuleList"):
+        run()
+    assert torch.equal(before, criterion.weight)
+    criterion.requires_grad_(False)
+    run()
+
+
+def test_a_loss_with_weights_trains_beside_the_model_where_one_module_holds_both() -> None:
+    loop, criterion = Loop(), Proxies()
+    both = nn.ModuleList([loop.model, criterion])
+    optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
+    before = criterion.weight.detach().clone()
+
+    def loss(both: Any, batch: Any) -> Tensor:
+        return both[1](both[0](batch[0]), batch[1])
+
+    with dpoptim.attach(loop.plan, both, optimizer, loop.data, loss=loss) as private:
+        for batch in private.batches():
+            private.backward(loss(both, batch))
+            optimizer.step()
+    assert not torch.equal(before, criterion.weight)
+
+
+class SharpnessAware(torch.optim.SGD):
+    """As SAM is usually written: the step of an optimizer inside it, after one up the gradient."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=0.1)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.enable_grad():
+            closure()
+        gradients = [p.grad for p in self.param_groups[0]["params"] if p.grad is not None]
+        torch.stack([g.norm() for g in gradients]).norm()
+        self.base_optimizer.step()
+
+
+def test_steps_up_the_gradient_find_none_and_say_so() -> None:
+    """They found the noisy mean, and went on without a second gradient: up, and not back."""
+    loop = Loop()
+    loop.optimizer = SharpnessAware(loop.model.parameters())
+    with (
+        pytest.raises(RuntimeError) as raised,
+        dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data) as private,
+    ):
+        for x, y in private.batches():
+
+            def closure(x: Tensor = x, y: Tensor = y) -> None:
+                private.backward(F.cross_entropy(loop.model(x), y, reduction="none"))
+
+            loop.optimizer.step(closure)
+    assert ".grad is None" in " ".join(raised.value.__notes__)

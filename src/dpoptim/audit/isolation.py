@@ -109,6 +109,7 @@ def isolation() -> str:
         mixes_a_little_under_autocast,
         divides_by_the_planned_batch,
         divides_by_each_batch,
+        trains_weights_of_the_loss,
     )
     found = [f"accepted {f.__name__}" for f in refusals if not refused(f)]
     sums = (
@@ -156,6 +157,16 @@ def divides_by_the_planned_batch() -> None:
 def divides_by_each_batch() -> None:
     """A mean said to be a sum."""
     in_scalars(lambda losses: losses.sum() / len(losses), "sum")
+
+
+def trains_weights_of_the_loss() -> None:
+    """A loss with weights that are not the model's, and whose gradients nobody clips."""
+    weights = zeros(1, 1)
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return (weights(model(batch))[:, 0] - 1).square()
+
+    train(nn.Linear(FEATURES, 1), [torch.ones(FEATURES) for _ in range(RECORDS)], None, loss=loss)
 
 
 def in_scalars(reduced: Callable[[Tensor], Tensor], declared: Reduction) -> None:

@@ -90,15 +90,15 @@ class Engine:
         totals: MakeTotals = Totals,
         placement: Placement | None = None,
     ) -> None:
-        self._placement = placement or IN_PLACE
-        self._placement.settle()
+        self.placement = placement or IN_PLACE
+        self.placement.settle()
         self.model, self.clipping = model, clipping
         self.capacity, self.reduction = capacity, reduction
         self.physical_records, self.fixed_shape = capacity, False
         self.partial_backward = rows.whole_passes_only(partial_backward)
         self.positions, self.rows = dict(positions or {}), rows
         self.isolation = isolation or Isolation()
-        self._trained = TrainedParameters(model, {**(tied or {}), **self._placement.used})
+        self._trained = TrainedParameters(model, {**(tied or {}), **self.placement.used})
         self.names, self.parameters = self._trained.names, self._trained.parameters
         self.layers, self.places = self._trained.layers, self._trained.places
         clipping.units(self.layers)  # refuses bounds that are too small
@@ -125,11 +125,11 @@ class Engine:
 
     def attach(self) -> None:
         """Put the model's layers under hooks; `detach` takes every trace away, as an error does."""
-        with self._placement.in_forward():
+        with self.placement.in_forward():
             self.hooks = hooks_for(self.model, self.recorder, self.isolation)
         try:
             self.recorder.close = self._close
-            self._placement.settle()
+            self.placement.settle()
             self.state = self.hooks.watch_state()
         except BaseException:
             self.detach()
@@ -164,7 +164,7 @@ class Engine:
             PrivacyError: rows of the microbatch before have not been through a backward pass.
         """
         self.require_all_closed()
-        self._placement.settle()
+        self.placement.settle()
         self.recorder.begin(self._trained.stored_narrow)
         self.rows_open, self._null = records * self.rows.per_record, null
         self._groups, self.present = groups, present
@@ -199,7 +199,7 @@ class Engine:
 
     def refuse_changes(self, *, everything: bool = False) -> None:
         """The model may not carry out what it saw; see `ModelWatch.refuse_changes`."""
-        self._placement.settle()
+        self.placement.settle()
         if self.state is not None:
             self.state.refuse_changes(everything=everything)
             self.writes_attributes |= self.state.plain.change

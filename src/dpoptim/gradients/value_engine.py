@@ -303,7 +303,7 @@ class ValueEngine(Engine):
         return shown.clone()  # in-place operations and hooks on it are the loss's
 
     def _refuse_changed_model(self) -> None:
-        ours = {*self._placement.hooks, *(handle.id for handle in self._handles)}
+        ours = {*self.placement.hooks, *(handle.id for handle in self._handles)}
         same = layers_of(self.model, ours) == self._layers
         if not same or [(id(p), p.dtype) for p in self.model.parameters()] != self._attached:
             raise PrivacyError(

@@ -164,11 +164,10 @@ def attach(
         >>> private.spent().epsilon <= 4.0
         True
     """
-    optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    if isinstance(optimizers, Sequence):
-        for each in optimizers:
-            refuse_accumulation(each)
-        optimizers = [innermost(each) for each in optimizers]
+    optimizers = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+    for each in optimizers:
+        refuse_accumulation(each)
+    optimizers = [innermost(each) for each in optimizers]
     if isinstance(plan, Plan) and is_stream(train_set):
         train_set = records_of_stream(plan, train_set)
     model = uncompiled(model)

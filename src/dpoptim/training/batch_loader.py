@@ -136,8 +136,9 @@ class BatchLoader:
         if self._steps.done == self._plan.steps:
             raise PrivacyError(
                 f"all {self._plan.steps} planned steps are done: one loop over private.batches() "
-                "runs through all of them, epochs included. Fix: no outer loop over epochs "
-                "(private.steps_done tells where it is), or a longer plan."
+                "runs through all of them, epochs included. Fix: no outer loop over epochs; or "
+                "steps = private.steps() before it, and in each epoch "
+                "itertools.islice(steps, private.plan.steps // epochs)."
             )
         self._engine.refuse_changes()
         self._steps.restart()

@@ -25,6 +25,7 @@ from dpoptim.training.foreign import refuse_nothing_to_train, uncompiled
 from dpoptim.training.handed_over import refuse_complex_losses
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
+from dpoptim.training.other_parameters import refuse_other_parameters
 from dpoptim.training.quiet import autocast_seen, quiet
 from dpoptim.training.reduction import read_graph
 
@@ -251,6 +252,7 @@ def compare_held(program: Program, records: Units) -> CheckResult:
         refuse_memory(model, lambda: loss(model, together))
         losses = loss(model, together)
         refuse_complex_losses(losses)
+        refuse_other_parameters(losses, model, program.placement)
         if int(losses.isfinite().sum()) < min(2, losses.numel()):
             raise NotFiniteError
         refuse_single_failures(loss, model, alone[0])

@@ -28,6 +28,7 @@ HINTS_BY_TEXT = {
     "inner gradient steps on parameters (MAML) have no rule.",
     **dict.fromkeys(
         (
+            "stack expects a non-empty TensorList",  # a norm over no gradients, as SAM takes it
             *(
                 f"'NoneType' object has no attribute '{name}'"
                 for name in ("norm", "data", "detach")
@@ -42,6 +43,9 @@ HINTS_BY_TEXT = {
     "outside of optimizer.step(), so nothing can be computed from them (SAM, gradient norms, "
     "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...).",
 }
+
+# Attributes of wrappers around optimizers: Accelerate's and Lightning's, fastai's, Lookahead's.
+WRAPPED_AS = ("optimizer", "opt", "base_optimizer")
 
 
 def is_of(thing: object, package: str) -> bool:
@@ -118,9 +122,10 @@ def refuse_accumulation(optimizer: object) -> None:
 
 
 def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that hooks run on, inside what Accelerate, Lightning and others wrap it in."""
-    inner = getattr(optimizer, "optimizer", None)
-    return innermost(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+    """The optimizer that hooks run on, inside what Accelerate, Lightning or fastai wrap it in."""
+    found = (getattr(optimizer, name, None) for name in WRAPPED_AS)
+    inner = next((each for each in found if isinstance(each, torch.optim.Optimizer)), None)
+    return optimizer if inner is None else innermost(inner)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

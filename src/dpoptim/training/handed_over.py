@@ -5,6 +5,7 @@ from torch import Tensor
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.losses import without_single_axes
+from dpoptim.training.other_parameters import refuse_other_parameters
 from dpoptim.training.reduction import ONE_BY_ONE, Reading, read_reduction
 
 FACTOR = (
@@ -25,10 +26,14 @@ class HandedOver:
     def __init__(self, declared: Reduction | None, *, checked: bool) -> None:
         self.declared, self.checked = declared, checked
         self._factors: tuple[float, ...] | None = None  # of the first scalar; private
+        self._looked = False  # whether what the losses depend on was looked at
 
     def backward(self, engine: Engine, losses: Tensor) -> None:
         """Let the engine differentiate losses; see `BatchLoop.backward`."""
         require_losses(losses)
+        if not self._looked:
+            refuse_other_parameters(losses, engine.model, engine.placement)
+            self._looked = True
         losses = without_single_axes(losses)
         if engine.isolation.alone:  # whatever it is, there is nobody else in it
             engine.backward(losses)
@@ -130,8 +135,9 @@ def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
         return not_one_each(f"{axes_of(losses)} of another length")
     return PrivacyError(
         "private.backward was called again for rows that went through it already, or without a "
-        "batch: their gradients would count twice. Fix: add the losses of a row, and call "
-        "private.backward(first + second) once for each batch."
+        "batch from private.batches(): their gradients would count twice. Fix: add the losses of a "
+        "row, and call private.backward(first + second) once for each batch; iterate over "
+        "private.batches() in place of a loader of your own."
     )
 
 

@@ -36,8 +36,8 @@ def refuse_another_program(
     """
     refuse_model(engine.model)
     refuse_optimizers(optimizers)
+    refuse_changed_parameters(engine)  # first: what trains now would be called foreign
     refuse_engine(plan, engine, optimizers)
-    refuse_changed_parameters(engine)
     if not same:
         raise PrivacyError(
             "the model or the optimizers are not those that were left. Fix: attach them as a new "

@@ -98,17 +98,16 @@ def refuse_complex(model: nn.Module) -> None:
 
 
 def refuse_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    if not isinstance(optimizers, Sequence) or not optimizers:
-        raise TypeError(
-            "optimizer must be a torch.optim.Optimizer, or a list of several, got "
-            f"{type(optimizers).__name__}."
-        )
+    if not optimizers:
+        raise TypeError("optimizer must be a torch.optim.Optimizer, or a list; got none.")
     refuse_opacus_optimizers(optimizers)
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
                 "optimizer must be a torch.optim.Optimizer, or a list of several, got "
-                f"{type(optimizer).__name__}."
+                f"{type(optimizer).__module__}.{type(optimizer).__qualname__}. Fix: one "
+                "of torch.optim, or what wraps one, such as fastai's opt_func=partial("
+                "OptimWrapper, opt=torch.optim.AdamW)."
             )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise PrivacyError(
@@ -237,7 +236,9 @@ def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.O
     if any(p.requires_grad for p in held if id(p) not in known):
         raise PrivacyError(
             "the optimizer holds trainable parameters that are not the model's: they would be "
-            "trained without privacy. Fix: give it model.parameters() only."
+            "trained without privacy. Fix: give it model.parameters() only; a loss with weights of "
+            "its own trains where one module holds both and is attached, "
+            "torch.nn.ModuleList([model, criterion])."
         )
 
 
