@@ -48,9 +48,14 @@ class ReleasedGradients:
     def begin(self, first: torch.optim.Optimizer, *, moves: bool = True) -> None:
         """``first`` made the gate release, and is about to step; the others may do so later.
 
+        What is frozen finds no gradient: its noise would move it.
+
         Args:
             moves: whether there are gradients; a step may have been for the clip norm alone.
         """
+        for p in self._engine.parameters:
+            if not p.requires_grad:
+                p.grad = None
         self._others_wait(first)
         self._moving = Moving(first) if moves else None
 
