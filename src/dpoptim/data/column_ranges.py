@@ -96,6 +96,6 @@ def length_of_run(columns: Sequence[tuple[str, object]], place: int) -> int:
 
 
 def numbered(name: str) -> tuple[str, str, str]:
-    """What stands before a name's last number, that number, and what stands behind it."""
+    """A name's last number, between what stands before it and behind it."""
     found = NUMBERED.fullmatch(name)
     return (name, "", "") if found is None else (found["head"], found["number"], found["tail"])

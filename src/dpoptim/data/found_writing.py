@@ -43,7 +43,7 @@ def ways_of_writing(parts: list[Values], decimal: Decimal) -> Iterator[Way]:
 
 
 def unit_of(texts: list[str]) -> str:
-    """What stands before or behind each of these numbers; "" where it may be no unit.
+    """Unit before or behind each of these numbers; "" where what stands there may be none.
 
     A sign (``$``, ``%``) may stand on either side; letters behind a blank, or two at least behind
     the number: A1, A2 are names.

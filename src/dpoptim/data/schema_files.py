@@ -113,7 +113,7 @@ def draft(path: Path, *, target: str | None = None, person: str | None = None) -
 
 
 def role_of(name: str, target: str | None, person: str | None) -> str:
-    """What a column is for, by its name; "" where its values say."""
+    """Use of a column, by its name; "" where its values say."""
     if name in (target, person):
         return "target" if name == target else "person"
     return "drop" if IDENTIFIER.search(name) else ""
