@@ -35,6 +35,7 @@ context.set_forkserver_preload(
         "persons_work",
         "fully_sharded_work",
         "tables_work",
+        "units_work",
     ]
 )
 

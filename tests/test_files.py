@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpoptim import files
-from dpoptim.files import write_atomically
+from dpoptim.files import make_folder, write_atomically
 
 
 @pytest.mark.parametrize(
@@ -173,3 +173,12 @@ def test_a_new_file_replaces_nothing(tmp_path: Path) -> None:
     assert not files.create_whole(tmp_path / "new", b"second")
     assert (tmp_path / "new").read_bytes() == b"first"
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_fix(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(NotADirectoryError, match="choose a path whose parent is a folder"):
+        make_folder(tmp_path / "file" / "run")
+    assert (tmp_path / "file").read_text() == "kept"

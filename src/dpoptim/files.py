@@ -71,6 +71,18 @@ def write_atomically(
         raise _explained(error, path) from error
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those that it is in; harmless where it is there.
+
+    Raises:
+        OSError: naming the path and the fix.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _explained(error, path) from error
+
+
 def create_whole(path: Path, data: bytes) -> bool:
     """Make a new file of this content, on disk when this returns; False if ``path`` is there.
 

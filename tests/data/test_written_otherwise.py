@@ -1,5 +1,5 @@
 """Dates and numbers that a file writes in another way than ISO 8601 and Python, as a schema says:
-read right, or refused without their value, and never guessed.
+read right, or refused without their value. What a table that is public leaves open is not guessed.
 """
 
 from datetime import date, timedelta
@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpoptim.data import Column, Schema, parse_schema
+from dpoptim.data import Column, Schema, load_table, parse_schema
+from dpoptim.data.dates import day_text
 from dpoptim.data.encoding import encode_table
 from dpoptim.data.numbers import MARKS, as_numbers
-from dpoptim.data.schema_files import draft, to_toml
+from dpoptim.data.schema_files import draft, from_public_table, to_toml
 
 DATE = '[columns.d]\nkind = "date"\nbounds = [2020-01-01, 2020-01-11]\n'
 NUMBER = '[columns.a]\nkind = "number"\nbounds = [0, 2000]\n'
@@ -203,6 +204,118 @@ def test_what_is_written_is_read_back(thousands: str, format: str) -> None:
         thousands=thousands,  # type: ignore[arg-type]
     )
     assert parse_schema(to_toml(schema)) == schema
+
+
+COLUMN_OF_ITS_OWN = (
+    'decimal = ","\nthousands = "."\n'
+    '[columns.a]\nkind = "number"\nbounds = [0, 2000]\n'
+    '[columns.b]\nkind = "number"\nbounds = [0, 2000]\ndecimal = "."\nthousands = ","\n'
+    '[columns.c]\nkind = "number"\nbounds = [0, 2000]\ndecimal = "."\nthousands = ""\n'
+    '[columns.y]\nkind = "target"\nbounds = [0, 2000]\ndecimal = "."\nthousands = "\'"\n'
+)
+
+
+def test_a_column_may_be_written_otherwise_than_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a;b;c;y\n1.500,5;1,500.5;1500.5;1'500.5\n0,5;0.5;0.5;0.5\n")
+    schema = parse_schema(COLUMN_OF_ITS_OWN)
+    (part,) = encode_table(path, schema, labels=True)
+    assert part.y is not None
+    every = np.column_stack([part.x, part.y])
+    np.testing.assert_allclose(every[0], 1500.5 / 1000 - 1, rtol=1e-6)
+    np.testing.assert_allclose(every[1], 0.5 / 1000 - 1, rtol=1e-6)
+    assert parse_schema(to_toml(schema)) == schema
+    path.write_text("a;b;c;y\n1,5;1,5;1;1\n")
+    with pytest.raises(ValueError, match=r"'b' is not a number \(with a decimal point and ','"):
+        list(encode_table(path, schema, labels=True))
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ('decimal = ";"', r"column 'a': decimal must be one of '\.', ','"),
+        ('thousands = "."', r"column 'a': decimal and thousands are both '\.'.*Fix"),
+        ("decimal = 1", "column 'a': decimal must be one of"),
+    ],
+)
+def test_marks_of_a_column_that_make_no_sense_are_refused(entry: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_schema(NUMBER + entry)
+    with pytest.raises(ValueError, match="a date takes bounds, fill, format; not 'decimal'"):
+        parse_schema(DATE + 'decimal = ","')
+
+
+def found(tmp_path: Path, *values: str, target: bool = False) -> Column:
+    """A public column as it is drafted, in a table whose other numbers have a point."""
+    path = tmp_path / "t.csv"
+    path.write_text("a;b;y\n" + "".join(f"{v};{i}.5;{i}\n" for i, v in enumerate(values)))
+    name = "a" if target else "y"
+    schema = from_public_table(path, target=name, regression=True)
+    assert parse_schema(to_toml(schema)) == schema
+    load_table(path, schema, public=True)
+    return schema.columns[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "decimal", "thousands", "unit"),
+    [
+        (("$5.00", "-$1,234.50", "$7"), (-1234.5, 7), None, ",", "$"),
+        (("12 %", "3.5 %", "NA"), (3.5, 12), None, None, "%"),
+        (("70 kg", "65kg"), (65, 70), None, None, "kg"),
+        (("USD 7", "USD 9"), (7, 9), None, None, "USD"),
+        (("1.234,50 €", "2,5 €"), (2.5, 1234.5), ",", ".", "€"),
+        (("1,234", "12,500"), (1234, 12500), None, ",", None),
+        (("0,125", "1,250"), (0.125, 1.25), ",", None, None),
+        (("1'000", "2'500.5"), (1000, 2500.5), None, "'", None),
+    ],
+)
+@pytest.mark.parametrize("target", [False, True])
+def test_a_public_table_says_how_its_numbers_are_written(
+    values: tuple[str, ...],
+    bounds: tuple[float, float],
+    decimal: str | None,
+    thousands: str | None,
+    unit: str | None,
+    target: bool,
+    tmp_path: Path,
+) -> None:
+    if target:
+        values = tuple(value for value in values if value != "NA")
+    column = found(tmp_path, *values, target=target)
+    assert column.kind == ("target" if target else "number")
+    assert (column.bounds, column.unit) == (bounds, unit)
+    assert (column.decimal, column.thousands) == (decimal, thousands)
+
+
+@pytest.mark.parametrize(
+    ("values", "format", "last"),
+    [
+        (("31.12.2024", "01.02.2024"), "%d.%m.%Y", "2025-01-01"),
+        (("12/31/2024", "01/02/2024", ""), "%m/%d/%Y", "2025-01-01"),
+        (("31/12/2024", "01/02/2024"), "%d/%m/%Y", "2025-01-01"),
+        (("2024/12/31", "2024/02/01"), "%Y/%m/%d", "2025-01-01"),
+        (("2024-12-31", "2024-02-01"), None, "2025-01-01"),
+    ],
+)
+def test_a_public_table_says_how_its_dates_are_written(
+    values: tuple[str, ...], format: str | None, last: str, tmp_path: Path
+) -> None:
+    column = found(tmp_path, *values)
+    assert (column.kind, column.format) == ("date", format)
+    assert column.bounds is not None
+    assert day_text(column.bounds[1]) == last
+
+
+@pytest.mark.parametrize(
+    "values",
+    [("01/02/2024", "03/04/2024"), ("A1", "A2", "A3"), ("5 kg", "7 lb"), ("1-2", "3-4")],
+)
+def test_what_could_be_read_in_two_ways_or_is_no_number_is_not_guessed(
+    values: tuple[str, ...], tmp_path: Path
+) -> None:
+    column = found(tmp_path, *values)
+    assert column.kind == "category"
+    assert set(column.categories) == set(values)
 
 
 def test_a_draft_says_where_to_write_it(tmp_path: Path) -> None:

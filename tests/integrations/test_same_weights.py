@@ -312,6 +312,36 @@ def test_every_loop_resumes_to_the_same_weights(task: str, stop: int, tmp_path: 
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_private_state_goes_with_the_lightning_checkpoint_that_it_is_of(tmp_path: Path) -> None:
+    """Of the best two, of the last one, which is written at the end once more, and of none kept."""
+    data, made = Sentences(), set[str]()
+
+    class See(lightning.Callback):  # type: ignore[name-defined, misc]
+        def on_train_batch_start(self, *rest: Any) -> None:
+            made.update(path.name for path in tmp_path.glob("private-*"))
+
+    every = lightning.callbacks.ModelCheckpoint(
+        dirpath=tmp_path, every_n_train_steps=1, save_top_k=2, monitor="step", mode="max",
+        save_last=True, filename="{step}",
+    )  # fmt: skip
+    expected, fit = by_lightning(
+        classifier(), data, tmp_path, 4, enable_checkpointing=True, more=[every, See()]
+    )
+    steps = plan().steps
+    assert len(made) > 2, "there were others"
+    kept = {f"private-step={step}.checkpoint" for step in (steps - 1, steps)}
+    assert {path.name for path in tmp_path.glob("private-*")} == kept
+    assert {path.name for path in tmp_path.glob("*.ckpt")} == {
+        "last.ckpt", f"step={steps - 1}.ckpt", f"step={steps}.ckpt"
+    }  # fmt: skip
+    assert "save_checkpoint" not in vars(fit.strategy)
+    found, _ = by_lightning(
+        classifier(), data, tmp_path, 4, resume=tmp_path / f"step={steps - 1}.ckpt"
+    )
+    close(expected, found)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_lightning_checkpoint_saved_by_hand_is_gone_on_from(tmp_path: Path) -> None:
     """Without a ModelCheckpoint; its private state is in the Trainer's own folder."""
     file = tmp_path / "by hand.ckpt"

@@ -360,9 +360,9 @@ def test_gradients_are_sparse_for_those_that_move_selected_rows_alone(name: str)
 
         optimizer.register_step_pre_hook(look)
         for x, _ in private.batches():
+            assert all(p.grad is None for p in model.parameters())
             private.backward(model(x))
             optimizer.step()
-            assert all(p.grad is None for p in model.parameters())
     assert [each.is_sparse for each in found] == [name in SPARSE, name in SPARSE, False, False] * 4
     assert all(each.isfinite().all() for each in model.state_dict().values())
     assert all(0 < each.to_dense().any(1).sum() < ROWS for each in found[:2])

@@ -92,12 +92,14 @@ def bounds(model: nn.Sequential, x: Tensor, y: Tensor, *, paper: bool) -> Tensor
         hook.remove()
     losses = F.cross_entropy(output, y, reduction="none")
     norms = [spectral_norm(layer.linear.weight) for layer in layers]
+    trained = {id(p) for p in model.parameters()}
     if not paper:
         (slopes,) = torch.autograd.grad(losses.sum(), output)
-        return squared_gradient_bounds(layers, inputs, slopes.double().norm(dim=1), norms).sqrt()
+        measured = slopes.double().norm(dim=1)
+        return squared_gradient_bounds(layers, inputs, measured, norms, trained).sqrt()
     slopes = 2 * (2 * losses.detach().double()).clamp(0, 1).sqrt()
     return squared_gradient_bounds(
-        layers, propagated(layers, x.square().sum(1), norms), slopes, norms
+        layers, propagated(layers, x.square().sum(1), norms), slopes, norms, trained
     ).sqrt()
 
 

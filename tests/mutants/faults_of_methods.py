@@ -196,12 +196,10 @@ def odds_not_halved() -> Fault:
 
 
 def biases_left_out() -> Fault:
-    def bounds(
-        layers: list[Layer], inputs: list[Tensor], slopes: Tensor, norms: list[float]
-    ) -> Tensor:
-        honest = squared_gradient_bounds(layers, inputs, slopes, norms)
+    def bounds(layers: list[Layer], inputs: list[Tensor], slopes: Tensor, *rest: Any) -> Tensor:
+        honest = squared_gradient_bounds(layers, inputs, slopes, *rest)
         without = [torch.zeros_like(slopes) for _ in layers]
-        return honest - squared_gradient_bounds(layers, without, slopes, norms)
+        return honest - squared_gradient_bounds(layers, without, slopes, *rest)
 
     return patch.object(value_engine, "squared_gradient_bounds", bounds)
 

@@ -180,6 +180,30 @@ def test_what_cannot_be_predicted_is_refused(trained: Path, tmp_path: Path) -> N
     ]
 
 
+def test_columns_come_along_beside_the_predictions(trained: Path, tmp_path: Path) -> None:
+    """As they are in the file, also where the model learnt from them; in the order asked for."""
+    rows = records(7, 3)
+    table = str(write_table(tmp_path / "t.csv", rows))
+    out, plain = tmp_path / "p.csv", tmp_path / "plain.csv"
+    run("predict", str(trained), table, "--out", str(plain))
+    keep = ("--id", "visit_id", "--id", "age", "--id", "patient")
+    run("predict", str(trained), table, "--out", str(out), *keep)
+    with out.open(newline="") as file, plain.open(newline="") as without:
+        found, expected = list(csv.reader(file)), list(csv.reader(without))
+    assert [line[3:] for line in found] == expected
+    places = [COLUMNS.index(name) for name in ("visit_id", "age", "patient")]
+    assert found[0][:3] == ["visit_id", "age", "patient"]
+    assert [line[:3] for line in found[1:]] == [[row[place] for place in places] for row in rows]
+    for more, said in (
+        (("--id", "nobody"), "has no column 'nobody'"),
+        (("--id", "age", "--id", "age"), "two columns of one name"),
+    ):
+        said_so = run("predict", str(trained), table, "--out", str(out), *more, code=2)
+        assert said in " ".join(said_so.split())
+    with out.open(newline="") as file:
+        assert list(csv.reader(file)) == found, "as it was"
+
+
 def test_predictions_do_not_replace_the_records(tmp_path: Path) -> None:
     """Nor by another path to the same file; before a model is looked at."""
     table = write_table(tmp_path / "t.csv", records(5, 0))

@@ -465,19 +465,18 @@ def test_a_batch_from_another_loader() -> None:
             break
 
 
-@pytest.mark.parametrize(("frozen", "word"), [(True, "unfrozen"), (False, "frozen")])
-def test_parameters_that_change_after_attaching(frozen: bool, word: str) -> None:
+def test_parameters_that_are_unfrozen_after_attaching() -> None:
     model, data = problem()
-    model[0].weight.requires_grad_(not frozen)
+    model[0].weight.requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     with dpoptim.attach(plan(), model, optimizer, data) as private:
         x, y = next(private.batches())
-        model[0].weight.requires_grad_(frozen)
-        with pytest.raises(dpoptim.PrivacyError, match=rf"'0.weight' was {word}|unfrozen"):
+        model[0].weight.requires_grad_(True)
+        with pytest.raises(dpoptim.PrivacyError, match="unfrozen"):
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
         model[0].weight.grad = None
-        model[0].weight.requires_grad_(not frozen)
+        model[0].weight.requires_grad_(False)
 
 
 def test_the_model_may_be_frozen_while_another_learns_through_it(tmp_path: Path) -> None:
@@ -515,21 +514,6 @@ def test_what_is_unfrozen_or_written_while_the_model_is_frozen_is_refused() -> N
         with pytest.raises(dpoptim.PrivacyError, match="'0.bias' was changed"):
             private.save("unused")
         model[0].bias.data.copy_(kept)
-
-
-@pytest.mark.parametrize("first", [False, True], ids=["in a step", "before its first batch"])
-def test_parameters_frozen_for_a_step_are_said_to_be_frozen(first: bool) -> None:
-    """As by Lightning's toggle_optimizer: nothing wrote into them."""
-    model, data = problem()
-    halves = [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]
-    with dpoptim.attach(plan(), model, halves, data) as private:
-        model[2].requires_grad_(not first)
-        with pytest.raises(dpoptim.PrivacyError, match=r"'2.weight' was frozen .*toggle_optimizer"):
-            x, y = next(private.batches())
-            model[2].requires_grad_(False)
-            private.backward(F.cross_entropy(model(x), y, reduction="none"))
-            halves[0].step()
-        model[2].requires_grad_(True)
 
 
 def test_parameters_outside_the_optimizer() -> None:

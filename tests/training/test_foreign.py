@@ -179,7 +179,7 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     all_frozen_in_check: r"model has no parameter that requires a gradient.*Fix: requires_grad_",
     scaled_step: r"GradScaler is not supported.*Fix: train without it",
     clipped_values: r"there is no \.grad to clip.*Fix: leave it out",
-    norm_of_gradient: r"\.grad is None.*Fix: look at the noisy mean",
+    norm_of_gradient: r"\.grad is None.*Fix: look at the noisy mean after",
     copy_of_gradient: r"\.grad is None.*Fix: look at the noisy mean",
     weights_assigned: r"'weight' was.*another's place.*Fix: .*assign=True\) before",
     weight_times_gradient: r"\.grad is None.*Fix: look at the noisy mean",

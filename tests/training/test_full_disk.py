@@ -79,3 +79,29 @@ def test_a_full_disk_costs_no_checkpoint_and_no_second_charge(dies: bool, tmp_pa
     (entry,) = ledger.entries()
     assert (entry.state, entry.resumed) == ("committed", 1)
     assert entry.repeated >= dies  # the third step was done twice
+
+
+def test_a_ledger_that_cannot_be_written_refuses_the_first_step_and_is_asked_again(
+    tmp_path: Path,
+) -> None:
+    """Nothing is released before the charge is on disk; and nothing is lost."""
+    ledger = dpoptim.Ledger(tmp_path / "runs.sqlite")
+    private = attached(ledger)
+    before = private.model.weight.detach().clone()
+    with private:
+        with no_room_for(0), pytest.raises(dpoptim.LedgerError, match="disk"):
+            train(private, until=1)
+        assert private.steps_done == 0
+        assert torch.equal(private.model.weight, before)
+        assert private.model.weight.grad is None
+        assert not ledger.entries()
+        train(private, until=2)
+        assert [entry.state for entry in ledger.entries()] == ["open"]
+        with no_room_for(0), pytest.raises(dpoptim.LedgerError, match="disk"):
+            train(private, until=3)
+        done = private.steps_done
+        train(private, until=STEPS)
+        assert done in (2, 3)
+    (entry,) = ledger.entries()
+    assert entry.state == "committed"
+    ledger.verify()

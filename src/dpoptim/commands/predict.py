@@ -15,6 +15,14 @@ def predict(
         Path, typer.Argument(help="New records: a table with the same columns, or a .npz file.")
     ],
     out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("predictions.csv"),
+    id_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id",
+            help="A column of the table, such as who a record is of, that is copied beside the "
+            "predictions. May be given several times.",
+        ),
+    ] = None,
     data_is_public: Annotated[
         bool,
         typer.Option(
@@ -31,7 +39,7 @@ def predict(
     with clear_errors():
         from dpoptim.runs.predict import predict_file
 
-        predicted = predict_file(run, data, out, public=data_is_public)
+        predicted = predict_file(run, data, out, public=data_is_public, keep=id_column or ())
     say(f"wrote {predicted.records} predictions to {out}")
     if predicted.score is not None:
         say(f"score {predicted.score:.4f} ({predicted.measure})")

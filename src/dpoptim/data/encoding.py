@@ -1,6 +1,6 @@
 """Apply a schema: each record of a table becomes features by itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,22 +26,25 @@ class Encoded:
         y: places among the classes (int64), or numbers to predict scaled to [-1, 1] (float32);
             None if not asked for.
         persons: whose row each is, as text; None without a person column.
+        kept: columns that were asked for as they are, in the file's own values.
     """
 
     first: int
     x: Floats
     y: NDArray[np.int64] | NDArray[np.float32] | None
     persons: list[str] | None
+    kept: Sequence[Values] = ()
 
 
 def encode_table(
-    path: Path, schema: Schema, *, labels: bool, persons: bool = False
+    path: Path, schema: Schema, *, labels: bool, persons: bool = False, keep: Sequence[str] = ()
 ) -> Iterator[Encoded]:
     """Read a table and apply the schema by column name, in chunks; other columns are ignored.
 
     Args:
         labels, persons: whether to read the target, and whose record each is; new records to
             predict need neither.
+        keep: names of further columns, to come along unread.
 
     Raises:
         ValueError: the table is damaged, lacks a column of the schema, or holds a value that the
@@ -56,12 +59,13 @@ def encode_table(
     names = [column.name for column in schema.features]
     names += [target.name] if target else []
     names += [person] if person else []
-    for chunk in read_columns(path, names):
+    for chunk in read_columns(path, list(dict.fromkeys([*names, *keep]))):
         yield Encoded(
             chunk.first,
             encode(path, chunk, schema),
             None if target is None else targets_of(path, chunk, target, schema),
             None if person is None else persons_of(path, chunk, person),
+            [chunk.columns[name] for name in keep],
         )
 
 
@@ -134,16 +138,17 @@ def one_hot(features: Floats, values: Values, column: Column) -> None:
 
 def numbers_of(path: Path, chunk: Chunk, column: Column, schema: Schema) -> NDArray[np.float64]:
     values = chunk.columns[column.name]
-    numbers, bad = as_numbers(values, schema.decimal, schema.thousands, column.unit or "")
+    decimal, thousands = schema.marks_of(column)
+    numbers, bad = as_numbers(values, decimal, thousands, column.unit or "")
     if bad is not None:
-        mark, other = ("point", ",") if schema.decimal == "." else ("comma", ".")
-        grouped = f"{schema.thousands!r} between" if schema.thousands else "no mark of"
+        mark, other = ("point", ",") if decimal == "." else ("comma", ".")
+        grouped = f"{thousands!r} between" if thousands else "no mark of"
         raise ValueError(
             f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number "
             f"(with a decimal {mark} and {grouped} thousands). Fix: correct it; or, in the "
             f'schema that dpoptim schema new drafts, say decimal = "{other}" or thousands = '
-            f'"{other}" above the columns, or in the column unit = "$" where a number is written '
-            "$5; or make it a date or a category, or drop it."
+            f'"{other}" above the columns or in this one, or in the column unit = "$" where a '
+            "number is written $5; or make it a date or a category, or drop it."
         )
     return numbers
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dpoptim.arguments import real_number
+from dpoptim.data.column_ranges import expanded
 from dpoptim.data.dates import day_number, day_text, holds
 from dpoptim.data.schema_values import FILL_IN, bounds_of, missing_bounds, texts_of
 
@@ -22,12 +23,12 @@ Decimal = Literal[".", ","]
 Thousands = Literal["", ".", ",", " ", "'"]
 OF_TABLE: dict[str, Any] = {"scaling": Scaling, "decimal": Decimal, "thousands": Thousands}
 OPTIONS: dict[Kind, tuple[str, ...]] = {
-    "number": ("bounds", "fill", "unit"),
+    "number": ("bounds", "fill", "unit", "decimal", "thousands"),
     "date": ("bounds", "fill", "format"),
     "category": ("categories",),
     "drop": (),
     "person": (),
-    "target": ("classes", "bounds", "unit"),
+    "target": ("classes", "bounds", "unit", "decimal", "thousands"),
 }
 
 
@@ -52,6 +53,8 @@ class Column:
             a number to predict.
         format: how a file writes a date, as `datetime.strptime` takes it (``"%d.%m.%Y"`` for
             31.12.2024); None: 2024-12-31, with or without a time.
+        decimal, thousands: of numbers that are written otherwise than the table's others; None: as
+            these are.
     """
 
     name: str
@@ -62,6 +65,8 @@ class Column:
     categories: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     format: str | None = None
+    decimal: Decimal | None = None
+    thousands: Thousands | None = None
 
     @property
     def width(self) -> int:
@@ -103,14 +108,21 @@ class Schema:
                 "learn from."
             )
         if self.thousands == self.decimal:
-            raise ValueError(
-                f"schema: decimal and thousands are both {self.decimal!r}. Fix: say how a number "
-                'is written, such as decimal = "," and thousands = "." for 1.234,5.'
-            )
+            raise ValueError(same_marks("", self.decimal))
         for column in self.columns:
+            decimal, thousands = self.marks_of(column)
+            if decimal == thousands:
+                raise ValueError(same_marks(f"column {column.name!r}: ", decimal))
             scaled = column.kind == "date" or (column.kind == "number" and self.scaling == "bounds")
             if scaled and column.bounds is None:
                 raise ValueError(missing_bounds(column.name, column.kind))
+
+    def marks_of(self, column: Column) -> tuple[Decimal, Thousands]:
+        """The decimal mark of a column's numbers, and the one between groups of digits."""
+        return (
+            self.decimal if column.decimal is None else column.decimal,
+            self.thousands if column.thousands is None else column.thousands,
+        )
 
     @cached_property
     def features(self) -> tuple[Column, ...]:
@@ -229,15 +241,24 @@ def parse_schema(text: str) -> Schema:
             f"{', '.join(map(repr, open_ones))}. Fix: bounds, categories and classes as they are "
             'publicly known, such as bounds = [0, 120]; or kind = "drop".'
         )
-    return Schema(tuple(column_of(name, entry) for name, entry in columns.items()), **of_table)
+    return Schema(
+        tuple(column_of(name, entry) for name, entry in expanded(columns).items()), **of_table
+    )
 
 
-def mark_of(name: str, given: object) -> Any:
-    """An entry above all columns, such as the decimal mark."""
+def same_marks(where: str, mark: str) -> str:
+    return (
+        f"schema: {where}decimal and thousands are both {mark!r}. Fix: say how a number is "
+        'written, such as decimal = "," and thousands = "." for 1.234,5.'
+    )
+
+
+def mark_of(name: str, given: object, where: str = "") -> Any:
+    """An entry above all columns or in one, such as the decimal mark."""
     known = get_args(OF_TABLE[name])
     if not isinstance(given, str) or given not in known:
         raise ValueError(
-            f"schema: {name} must be one of {', '.join(map(repr, known))}, got {given!r}."
+            f"schema: {where}{name} must be one of {', '.join(map(repr, known))}, got {given!r}."
         )
     return given
 
@@ -271,6 +292,11 @@ def column_of(name: str, entry: Mapping[str, Any]) -> Column:
         categories=texts_of(name, "categories", entry.get("categories", [])),
         classes=texts_of(name, "classes", entry.get("classes", [])),
         format=entry.get("format"),
+        **{
+            mark: mark_of(mark, entry[mark], f"column {name!r}: ")
+            for mark in ("decimal", "thousands")
+            if mark in entry
+        },
     )
     refuse_incomplete(column)
     return column

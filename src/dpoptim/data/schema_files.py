@@ -2,12 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from dpoptim.data.column_ranges import runs_of
 from dpoptim.data.damaged_files import kind_of
-from dpoptim.data.dates import as_days, day_text
+from dpoptim.data.dates import day_text
+from dpoptim.data.found_writing import DECIMALS, Way, found_days, ways_of_writing
 from dpoptim.data.numbers import as_numbers, as_texts, is_missing
 from dpoptim.data.schema import Column, Decimal, Schema
 from dpoptim.data.schema_values import FILL_IN
@@ -17,7 +20,6 @@ BARE = re.compile(r"[A-Za-z0-9_-]+")
 IDENTIFIER = re.compile(
     r"(^|[_\s-])(id|uuid|key|index|name|email|phone)$|^(id|unnamed)", re.IGNORECASE
 )
-DECIMALS: tuple[Decimal, Decimal] = (".", ",")
 MOST_CATEGORIES = 30  # of a public column of text, before it is dropped from a draft
 WRITTEN = {  # by whether the comma separates columns
     True: '# thousands = ","  # where numbers are written "1,234"\n',
@@ -34,6 +36,8 @@ HEAD = """\
 #   person:   whose row it is; one person is then what the guarantee protects
 #   target:   classes = ["no", "yes"], or bounds = [lowest, highest] of a number to predict
 #   drop:     not looked at, as is best for whatever identifies a row
+# Columns that differ by a number share an entry, such as "pixel_{0..783}"; one of them may have one
+# of its own beside it.
 """
 
 
@@ -55,8 +59,9 @@ def table_of(column: Column) -> str:
         lines.append(f"fill = {text(column.fill)}")
     if column.format is not None:
         lines.append(f"format = {quoted(column.format)}")
-    if column.unit is not None:
-        lines.append(f"unit = {quoted(column.unit)}")
+    for name in ("unit", "decimal", "thousands"):
+        if (text_of_it := getattr(column, name)) is not None:
+            lines.append(f"{name} = {quoted(text_of_it)}")
     for name in ("categories", "classes"):
         if values := getattr(column, name):
             lines.append(f"{name} = [{', '.join(map(quoted, values))}]")
@@ -89,13 +94,14 @@ def draft(path: Path, *, target: str | None = None, person: str | None = None) -
     parts = [HEAD, 'scaling = "bounds"\n']
     if kind_of(path) == ".csv":
         parts.append(WRITTEN[separator_of(path) == ","])
-    for name, found in columns:
+    roles = [(name, (found, role_of(name, target, person))) for name, found in columns]
+    for name, _, (found, role) in runs_of(roles):
         head = f"\n[columns.{key(name)}]\n"
-        if name == target:
+        if role == "target":
             parts.append(f'{head}kind = "target"\nclasses = {values_of(found)}\n')
-        elif name == person:
+        elif role == "person":
             parts.append(f'{head}kind = "person"\n')
-        elif IDENTIFIER.search(name):
+        elif role == "drop":
             parts.append(f'{head}kind = "drop"  # by its name, it identifies\n')
         elif found in ("text", "boolean"):
             parts.append(f'{head}kind = "category"\ncategories = {values_of(found)}\n')
@@ -104,6 +110,13 @@ def draft(path: Path, *, target: str | None = None, person: str | None = None) -
             guess = "" if found else "  # or category, or date"
             parts.append(f'{head}kind = "{kind}"{guess}\nbounds = ["{FILL_IN}", "{FILL_IN}"]\n')
     return "".join(parts)
+
+
+def role_of(name: str, target: str | None, person: str | None) -> str:
+    """Use of a column, by its name; "" where its values say."""
+    if name in (target, person):
+        return "target" if name == target else "person"
+    return "drop" if IDENTIFIER.search(name) else ""
 
 
 def values_of(found: str | None) -> str:
@@ -143,7 +156,7 @@ def from_public_table(
 def found_decimal(parts: dict[str, list[Values]]) -> Decimal:
     """The mark with which more columns of a public table are numbers; a point, if as many."""
     points, commas = (
-        sum(found_bounds(values, mark) is not None for values in parts.values())
+        sum(found_bounds(values, (mark, "", "")) is not None for values in parts.values())
         for mark in DECIMALS
     )
     return "," if commas > points else "."
@@ -174,26 +187,47 @@ def found_target(
                 f"{path}: the label takes fewer than two values; there is nothing to classify."
             )
         return Column(name, "target", classes=tuple(sorted(texts, key=natural_order)))
-    bounds = found_bounds(parts, decimal)
-    if bounds is None:
+    number = found_number(name, parts, decimal)
+    if number is None:
         raise ValueError(
             f"{path}: the target {name!r} holds text or a single number; regression predicts "
-            "numbers. Fix: where numbers have a unit or marks of thousands, draft without "
-            "--data-is-public, and say in the schema how they are written."
+            "numbers. Fix: draft without --data-is-public, and say in the schema how its numbers "
+            "are written."
         )
-    return Column(name, "target", bounds=bounds)
+    return replace(number, kind="target", fill=None)
+
+
+def found_number(name: str, parts: list[Values], decimal: Decimal) -> Column | None:
+    """A column of numbers, however they are written; None of any other.
+
+    Args:
+        decimal: the table's; what differs from it is said in the column.
+    """
+    for way in ways_of_writing(parts, decimal):
+        bounds = found_bounds(parts, way)
+        if bounds is None:
+            continue
+        mark, thousands, unit = way
+        known = np.concatenate([as_numbers(values, *way)[0] for values in parts])
+        gaps = np.isnan(known)
+        return Column(
+            name,
+            "number",
+            bounds,
+            fill=float(np.median(known[~gaps])) if gaps.any() else None,
+            unit=unit or None,
+            decimal=None if mark == decimal else mark,
+            thousands=thousands or None,
+        )
+    return None
 
 
 def found_column(name: str, parts: list[Values], decimal: Decimal) -> Column:
     if IDENTIFIER.search(name):
         return Column(name, "drop")
-    bounds = found_bounds(parts, decimal)
-    if bounds is not None:
-        known = np.concatenate([as_numbers(values, decimal)[0] for values in parts])
-        gaps = np.isnan(known)
-        return Column(
-            name, "number", bounds, fill=float(np.median(known[~gaps])) if gaps.any() else None
-        )
+    number = found_number(name, parts, decimal)
+    if number is not None:
+        return number
     dates = found_dates(name, parts)
     if dates is not None:
         return dates
@@ -205,21 +239,21 @@ def found_column(name: str, parts: list[Values], decimal: Decimal) -> Column:
 
 
 def found_dates(name: str, parts: list[Values]) -> Column | None:
-    """A column of ISO dates on two days or more; None for any other."""
-    pieces = [as_days(values) for values in parts]
-    if any(bad is not None for _, bad in pieces):
+    """A column of dates on two days or more, in one format; None for any other."""
+    found = found_days(parts)
+    if found is None:
         return None
-    days = np.floor(np.concatenate([each for each, _ in pieces]))
+    days, format = found
     gaps = np.isnan(days)
     if gaps.all() or (low := float(np.nanmin(days))) == (high := float(np.nanmax(days))):
         return None
     fill = float(np.floor(np.median(days[~gaps]))) if gaps.any() else None
-    return Column(name, "date", (low, high + 1), fill=fill)
+    return Column(name, "date", (low, high + 1), fill=fill, format=format)
 
 
-def found_bounds(parts: list[Values], decimal: Decimal) -> tuple[float, float] | None:
+def found_bounds(parts: list[Values], way: Way) -> tuple[float, float] | None:
     """Lowest and highest number; None for text, and where there are no two numbers."""
-    pieces = [as_numbers(values, decimal) for values in parts]
+    pieces = [as_numbers(values, *way) for values in parts]
     if any(bad is not None for _, bad in pieces):
         return None
     numbers = np.concatenate([each for each, _ in pieces])

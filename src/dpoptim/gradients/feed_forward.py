@@ -13,7 +13,7 @@ leaves out the biases; without the terms for them its bound is false.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,7 +224,11 @@ class SpectralNorms:
 
 
 def squared_gradient_bounds(
-    layers: list[Layer], inputs: list[Tensor], slopes: Tensor, norms: list[float]
+    layers: list[Layer],
+    inputs: list[Tensor],
+    slopes: Tensor,
+    norms: list[float],
+    trained: Container[int],
 ) -> Tensor:
     """Upper bounds on the squared norm of each record's gradient: float64, shape (B,). Private.
 
@@ -232,6 +236,7 @@ def squared_gradient_bounds(
         inputs: squared norms of the input of each linear layer or more, float64, shape (B,).
         slopes: ``|d f / d h_H|`` of each record or more, float64, shape (B,).
         norms: of the weights, from `spectral_norm`; the first one is not used.
+        trained: ids of the parameters whose gradients are summed, frozen meanwhile or not.
     """
     total = torch.zeros_like(slopes)
     later = 1.0  # from the output of this layer to the output of the net
@@ -239,9 +244,9 @@ def squared_gradient_bounds(
         later *= layer.slope
         linear = layer.linear
         squared = torch.zeros_like(slopes)
-        if linear.weight.requires_grad:
+        if id(linear.weight) in trained:
             squared = squared + h
-        if linear.bias is not None and linear.bias.requires_grad:
+        if linear.bias is not None and id(linear.bias) in trained:
             squared = squared + 1
         total += squared * later**2
         later *= norm

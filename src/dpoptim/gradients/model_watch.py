@@ -94,8 +94,8 @@ class ModelWatch:
         if self._in_batch:
             self._refuse_written_parameters()
         found = Contents.of(self.model)
-        # between batches the caller may freeze them, as where a GAN's other part learns
-        refuse_frozen_or_unfrozen(found, self._trained, may_freeze=not self._in_batch)
+        # the caller may freeze them: the noisy mean of what is frozen moves nothing
+        refuse_frozen_or_unfrozen(found, self._trained, may_freeze=True)
         self._refuse_changed_constants(found, everything)
         self.plain.compare(found, everything=everything)
         if self._extra and self._extra_digests() != self._extra_noted:
@@ -198,10 +198,10 @@ def refuse_frozen_or_unfrozen(
         if p.requires_grad != (id(p) in trained) and (p.requires_grad or not may_freeze):
             change = "unfrozen, or put in another's place," if p.requires_grad else "frozen"
             raise PrivacyError(
-                f"parameter {name!r} was {change} after attaching. Fix: set requires_grad, replace "
-                "layers and load_state_dict(..., assign=True) before "
-                "dpoptim.attach, or attach again. Lightning's toggle_optimizer freezes what other "
-                "optimizers train: leave it out, and .detach() what a loss shall not train."
+                f"parameter {name!r} was {change} after attaching. Fix: replace layers and "
+                "load_state_dict(..., assign=True) before dpoptim.attach, or attach again. What is "
+                "to train later trains while attach is called: requires_grad_(True) before, and "
+                "requires_grad_(False) after it for the time in which it rests."
             )
 
 

@@ -27,7 +27,8 @@ class SingleRecordHooks(HookManager):
 
     def _take(self, name: str, place: int, held: nn.Module, p: Tensor) -> None:
         gradient, p.grad = p.grad, None
-        assert gradient is not None
+        if gradient is None:  # frozen since its forward pass: autograd adds nothing up
+            return
         row = gradient.detach().to_dense().reshape(1, -1)
         self.recorder.reached(place)
         self.recorder.enter(LayerUse(name, held, 1, lambda: {"gradient": Dense(row)}))

@@ -223,7 +223,7 @@ class ValueEngine(Engine):
             measured = torch.maximum(measured, promised)  # f rounds to 0 where its slope does not
             upto = propagated(self._layers, inputs[0], norms)
             inputs = [torch.maximum(*both) for both in zip(upto, inputs, strict=True)]
-        squared = squared_gradient_bounds(self._layers, inputs, measured, norms)
+        squared = squared_gradient_bounds(self._layers, inputs, measured, norms, self.places)
         # times 0, they would not be finite further back
         squared = torch.where(measured > LARGEST, torch.inf, squared)
         if forward.dropped is not None:

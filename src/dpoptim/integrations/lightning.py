@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError, RankError
 from dpoptim.integrations.figures import is_public, names_of_figures
+from dpoptim.integrations.lightning_checkpoints import KEY, PrivateFiles
 from dpoptim.integrations.lightning_options import (
     refuse_finders,
     refuse_loaders,
@@ -30,6 +31,10 @@ from dpoptim.training.logical_steps import LogicalStep
 from dpoptim.training.private_training import PrivateTraining
 
 Collate = Callable[[list[Any]], Any]
+
+
+def nothing() -> None:
+    pass
 
 
 class PrivateCallback(KnowsOpacus, pl.Callback):
@@ -63,7 +68,8 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
     **Guarantee.** That of `dpoptim.attach` for the plan. ``self.log`` is refused in training, also
     at the end of an epoch, unless ``public_figures`` names the figure: what it would show is
     private, and would name checkpoints. Checkpoints of the Trainer hold what is released; the
-    private state lies beside them, in files named ``private-step=N.checkpoint``, which are secret.
+    private state lies beside them, in files named ``private-step=N.checkpoint``, which are secret,
+    and go with the last checkpoint that they belong to.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         self._label, self._noise_seed = label, noise_seed
         self._projection, self._random_iterate = projection, random_iterate
         self._resume: Path | None = None
+        self._files, self._unfollow = PrivateFiles(), nothing
         self._left = False  # whether the run has ended, or failed
         self._undo: list[Callable[[], Any]] = []
         self._validated: set[str] | None = None  # names of figures, as far as they are known
@@ -133,6 +140,8 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
             resume=self._resume,
         )
         self._left = False
+        self._unfollow()
+        self._unfollow = self._files.follow(trainer.strategy)
         self.loader.steps = self.private.steps(
             physical_batch_size=self._physical, num_workers=self._workers
         )
@@ -244,12 +253,12 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"private-step={self.private.steps_done}.checkpoint"
         self.private.save(path)
-        checkpoint["dpoptim_private_checkpoint"] = str(path)
+        checkpoint[KEY] = str(path)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        path = checkpoint.get("dpoptim_private_checkpoint")
+        path = checkpoint.get(KEY)
         if path is None:
             raise PrivacyError(
                 "this checkpoint does not say what was released: it was written without dpoptim's "
@@ -259,6 +268,8 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         # a folder of checkpoints may have been moved, and is then named by fit alone
         beside = Path(trainer.ckpt_path or path).parent / Path(path).name
         self._resume = beside if beside.exists() else Path(path)
+        if trainer.ckpt_path is not None:
+            self._files.note(trainer.ckpt_path, self._resume)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._leave()
@@ -272,6 +283,11 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         if self.private is not None:
             with suppress(RankError):  # the Trainer raises what it was told of
                 self.private.__exit__(type(exception), exception, exception.__traceback__)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """The last checkpoints are written and removed after training has ended."""
+        self._unfollow()
+        self._unfollow = nothing
 
     def _leave(self) -> None:
         self._left = True

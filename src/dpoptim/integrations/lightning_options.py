@@ -89,6 +89,8 @@ def refuse_monitors(trainer: pl.Trainer, logged: Collection[str] | None) -> None
         return
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         name = getattr(callback, "monitor", None)
+        if isinstance(callback, pl.callbacks.ModelCheckpoint) and name in ("epoch", "step"):
+            continue  # which it counts itself, to keep the latest
         if name is not None and name not in logged:
             raise ValueError(
                 f"{type(callback).__name__}(monitor={name!r}) waits for a figure that is never "

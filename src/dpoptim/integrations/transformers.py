@@ -15,7 +15,11 @@ from dpoptim.errors import PrivacyError
 from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.language import losses_from_labels
 from dpoptim.integrations.loaders import PlanLoader, SealedStep
-from dpoptim.integrations.transformers_options import fit_to_plan, with_steps_of
+from dpoptim.integrations.transformers_options import (
+    compile_for_sizes,
+    fit_to_plan,
+    with_steps_of,
+)
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
@@ -52,6 +56,7 @@ class PrivateTrainerMixin(KnowsOpacus):
             `losses_from_labels`).
         ledger, ledger_label, noise_seed, checkpoint_key, projection, random_iterate: as for
             `dpoptim.attach`; after training, ``self.private.swap_random_iterate()``.
+        fixed_shape: as for `PrivateTraining.batches`; for collators that always pad to one length.
         debug_private: also log the training loss and all else that is private: never for release.
         public_figures: names of further figures that may be logged: you vouch that no private
             record takes part in them.
@@ -80,6 +85,7 @@ class PrivateTrainerMixin(KnowsOpacus):
         checkpoint_key: bytes | None = None,
         projection: float | None = None,
         random_iterate: bool = False,
+        fixed_shape: bool | None = None,
         debug_private: bool = False,
         public_figures: Collection[str] = (),
         **trainer: Any,
@@ -89,8 +95,8 @@ class PrivateTrainerMixin(KnowsOpacus):
         self._public, self._left_out = names_of_figures(public_figures), set(USUAL)
         self.private: PrivateTraining | None = None
         self._losses = losses
-        self._ledger = ledger
-        self._label = ledger_label
+        self._ledger, self._label = ledger, ledger_label
+        self._fixed_shape = fixed_shape
         self._noise_seed = noise_seed
         self._key = checkpoint_key
         self._projection, self._random_iterate = projection, random_iterate
@@ -99,6 +105,7 @@ class PrivateTrainerMixin(KnowsOpacus):
             **{name: with_steps_of(plan, each) for name, each in trainer.items()},
         )
         self._fit_to_plan(self.args)  # type: ignore[attr-defined]
+        compile_for_sizes(self.accelerator, fixed_shape)  # type: ignore[attr-defined]
 
     def _fit_to_plan(self, args: transformers.TrainingArguments) -> None:
         fit_to_plan(self.plan, args, own_loss_of(self), sealed=self._key is not None)
@@ -155,6 +162,7 @@ class PrivateTrainerMixin(KnowsOpacus):
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
             prefetch_factor=args.dataloader_prefetch_factor,
             multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
+            fixed_shape=self._fixed_shape,
         )
 
     def _attached(self) -> nn.Module:

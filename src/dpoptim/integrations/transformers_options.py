@@ -135,3 +135,14 @@ def fit_to_plan(
     args.max_grad_norm = 0.0
     args.ignore_data_skip = True  # who takes part in coming steps is in the private checkpoint
     args.include_num_input_tokens_seen = "no"  # how many there were is private
+
+
+def compile_for_sizes(accelerator: Any, fixed_shape: bool | None) -> None:
+    """Let ``args.torch_compile`` make graphs for all sizes of batches at once, unless one is fixed.
+
+    A sampled batch has another size in each step: without this, each graph is compiled for the
+    first batch's, and again for all sizes.
+    """
+    plugin = getattr(accelerator.state, "dynamo_plugin", None)
+    if not fixed_shape and plugin is not None and plugin.dynamic is None:
+        plugin.dynamic = True

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Data
-from dpoptim.files import write_atomically
+from dpoptim.files import make_folder, write_atomically
 from dpoptim.installed import SOURCES, digests
 from dpoptim.methods import WholeRun
 from dpoptim.optimizers import optimizer
@@ -247,7 +247,7 @@ def prepare_folder(request: TrainRequest, data: Data) -> Path:
         return folder
     if folder.is_dir() and any(folder.iterdir()) and not request.overwrite:
         raise ValueError(f"--out {folder} is not empty; name another folder, or allow --overwrite.")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     return folder
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from dpoptim.data import Floats, Preparation, Schema
 from dpoptim.data.damaged_files import kind_of
 from dpoptim.data.encoding import encode_table
 from dpoptim.data.npz_files import read_features
-from dpoptim.data.table_files import is_table
+from dpoptim.data.numbers import as_texts
+from dpoptim.data.table_files import Values, is_table
 from dpoptim.estimators.table import clip_rows
 from dpoptim.files import begin_beside
 from dpoptim.runs.saved_model import SavedModel, load_model
@@ -32,10 +33,13 @@ class Predicted:
     measure: str
 
 
-def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> Predicted:
+def predict_file(
+    run: Path, data: Path, out: Path, *, public: bool = False, keep: Sequence[str] = ()
+) -> Predicted:
     """Predict every record of ``data`` and write ``out``: one line a record, in order.
 
-    Columns: ``prediction``; and for classification ``probability of CLASS`` for each class.
+    Columns: those to keep; ``prediction``; and for classification ``probability of CLASS`` for each
+    class.
 
     Args:
         run: a run directory, or its ``model.pt``.
@@ -43,6 +47,7 @@ def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> P
             .npz file.
         public: the owner declares ``data`` public, true values included: compute the score, if
             they are there.
+        keep: columns of a table that are copied beside the predictions, such as who a record is of.
 
     Raises:
         FileNotFoundError, ValueError: naming the file, the column and the fix. ``out`` is then as
@@ -59,17 +64,17 @@ def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> P
             f"{run} does not say how features are made of records; train again with this version."
         )
     score = Score(saved) if public else None
+    header = ["prediction", *(f"probability of {name}" for name in saved.class_names)]
+    refuse_to_keep(data, keep, header)
     records = 0
     temporary, handle = begin_beside(out, private=False)
     try:
         with os.fdopen(handle, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(
-                ["prediction", *(f"probability of {name}" for name in saved.class_names)]
-            )
-            for x, y in features_of(saved, data, with_targets=public):
+            writer.writerow([*keep, *header])
+            for x, y, kept in features_of(saved, data, with_targets=public, keep=keep):
                 outputs = outputs_of(saved, x)
-                writer.writerows(lines_of(saved, outputs))
+                writer.writerows(beside(kept, lines_of(saved, outputs)))
                 records += len(x)
                 if score is not None and y is not None:
                     score.add(outputs, y)
@@ -80,10 +85,34 @@ def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> P
     return Predicted(records, None if score is None else score.value(), measure)
 
 
+def refuse_to_keep(data: Path, keep: Sequence[str], header: Sequence[str]) -> None:
+    if keep and not is_table(data):
+        raise ValueError(
+            f"--id names a column of a table, and {data} is none. Fix: leave it out; predictions "
+            "are in the order of the records."
+        )
+    twice = next((name for name in keep if name in header or keep.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"--id {twice} would be two columns of one name in the predictions. Fix: name each "
+            "column once, and none that is called as one of the predictions."
+        )
+
+
+def beside(kept: Sequence[Values], lines: Iterable[list[str]]) -> Iterator[list[str]]:
+    """Lines of predictions behind their records' kept values."""
+    texts = [as_texts(values) for values in kept]
+    return ([*own, *line] for *own, line in zip(*texts, lines, strict=True))
+
+
 def features_of(
-    saved: SavedModel, data: Path, *, with_targets: bool
-) -> Iterator[tuple[Floats, NDArray[np.int64] | NDArray[np.float32] | None]]:
-    """The records as the model takes them, in chunks, with targets where asked for and there."""
+    saved: SavedModel, data: Path, *, with_targets: bool, keep: Sequence[str] = ()
+) -> Iterator[tuple[Floats, NDArray[np.int64] | NDArray[np.float32] | None, Sequence[Values]]]:
+    """The records as the model takes them, in chunks, with targets where asked for and there.
+
+    Args:
+        keep: columns of a table that come along.
+    """
     if not data.is_file():
         raise FileNotFoundError(
             f"{data} does not exist; --data takes a file with the records to predict."
@@ -93,8 +122,8 @@ def features_of(
             raise ValueError(
                 f"{data}: the model was trained on a table; give one with the same columns."
             )
-        for encoded in encode_table(data, saved.encoding, labels=with_targets):
-            yield encoded.x, encoded.y
+        for encoded in encode_table(data, saved.encoding, labels=with_targets, keep=keep):
+            yield encoded.x, encoded.y, encoded.kept
         return
     assert isinstance(saved.encoding, Preparation)
     if kind_of(data) != ".npz":
@@ -108,7 +137,7 @@ def features_of(
     x = read_features(data)
     for start in range(0, len(x), CHUNK):
         try:
-            yield saved.encoding(x[start : start + CHUNK]), None
+            yield saved.encoding(x[start : start + CHUNK]), None, ()
         except ValueError as error:
             raise ValueError(f"{data}, from record {start + 1} on: {error}") from None
 

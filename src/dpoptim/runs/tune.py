@@ -14,7 +14,7 @@ from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.data import Data
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
 from dpoptim.estimators.linear_fit import CLIPPED_SHARE
-from dpoptim.files import write_atomically
+from dpoptim.files import make_folder, write_atomically
 from dpoptim.runs.command import open_ledger
 from dpoptim.runs.inputs import load
 from dpoptim.runs.models import build_model
@@ -136,7 +136,7 @@ def tune_privately(
         )
     estimator = estimator_for(data, request.records_per_person).set_params(neighboring=relation)
     grid = grid_of(texts, data, estimator)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     if (out / "tune.json").exists() and not request.overwrite:
         raise ValueError(f"--out {out} holds a search; name another folder, or allow --overwrite.")
     with open_ledger(request, relation, data) as ledger:

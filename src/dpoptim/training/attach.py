@@ -54,8 +54,8 @@ def attach(
 
     Inside, ``private.backward(losses)`` hands clipped per-record sums to the engine (``.grad``
     stays None), and ``optimizer.step()`` lets the gate write the noisy mean into ``.grad`` before
-    it moves. Leaving ``with`` restores the model exactly; its class and state-dict keys never
-    change.
+    it moves; it stays there until ``zero_grad()`` or the next batch. Leaving ``with`` restores the
+    model exactly; its class and state-dict keys never change.
 
     Args:
         plan: from ``dpoptim.DPSGD(...).plan(...)``.

@@ -66,6 +66,7 @@ class Attached:
 
     def take_off(self) -> None:
         """Leave model and optimizers as they were; harmless when repeated."""
+        self._gradients.forget_used()
         self._engine.detach()
         self._wrapping.restore()
         self._meanwhile.close()

@@ -35,9 +35,9 @@ HINTS_BY_TEXT = {
             ),
             "'Parameter' and 'NoneType'",  # p * p.grad, as AdaLoRA weighs its parameters
         ),
-        "outside of optimizer.step() an attached model's .grad is None: clipped sums stay inside "
-        "until noise is on them. Fix: look at the noisy mean in "
-        "optimizer.register_step_pre_hook(...).",
+        "between a batch and optimizer.step() an attached model's .grad is None: clipped sums stay "
+        "inside until noise is on them. Fix: look at the noisy mean after optimizer.step(), before "
+        "zero_grad(), where private.finished_step is true.",
     ),
     "not have been used in the graph": "gradients of an attached model's parameters do not exist "
     "outside of optimizer.step(), so nothing can be computed from them (SAM, gradient norms, "

@@ -1,12 +1,13 @@
 """Findings of attaching about model, loss and data before anything is reserved or drawn."""
 
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpoptim.distributed.ranks import Ranks
@@ -16,7 +17,7 @@ from dpoptim.gate import SelectedRows
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation, require_choice
 from dpoptim.plan import Plan
-from dpoptim.torch_internals import without_reentrance
+from dpoptim.torch_internals import pytree, without_reentrance
 from dpoptim.training.agreed import agree_on_run
 from dpoptim.training.checkpoint import identity_of
 from dpoptim.training.engines import engine_for, training_method
@@ -130,7 +131,17 @@ class Prepared:
             yield
 
     def _a_row(self) -> Any:
-        return self.wrapping.trial_rows([self.units.a_row(self.train_set)], self._ranks)[0]
+        """A row for its form: rank 0's, since in shards others may have another form.
+
+        Ranks that try the model on rows of two forms may find two ways to keep records apart.
+        """
+        row = self.units.a_row(self.train_set)
+        if self.wrapping.spread:
+            return self.wrapping.trial_rows([row], self._ranks)[0]
+        if self._ranks.size == 1:
+            return row
+        first = self._ranks.from_first(partial(as_bytes, row))
+        return row if first is None else pickle.loads(first)
 
     def _checked_loss(self, chosen: Chosen) -> LossCheck | None:
         request = self._request
@@ -203,3 +214,11 @@ class Prepared:
     def _identity(self, count: int) -> dict[str, Any]:
         found = identity_of(self.plan, self.engine, self.optimizers, self.units, count)
         return found | {"iterates": [self._request.projection, self._request.random_iterate]}
+
+
+def as_bytes(row: Any) -> bytes | None:
+    """A row by value, without what its tensors are views of; None where it cannot be sent."""
+    try:
+        return pickle.dumps(pytree.tree_map_only(Tensor, Tensor.clone, row))
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return None

@@ -1,6 +1,7 @@
 """From the gate to the optimizers: each uses its share of a release in ``.grad`` once."""
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ class ReleasedGradients:
 
     **Guarantee.** No optimizer steps while a ``.grad`` is there that the gate did not write for it,
     or while the model or an optimizer holds other trainable parameters than when it was attached.
+    What was used stays in ``.grad`` until ``zero_grad()`` or the next batch, as in a plain loop: it
+    is released. While a batch's sums are being taken, there is nothing in ``.grad``.
     """
 
     def __init__(
@@ -37,15 +40,22 @@ class ReleasedGradients:
         self._waiting: set[torch.optim.Optimizer] = set()
         # their gradients, and the values that these were given, by the parameter's id
         self._released: dict[int, tuple[Tensor, Values]] = {}
+        # those that were used, by the parameter's id: weakly, zero_grad() frees their memory
+        self._used: dict[int, weakref.ref[Tensor]] = {}
         # what made the gate release, until it has used its share
         self._moving: Moving | None = None
 
     def begin(self, first: torch.optim.Optimizer, *, moves: bool = True) -> None:
         """``first`` made the gate release, and is about to step; the others may do so later.
 
+        What is frozen finds no gradient: its noise would move it.
+
         Args:
             moves: whether there are gradients; a step may have been for the clip norm alone.
         """
+        for p in self._engine.parameters:
+            if not p.requires_grad:
+                p.grad = None
         self._others_wait(first)
         self._moving = Moving(first) if moves else None
 
@@ -71,19 +81,32 @@ class ReleasedGradients:
         return True
 
     def used(self, optimizer: torch.optim.Optimizer) -> None:
-        """Forget gradients that were used, whether or not zero_grad() is called."""
+        """An optimizer has used its share, which may still be looked at."""
         if self._moving is not None and self._moving.optimizer is optimizer:
             self._moving = None
         for group in optimizer.param_groups:
             for p in group["params"]:
-                p.grad = None
                 self._released.pop(id(p), None)
+                if p.grad is not None:
+                    self._used[id(p)] = weakref.ref(p.grad)
         if not self._waiting:
             self._over()
+
+    def _was_used(self, p: Tensor) -> bool:
+        used = self._used.get(id(p))
+        return used is not None and p.grad is not None and used() is p.grad
+
+    def forget_used(self) -> None:
+        """Take used gradients out of ``.grad``, whether or not zero_grad() was called."""
+        for p in self._engine.parameters if self._used else ():
+            if self._was_used(p):
+                p.grad = None
+        self._used = {}
 
     def drop(self) -> None:
         """A new batch is coming: what some have not used of the last release stays unused."""
         self.refuse_unfinished()
+        self.forget_used()
         if self._waiting:
             self._refuse_other_gradients()
             self._waiting, self._released = set(), {}
@@ -110,7 +133,11 @@ class ReleasedGradients:
         left = {self._moving.optimizer, *self._waiting}
         gradients = zip(self._engine.names, self._engine.parameters, strict=True)
         return {
-            "gradients": {name: p.grad for name, p in gradients if p.grad is not None},
+            "gradients": {
+                name: p.grad
+                for name, p in gradients
+                if p.grad is not None and not self._was_used(p)
+            },
             "optimizers": [number for number, one in enumerate(self._optimizers) if one in left],
             "touched": self._moving.clean_up(),
         }
@@ -134,6 +161,7 @@ class ReleasedGradients:
         self._waiting &= set(left)
         for optimizer in left:
             optimizer.step()
+        self.forget_used()
 
     def refuse_changes(self) -> None:
         """Refuse foreign gradients, and parameters or buffers other than those attached."""
@@ -144,7 +172,7 @@ class ReleasedGradients:
     def _refuse_other_gradients(self) -> None:
         for name, p in zip(self._engine.names, self._engine.parameters, strict=True):
             released, values = self._released.get(id(p), (None, None))
-            if p.grad is None:
+            if p.grad is None or self._was_used(p):
                 continue
             # by value, since writes through ``.data`` leave no other trace
             if p.grad is not released or values is None or values.changed() is not None:
