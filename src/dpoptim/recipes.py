@@ -83,8 +83,8 @@ def recipe(
         return Recipe(part(15), 40, 1.0, 1.0, 0.9, 0.5, None, reach=2 * REACH)
     rate = float(f"{min(1.0, shorter):.2g}") if features == "scattering" else 1.0
     # views take more steps to learn, so each is of fewer images
-    rows, share = (512, 15) if views == 1 else (max(1, 512 // views), 20)
-    return Recipe(part(share), 30, 1.0, rate, 0.9, 0.3, physical_batch_size=rows, walk=0.3)
+    share = 15 if views == 1 else 20
+    return Recipe(part(share), 30, 1.0, rate, 0.9, 0.3, max(512, views), walk=0.3)
 
 
 def steady_rate(base: Recipe, plan: Plan) -> float:

@@ -18,6 +18,7 @@ from dpoptim.gradients.layers import kernels
 from dpoptim.gradients.layers.convolution import ConvolutionRule, formed_by_patches
 from dpoptim.gradients.layers.kernels import Compiled
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, blocks_in, squared_norms_of_parts
+from dpoptim.gradients.rows_of_records import SumOfRows
 from support import by_engine, joint_norm
 
 BUILT = native.library() is not None
@@ -111,6 +112,43 @@ def test_a_gradient_has_the_same_bits_in_any_place_and_cut_anyhow(
     with pytest.MonkeyPatch.context() as patch:
         with_level(1, patch)
         assert torch.equal(formed(layer, x, g)[0], alone)
+
+
+@built
+@settings(max_examples=20, deadline=None)
+@given(layer_and_size=layers(), seed=st.integers(0, 99))
+def test_records_of_several_rows_are_sums_over_those_that_are_there(
+    layer_and_size: tuple[nn.Module, tuple[int, ...]], seed: int
+) -> None:
+    """One chain over the positions of all, whatever the others hold; zero where none is there."""
+    layer, size = layer_and_size
+    torch.manual_seed(seed)
+    x = torch.randn(9, layer.in_channels, *size)
+    g = torch.randn_like(layer(x)).detach()
+    exact, terms = (
+        formed_by_patches(layer, of(x.double()), of(g.double()), slice(0, 9), 9)
+        for of in (lambda t: t, torch.abs)
+    )
+    keep = torch.tensor([True, True, True, False, True, True, False, False, False])
+    x[~keep], g[~keep] = math.nan, math.inf
+    exact, terms = ((t * keep[:, None]).unflatten(0, (3, 3)).sum(1) for t in (exact, terms))
+    singly = SumOfRows(Compiled(layer, x, g), 3, keep)
+    chunks = singly.one_by_one()
+
+    def summed(part: slice) -> tuple[Tensor, Tensor]:
+        rooms = [torch.full((part.stop - part.start, each.entries), math.nan) for each in chunks]
+        norms = [torch.full((len(room), 1), math.nan) for room in rooms]
+        for chunk, room, of_chunk in zip(chunks, rooms, norms, strict=True):
+            chunk.form_measured(part, room, of_chunk, chunk.entries)
+        return torch.cat(rooms, 1), torch.cat(norms, 1)
+
+    written, norms = summed(slice(0, 3))
+    found, steps = singly.in_order(written), 3 * math.prod(g.shape[2:]) + 1
+    assert ((found - exact).abs() <= steps * U / (1 - steps * U) * terms).all()
+    assert torch.equal(found[2], torch.zeros_like(found[2]))
+    torch.testing.assert_close(norms.norm(dim=1), written.norm(dim=1))
+    assert torch.equal(summed(slice(1, 2))[0][0], written[1])
+    assert torch.equal(torch.cat([each.form(1) for each in chunks]), written[1])
 
 
 def outer(g: Tensor, a: Tensor, block: int = NORM_BLOCK) -> tuple[Tensor, Tensor]:
@@ -284,7 +322,7 @@ def test_inputs_that_are_dense_are_not_copied(monkeypatch: pytest.MonkeyPatch) -
     (chunk,) = Compiled(nn.Conv2d(3, 16, 3), x, g).one_by_one()
     room, norms = torch.empty(2, chunk.entries), torch.empty(2, 1)
     chunk.form_measured(slice(1, 3), room, norms, 1024)
-    _, given_x, given_g, out, _ = seen[0]
+    _, given_x, given_g, out, *_ = seen[0]
     assert given_x.data_ptr() == x[1].data_ptr()
     assert given_g.data_ptr() == g[1].data_ptr()
     assert out is room

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, Units
 from dpoptim.gradients import backward_pass, claimed_sums, native, record_by_record, sequence_outer
@@ -24,7 +24,7 @@ from dpoptim.gradients import per_sample_grads as per_sample_grads_module
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hook_manager import HookManager
-from dpoptim.gradients.layers import linear
+from dpoptim.gradients.layers import convolution, linear
 from dpoptim.gradients.norms import NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
 from dpoptim.gradients.products import Groups
@@ -165,6 +165,19 @@ def rows_in_the_next_place() -> AbstractContextManager[Any]:
     return patch.object(linear, "linear", product)
 
 
+def images_in_the_next_place() -> AbstractContextManager[Any]:
+    """Compiled convolutions write a record's output where the next one's belongs.
+
+    Made up, so that none need be built; for those without padding.
+    """
+
+    def output(module: nn.Module, x: Tensor) -> Tensor:
+        convolve = convolution.CONVOLVE[x.dim() - 2]
+        return convolve(x, module.weight, module.bias, module.stride).roll(1, 0)
+
+    return patch.object(convolution.small_convolutions, "output", output)
+
+
 def bound_in_c_too_large() -> AbstractContextManager[Any]:
     """Compiled functions are told another bound than the noise is made for."""
     honest = Clipping.in_c
@@ -215,11 +228,19 @@ def last_of_a_few_unmeasured() -> AbstractContextManager[Any]:
 def compiled_norms_of_the_first_outputs() -> Iterator[None]:
     """Compiled functions measure less than they form: made up, so that none need be built.
 
-    For convolutions of a single place.
+    For convolutions of one axis, without padding.
     """
 
-    def form(geometry: native.Geometry, x: Tensor, g: Tensor, out: Tensor, norms: Tensor) -> None:
-        formed = torch.bmm(x.flatten(2), g.flatten(2).transpose(1, 2))
+    def form(
+        geometry: native.Geometry,
+        x: Tensor,
+        g: Tensor,
+        out: Tensor,
+        norms: Tensor,
+        there: Tensor | None,
+    ) -> None:
+        places = x.unfold(2, geometry.kernel[2], geometry.stride[2]).transpose(2, 3).flatten(1, 2)
+        formed = torch.bmm(places, g.transpose(1, 2))
         out.copy_(formed.flatten(1))
         norms.zero_()[:, 0] = formed[:, :, :2].flatten(1).norm(dim=1)
 

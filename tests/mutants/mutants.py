@@ -278,6 +278,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "sensitivity",
     ),
     Mutant(
+        "outputs of convolutions in the next record's place",
+        "gradients/layers/convolutions.c",
+        _s.images_in_the_next_place,
+        "sensitivity",
+    ),
+    Mutant(
         "compiled factors for a larger bound",
         "clipping.Clipping.in_c",
         _s.bound_in_c_too_large,

@@ -88,6 +88,7 @@ def sensitivity() -> str:
         thin, thinner = nn.Linear(4, 1, bias=False), nn.Linear(3, 1, bias=False)
         states = nn.GRU(4, 3, bias=False, batch_first=True)
         groups = nn.GroupNorm(2, 4)
+        strided = nn.Sequential(nn.Conv1d(1, 16, 2, 2), nn.Tanh(), nn.Conv1d(16, 8, 2, 2))
     finally:
         torch.random.set_rng_state(torch_state)
     half = 1e4 * normal(6, 1, 4)
@@ -121,6 +122,9 @@ def sensitivity() -> str:
         audit_sensitivity(groups, (alone,), own_loss, 0.5, kinds=("plain",), tolerance=1e-6),
         audit_sensitivity(
             thinner, (aligned,), mean_loss, 1.0, reduction="mean", kinds=("huge",), records=1
+        ),
+        audit_sensitivity(
+            strided, (normal(6, 1, 8),), steep_loss, 0.5, kinds=("plain", "nan"), tolerance=1e-6
         ),
     ]
     return "; ".join(finding(result) for result in found if finding(result))

@@ -101,7 +101,5 @@ def moved(images: Tensor, pixels: int = 1, generator: torch.Generator | None = N
     )
     padded[:, :, pixels : pixels + height, pixels : pixels + width] = images
     down, right = torch.randint(0, 2 * pixels + 1, (2, rows, 1, 1, 1), generator=generator)
-    i = torch.arange(height).view(1, 1, -1, 1) + down
-    j = torch.arange(width).view(1, 1, 1, -1) + right
-    row, channel = torch.arange(rows).view(-1, 1, 1, 1), torch.arange(channels).view(1, -1, 1, 1)
-    return padded[row, channel, i, j]
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (rows, channels, down, right, ...)
+    return windows[torch.arange(rows), :, down.view(-1), right.view(-1)]

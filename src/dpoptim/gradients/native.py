@@ -73,7 +73,7 @@ def library() -> Library | None:
     ]
     functions.dpoptim_form.restype = functions.dpoptim_add.restype = None
     functions.dpoptim_form.argtypes = [
-        *(some, whole, some, whole, some, whole),
+        *(some, whole, whole, some, some, whole, some, whole),
         *(some, whole, some, whole, some, ctypes.c_int),
     ]
     functions.dpoptim_add.argtypes = [some, whole, some, whole, some, whole, ctypes.c_int]
@@ -102,12 +102,21 @@ def room_for(geometry: Geometry) -> int:
     return int(found.functions.dpoptim_room(ctypes.addressof(geometry)))
 
 
-def form(geometry: Geometry, x: Tensor, g: Tensor, out: Tensor, norms: Tensor) -> None:
+def form(
+    geometry: Geometry,
+    x: Tensor,
+    g: Tensor,
+    out: Tensor,
+    norms: Tensor,
+    there: Tensor | None = None,
+) -> None:
     """Form some records' gradients, and the norms of their blocks: see `norms.read_part`.
 
     Args:
-        x: inputs, (b, channels, space...), and g: output gradients, (b, outputs, positions...),
-            float32 on the CPU, each record dense.
+        x: inputs, (b K, channels, space...), and g: output gradients, (b K, outputs,
+            positions...), float32 on the CPU, each row dense; a record's gradient is the sum over
+            its K rows, which come one after the other.
+        there: which rows count, bool, dense, (b, K); others may hold anything. None: all.
         out: for gradients, (b, entries), with strides (any, 1): of the kernel's places, and of
             each the outputs.
         norms: for norms of blocks of ``geometry.block`` entries, float32, (b, blocks).
@@ -116,8 +125,9 @@ def form(geometry: Geometry, x: Tensor, g: Tensor, out: Tensor, norms: Tensor) -
     assert found is not None
     room = torch.empty(room_for(geometry), dtype=torch.float32, device="cpu")
     found.functions.dpoptim_form(
-        *(ctypes.addressof(geometry), x.shape[0]),
-        *(x.data_ptr(), x.stride(0), g.data_ptr(), g.stride(0)),
+        *(ctypes.addressof(geometry), len(out), len(x) // max(1, len(out))),
+        *(None if there is None else there.data_ptr(), x.data_ptr()),
+        *(x.stride(0), g.data_ptr(), g.stride(0)),
         *(out.data_ptr(), out.stride(0), norms.data_ptr(), norms.stride(0)),
         *(room.data_ptr(), found.level),
     )

@@ -113,6 +113,9 @@ class Chunk:
         form_measured: forms all gradients of some consecutive records in room for them, (b,
             entries), and writes what `norms.read_part` would of them, for blocks of so many
             entries. Where it is there it is used.
+        of_rows: makes a ``form_measured`` for records of K consecutive rows each, whose gradients
+            are the sums over the rows that ``keep``, bool, (rows,), has (None: all). Takes K and
+            ``keep``. None: rows are formed one by one, and added up.
         form_added: forms some pieces of the gradients of some consecutive records as ``form`` has
             them, adds each times its weight to a total, float32, (entries,), and returns the
             squared norms of each piece, float64, (pieces, b), as `norms.in_blocks` reads them;
@@ -127,6 +130,7 @@ class Chunk:
     form: Callable[[int], Tensor]
     form_few: Callable[[slice, Tensor | None], Tensor] | None = None
     form_measured: FormMeasured | None = None
+    of_rows: Callable[[int, Tensor | None], FormMeasured] | None = None
     form_added: FormAdded | None = None
     pieces: int = 1
     positions: int = 1

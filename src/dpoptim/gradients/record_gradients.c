@@ -177,9 +177,9 @@ static Choice chosen(int level, int run, int64_t left) {
                     : run == 3 ? (Choice){wide_3_8, 8, 16} : (Choice){wide_1_8_half, 8, 16};
 }
 
-/* Adds lines `from` to `to` of positions to the gradients of all rows. */
+/* Adds lines `from` to `to` of positions to the gradients of all rows, if there is `more` there. */
 static void form_lines(const Geometry *of, const Plan *plan, const float *image, const float *g,
-                       float *out, int64_t from, int64_t to, int level) {
+                       float *out, int64_t from, int64_t to, int more, int level) {
     for (int64_t w = 0; w < of->kernel[2];) {
         int64_t left = of->kernel[2] - w;
         int run = of->dilation[2] != 1 ? 1 : left >= 4 ? 4 : left == 3 ? 3 : 1;
@@ -198,7 +198,7 @@ static void form_lines(const Geometry *of, const Plan *plan, const float *image,
                     rows[r] = image + c * plan->space + line * plan->padded[2] + w * of->dilation[2];
                     outs[r] = out + ((here - of->first) * of->kernel[2] + w) * of->outputs + output;
                 }
-                way.tile(plan, rows, g + output, outs, of->outputs, lanes, from, to, from > 0);
+                way.tile(plan, rows, g + output, outs, of->outputs, lanes, from, to, more);
             }
             output += way.lanes;
         }
@@ -208,25 +208,33 @@ static void form_lines(const Geometry *of, const Plan *plan, const float *image,
 
 /* The gradients of some records, (entries of the kernel by rows, outputs), and their blocks' norms.
 
-   Strides are those of records, in floats; x and g are dense in a record. */
-void dpoptim_form(const Geometry *of, int64_t records, const float *x, int64_t x_stride,
-                  const float *g, int64_t g_stride, float *out, int64_t out_stride, float *norms,
-                  int64_t norms_stride, float *room, int level) {
+   A record has `images` images, one after the other, and the sum of their gradients: one chain over
+   the positions of all. `there` tells which images count, (records, images); NULL: all. Strides are
+   those of images and records, in floats; x and g are dense in an image. */
+void dpoptim_form(const Geometry *of, int64_t records, int64_t images, const uint8_t *there,
+                  const float *x, int64_t x_stride, const float *g, int64_t g_stride, float *out,
+                  int64_t out_stride, float *norms, int64_t norms_stride, float *room, int level) {
     Plan plan = planned(of);
     int64_t positions = plan.lines * plan.places[2];
     int64_t entries = (of->last - of->first) * of->kernel[2] * of->outputs;
     float *image = room + plan.lines_at_once * plan.places[2] * plan.filled;
     x += plan.first_channel * of->size[0] * of->size[1] * of->size[2];
     if (!plan.in_place) memset(image, 0, sizeof(float) * plan.channels * plan.space);
-    for (int64_t i = 0; i < records; i++, x += x_stride, g += g_stride, out += out_stride) {
-        if (!plan.in_place) pad(of, &plan, x, image);
-        for (int64_t from = 0; from < plan.lines; from += plan.lines_at_once) {
-            int64_t to = from + plan.lines_at_once;
-            if (to > plan.lines) to = plan.lines;
-            turn(g + from * plan.places[2], positions, of->outputs, (to - from) * plan.places[2],
-                 plan.filled, room);
-            form_lines(of, &plan, plan.in_place ? x : image, room, out, from, to, level);
+    for (int64_t i = 0; i < records; i++, out += out_stride) {
+        int more = 0;
+        for (int64_t each = 0; each < images; each++, x += x_stride, g += g_stride) {
+            if (there && !there[i * images + each]) continue;
+            if (!plan.in_place) pad(of, &plan, x, image);
+            for (int64_t from = 0; from < plan.lines; from += plan.lines_at_once) {
+                int64_t to = from + plan.lines_at_once;
+                if (to > plan.lines) to = plan.lines;
+                turn(g + from * plan.places[2], positions, of->outputs,
+                     (to - from) * plan.places[2], plan.filled, room);
+                form_lines(of, &plan, plan.in_place ? x : image, room, out, from, to, more, level);
+                more = 1;
+            }
         }
+        if (!more) memset(out, 0, sizeof(float) * entries);
         (level == WIDE_LEVEL ? wide_norms : middle_norms)(out, entries, of->block, norms);
         norms += norms_stride;
     }

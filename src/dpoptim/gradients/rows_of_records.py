@@ -17,7 +17,15 @@ from torch import Tensor
 
 from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.per_sample_grads import Bias, Chunk, Dense, OneByOne, Outer, PerSampleGrad
+from dpoptim.gradients.per_sample_grads import (
+    Bias,
+    Chunk,
+    Dense,
+    OneByOne,
+    Outer,
+    PerSampleGrad,
+    record_by,
+)
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 
@@ -131,7 +139,9 @@ def _(rows: Lazy, count: int, K: int) -> PerSampleGrad:
     form = FormedRows(lambda part, most: replace(rows, most=most).materialise(part), K)
     singly = None if rows.singly is None else SumOfRows(rows.singly, K, rows.keep)
     return Lazy(
-        form, count // K, rows.entries, K * max(rows.per_record, rows.entries), singly=singly
+        *(form, count // K, rows.entries, K * max(rows.per_record, rows.entries)),
+        singly=singly,
+        at_any_size=rows.at_any_size,
     )
 
 
@@ -154,24 +164,29 @@ class FormedRows:
 
 @dataclass(frozen=True)
 class SumOfRows:
-    """Records' gradients for `record_by_record`, one row after the other."""
+    """Records' gradients for `record_by_record`: rows' gradients added up as they are formed."""
 
     rows: OneByOne
     K: int
     keep: Tensor | None
 
     def one_by_one(self) -> list[Chunk]:
+        return [self._of_records(each) for each in self.rows.one_by_one()]
+
+    def _of_records(self, of_row: Chunk) -> Chunk:
+        together = None if of_row.of_rows is None else of_row.of_rows(self.K, self.keep)
         kept = None if self.keep is None else self.keep.tolist()
-        return [
-            replace(
-                each,
-                form=self._summed(each.form, kept),
-                form_few=None,
-                form_measured=None,
-                form_added=None,
-            )
-            for each in self.rows.one_by_one()
-        ]
+        return replace(
+            of_row,
+            form=self._summed(of_row.form, kept)
+            if together is None
+            else record_by(together, of_row.entries),
+            form_few=None,
+            form_measured=together,
+            of_rows=None,
+            form_added=None,
+            positions=self.K * of_row.positions,
+        )
 
     def _summed(
         self, form: Callable[[int], Tensor], kept: Sequence[bool] | None

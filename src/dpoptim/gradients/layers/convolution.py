@@ -11,6 +11,7 @@ from torch import Tensor
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.batch_invariant import never_alone, record_products
+from dpoptim.gradients.layers import small_convolutions
 from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches, Compiled, Formed
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
@@ -45,6 +46,9 @@ class ConvolutionRule(LayerRule[Convolution]):
         return x
 
     def forward(self, module: Convolution, x: Tensor) -> tuple[Tensor, Saved]:
+        compiled = small_convolutions.output(module, x)
+        if compiled is not None:
+            return compiled, (x, module.weight)
         output = CONVOLVE[len(module.kernel_size)](
             x,
             module.weight,
@@ -58,6 +62,9 @@ class ConvolutionRule(LayerRule[Convolution]):
 
     def input_gradient(self, module: Convolution, saved: Saved, g: Tensor) -> Tensor:
         x, weight = saved
+        compiled = small_convolutions.input_gradient(module, x, weight, g)
+        if compiled is not None:
+            return compiled
         axes = len(module.kernel_size)
         return convolution_backward(
             g,

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from dpoptim.gradients import native
 from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.batch_invariant import aligned
+from dpoptim.gradients.batch_invariant import aligned, sum_positions
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
 from dpoptim.gradients.multiplication import plain, transposed_product
 from dpoptim.gradients.norms import NORM_BLOCK, blocks_in, read_part
-from dpoptim.gradients.per_sample_grads import Chunk, record_by
+from dpoptim.gradients.per_sample_grads import Chunk, FormMeasured, record_by, zero_outside
 from dpoptim.worker_threads import worker_threads
 
 WORK = 1 << 26  # multiplications for a record's gradient that one thread has at a time
+# from which on there are two pieces at least, where a model's other layers may be too few to share
+WORTH_HALVES = 1 << 17
 LEAST_FILLED = 1 / 2  # of the vectors of outputs that compiled functions compute
 PATCH_ENTRIES = 1 << 21  # of patches that are multiplied at once
 
@@ -136,6 +138,8 @@ class Compiled:
         of_row = module.kernel_size[-1] * module.out_channels
         positions = max(1, math.prod(self.g.shape[2:]))
         most = max(1, WORK // (of_row * positions))
+        if rows * of_row * positions >= WORTH_HALVES:
+            most = min(most, -(-rows // 2))
         return [
             self._chunk(start, min(start + most, rows), of_row, positions)
             for start in range(0, rows, most)
@@ -145,14 +149,21 @@ class Compiled:
         geometry = self._geometry(first, last)
         entries = (last - first) * of_row
 
-        def form_measured(part: slice, room: Tensor, norms: Tensor, block: int) -> None:
-            x, g = widened([self.x[part], self.g[part]])
-            geometry.block = block
-            native.form(geometry, x.contiguous(), g.contiguous(), room, norms)
+        def of_rows(K: int, keep: Tensor | None) -> FormMeasured:
+            def form_measured(part: slice, room: Tensor, norms: Tensor, block: int) -> None:
+                rows = slice(K * part.start, K * part.stop)
+                x, g = widened([self.x[rows], self.g[rows]])
+                geometry.block = block
+                there = None if keep is None else keep[rows].contiguous()
+                native.form(geometry, x.contiguous(), g.contiguous(), room, norms, there)
 
+            return form_measured
+
+        form_measured = of_rows(1, None)
         return Chunk(
             *(first * of_row, entries, record_by(form_measured, entries)),
             form_measured=form_measured,
+            of_rows=of_rows,
             positions=positions,
         )
 
@@ -207,10 +218,21 @@ class Formed:
     def one_by_one(self) -> list[Chunk]:
         entries = self.gradients.shape[1]
         form = record_by(self._measure, entries)
-        return [Chunk(0, entries, form, form_measured=self._measure)]
+        return [Chunk(0, entries, form, form_measured=self._measure, of_rows=self._of_rows)]
 
     def _measure(self, part: slice, room: Tensor, norms: Tensor, block: int) -> None:
         read_part(room.copy_(self.gradients[part]), norms, block=block)
+
+    def _of_rows(self, K: int, keep: Tensor | None) -> FormMeasured:
+        def measure(part: slice, room: Tensor, norms: Tensor, block: int) -> None:
+            rows = slice(K * part.start, K * part.stop)
+            of_rows = self.gradients[rows]
+            if keep is not None:
+                of_rows = zero_outside(of_rows, keep[rows])
+            room.copy_(sum_positions(of_rows.unflatten(0, (-1, K))))
+            read_part(room, norms, block=block)
+
+        return measure
 
     def in_order(self, total: Tensor) -> Tensor:
         return outputs_first(self.module, total)
