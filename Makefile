@@ -13,8 +13,9 @@ demo: $(READY)
 test: $(READY)
 	$(MAKE) --jobs=2 lint tests
 
+# What Python compiles is kept: the workers' own processes, and the next run, need not do it again.
 tests: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # For every save: lint, types and the quick tests; under a minute on one core. `make test` is what counts.
 check: lint

@@ -14,11 +14,14 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from torch.distributed.run import parse_args
 from typer.testing import CliRunner
 
 from dpoptim.accounting.ledger_charge import Charge
@@ -110,38 +113,82 @@ def run_script(path: Path, folder: Path, ranks: int = 1) -> tuple[list[str], str
     torchrun tells them: one text a process, and the name of a module that it lacks.
     """
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    if ranks > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment |= told_by_torchrun(ranks) if ranks > 1 else {}
     answers = run_ranks(ranks, script, str(path), str(folder), environment, group=False)
     return [said for said, _ in answers], answers[0][1]
 
 
-def _run_as_fork(
-    honest: Any, command: list[str], **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """``python -m dpoptim`` by a fork of this process; ``subprocess.run`` for all else."""
-    if command[:3] != [sys.executable, "-m", "dpoptim"] or options != {"check": True}:
-        return honest(command, **options)
+def told_by_torchrun(ranks: int) -> dict[str, str]:
+    """What all of its processes are told; each is told its own RANK and LOCAL_RANK, too."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    size = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    return size | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": port}
+
+
+def fork_ranks(ranks: int, work: Callable[[], object]) -> None:
+    """Do the work in forks of this process that are told what torchrun tells them: what has been
+    imported is not imported again.
+
+    Raises: ChildProcessError: a fork failed; it said why.
+    """
+    told, children = told_by_torchrun(ranks), []
+    for rank in range(ranks):
+        children.append(_fork(work, told | {"RANK": str(rank), "LOCAL_RANK": str(rank)}))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    if any(codes):
+        raise ChildProcessError(f"exit codes {codes}")
+
+
+def _fork(work: Callable[[], object], environment: dict[str, str]) -> int:
+    """Id of a fork of this process that does the work, and ends."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            sys.argv = command[2:]
-            runpy.run_module("dpoptim", run_name="__main__", alter_sys=True)
+            os.environ |= environment
+            work()
             code = 0
         except SystemExit as end:
             code = int(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code:
-        raise subprocess.CalledProcessError(code, command)
-    return subprocess.CompletedProcess(command, code)
+    return child
+
+
+def _run_as_fork(
+    honest: Any, command: list[str], **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """``python -m dpoptim``, and a script under torchrun, by forks of this process;
+    ``subprocess.run`` for all else.
+    """
+    started, arguments = command[:3], command[3:]
+    if started == [sys.executable, "-m", "dpoptim"] and options == {"check": True}:
+
+        def work() -> None:
+            sys.argv = command[2:]
+            runpy.run_module("dpoptim", run_name="__main__", alter_sys=True)
+
+        code = os.waitstatus_to_exitcode(os.waitpid(_fork(work, {}), 0)[1])
+        if code:
+            raise subprocess.CalledProcessError(code, command)
+    elif started == [sys.executable, "-m", "torch.distributed.run"] and options == {"check": True}:
+        given = parse_args(arguments)  # by torchrun itself
+        assert given.standalone
+        sys.argv = [given.training_script, *given.training_script_args]
+        fork_ranks(
+            int(given.nproc_per_node),
+            partial(runpy.run_path, given.training_script, run_name="__main__"),
+        )
+    else:
+        return honest(command, **options)
+    return subprocess.CompletedProcess(command, 0)
 
 
 def _stop_at(file: Path) -> None:

@@ -76,7 +76,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "saved_tensors_hooks_are_set": (lambda: False, "value clipping's watch"),
     "is_functorch_tensor": (lambda x: False, "matrix products under torch.func"),
     "pytree": (None, "nested records"),
-    "TorchDispatchMode": (None, "measuring memory"),
+    "DispatchMode": (None, "measuring memory"),
     "convolution_backward": (lambda *a: [torch.zeros(())], "normalisation and convolution"),
     "layer_norm_backward": (None, "normalisation and convolution"),
     "group_norm_backward": (lambda *a: [a[1]], "normalisation and convolution"),

@@ -184,7 +184,7 @@ def _trees() -> bool:
 def _dispatch() -> bool:
     names: list[str] = []
 
-    class Look(inside.TorchDispatchMode):
+    class Look(inside.DispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

@@ -24,8 +24,8 @@ from torch.utils.hooks import RemovableHandle
 __all__ = [
     "OUTSIDE_BACKWARD",
     "DisableTorchFunctionSubclass",
+    "DispatchMode",
     "SpectralNormalised",
-    "TorchDispatchMode",
     "after_backward",
     "any_global_hook",
     "applied",
@@ -86,6 +86,21 @@ def never_compiled(function: Function, *, alone: bool = False) -> Function:
     inside.set_code_exec_strategy(function.__code__, inside._FrameExecStrategy(skip, called))
     function._torchdynamo_disable = not alone  # type: ignore[attr-defined]
     return function
+
+
+class DispatchMode(TorchDispatchMode):
+    """A `TorchDispatchMode` whose dispatch is never compiled.
+
+    PyTorch keeps the compiler out by a wrapper that takes more time than most operators.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        never_compiled(cls.__torch_dispatch__)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def autocast_is_on() -> bool:

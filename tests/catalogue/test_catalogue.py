@@ -145,7 +145,7 @@ def test_language_and_vision_with_dict_records(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*TRANSFORMERS, *ADAPTERS][::3])
+@pytest.mark.parametrize("name", [*TRANSFORMERS, *ADAPTERS][::4])
 def test_language_and_vision_with_tuple_records(name: str) -> None:
     build, record = (TRANSFORMERS | ADAPTERS)[name]
     names = tuple(record())

@@ -13,7 +13,7 @@ PROGRAMS = re.findall(r"```py\n# (\w+\.py)\n(.*?)```", GUIDE.read_text(), flags=
 
 @pytest.mark.parametrize(("name", "program"), PROGRAMS, ids=[name for name, _ in PROGRAMS])
 def test_a_program_of_the_guide_runs(name: str, program: str, tmp_path: Path) -> None:
-    """torchrun itself starts examples/torchrun_ddp.py, and ``dpoptim train``."""
+    """torchrun itself starts ``dpoptim train``, in runs/test_many_processes.py."""
     (tmp_path / name).write_text(program)
     said, missing = run_script(tmp_path / name, tmp_path, ranks=2)
     assert not missing

@@ -11,7 +11,7 @@ from command_work import run_script
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
-# takes long to import, in two processes; the other one starts torchrun
+# takes long to import, in two processes; the other one runs torchrun by itself
 AS_RANKS = {"lora_fsdp"}
 
 

@@ -1,6 +1,5 @@
-"""What a rank of test_many_processes.py runs under torchrun: the same plan by every loop."""
+"""What a rank of test_many_processes.py runs: the same plan by every loop."""
 
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,3 @@ def main(folder: Path) -> None:
     results["Lightning steps"] = {"steps": torch.tensor(fit.global_step)}
     fit.save_checkpoint(folder / "final.ckpt")  # of weights: nobody goes on from here
     torch.save(results, folder / f"rank{dist.get_rank()}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,35 +1,26 @@
-"""Trainer, Accelerate and Lightning under torchrun release what a plain loop does."""
+"""Trainer, Accelerate and Lightning in two processes release what a plain loop does."""
 
-import os
-import subprocess
-import sys
+import importlib
 from pathlib import Path
 
 import pytest
 import torch
 
-import dpoptim
+from command_work import fork_ranks
+from ranks import run_ranks
 
 for name in ("transformers", "peft", "lightning.pytorch", "accelerate"):
     pytest.importorskip(name)
 
-TESTS = Path(__file__).parents[1]
+
+def in_two_processes(rank: int, folder: str) -> None:
+    work = importlib.import_module("integrations.in_many_processes")  # slow: not in each of them
+    fork_ranks(2, lambda: work.main(Path(folder)))
 
 
 @pytest.mark.slow
 def test_loops_in_two_processes_release_the_same_weights(tmp_path: Path) -> None:
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = [str(Path(__file__).parent / "in_many_processes.py"), str(tmp_path)]
-    paths = [str(Path(dpoptim.__file__).parents[1]), str(TESTS)]
-    ran = subprocess.run(
-        [sys.executable, "-m", *launcher, *program],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-5000:]
+    run_ranks(1, in_two_processes, str(tmp_path), group=False)
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
     for loop in ("Accelerate", "Trainer", "Lightning"):
         for name, value in first["plain"].items():

@@ -12,7 +12,8 @@ chain is found by whoever wrote an earlier head down elsewhere (``dpoptim ledger
 import hashlib
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from contextlib import closing
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -86,13 +87,13 @@ class Entry:
 
     def after(self, head: Head) -> Head:
         """The head once this entry follows."""
-        parts = (head.digest, str(head.count + 1), *astuple(self))
+        parts = (head.digest, str(head.count + 1), *values(self))
         return Head(head.count + 1, _digest(parts))
 
 
 def first_digest(settings: Settings) -> str:
     """Beginning of the chain."""
-    return _digest(repr(value) for value in astuple(settings))
+    return _digest(repr(value) for value in values(settings))
 
 
 def new_file(settings: Settings) -> bytes:
@@ -106,11 +107,17 @@ def new_file(settings: Settings) -> bytes:
 
 
 def initialise(connection: sqlite3.Connection, settings: Settings) -> None:
-    """Make the tables in an empty database."""
-    connection.executescript("BEGIN;" + _SCHEMA)
-    connection.execute("INSERT INTO settings VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(settings))
+    """Make the tables in an empty database in memory."""
+    connection.deserialize(_tables())
+    connection.execute("BEGIN")
+    connection.execute("INSERT INTO settings VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", values(settings))
     connection.execute("INSERT INTO head VALUES (1, 0, ?)", (first_digest(settings),))
     connection.execute("COMMIT")
+
+
+def values(record: Entry | Settings) -> tuple[Any, ...]:
+    """The fields, in order; `dataclasses.astuple` copies each of them, too."""
+    return tuple([getattr(record, name) for name in record.__dataclass_fields__])
 
 
 def schema(connection: sqlite3.Connection) -> set[tuple[Any, ...]]:
@@ -119,14 +126,19 @@ def schema(connection: sqlite3.Connection) -> set[tuple[Any, ...]]:
 
 
 @cache
+def _tables() -> bytes:
+    """A database with the tables and triggers, and nothing in them: making them takes a while."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.executescript("BEGIN;" + _SCHEMA + "COMMIT;")
+        return connection.serialize()
+
+
+@cache
 def expected_schema() -> frozenset[tuple[Any, ...]]:
     """Tables and triggers of a whole ledger."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    try:
-        connection.executescript(_SCHEMA)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.deserialize(_tables())
         return frozenset(schema(connection))
-    finally:
-        connection.close()
 
 
 def _digest(parts: Iterable[str]) -> str:

@@ -208,6 +208,8 @@ class LedgerStore:
                 )
             kept = nullcontext(self._memory) if self._memory else closing(_connect(self.path))
             with kept as connection:
+                # nobody puts another one in the place of what is in this process' memory
+                verify = verify and self._memory is None
                 if verify and _read_settings(connection) != self.settings:
                     raise self._replaced()
                 yield connection

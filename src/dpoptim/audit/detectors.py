@@ -1,12 +1,13 @@
 """Named audits at fixed, small settings: tried against mutants, and quick checks of an install.
 
-Each detector is a function without arguments that returns its findings (no text: nothing found).
+Each detector is a function without arguments that returns its first finding (no text: nothing
+found).
 Statistical ones are set so that each of them raises a false alarm with probability at most
 ``FAILURE``; coins and noise are seeded all the same, so that a result repeats. The others are
 exact.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,7 @@ from dpoptim.audit.replay import audit_replay
 from dpoptim.audit.resumed_noise import resumed_noise
 from dpoptim.audit.row_counts import row_selection
 from dpoptim.audit.searches import searches
-from dpoptim.audit.sensitivity import Batch, audit_sensitivity
+from dpoptim.audit.sensitivity import Batch, SensitivityResult, audit_sensitivity
 from dpoptim.audit.shares import shares
 from dpoptim.audit.statistics import statistics
 from dpoptim.audit.two_worlds import Canaries, audit_two_worlds
@@ -54,6 +55,10 @@ Detector = Callable[[], str]
 
 def finding(result: Any) -> str:
     return str(result) if result.verdict == "refuted" else ""
+
+
+def first_finding(results: Iterable[Any]) -> str:
+    return next(filter(None, map(finding, results)), "")
 
 
 def two_worlds(
@@ -72,6 +77,10 @@ def two_worlds(
 
 
 def sensitivity() -> str:
+    return first_finding(sensitivities())
+
+
+def sensitivities() -> Iterator[SensitivityResult]:
     """Models whose norms are easily got wrong, each with the records that show it."""
     generator = torch.Generator().manual_seed(SEED)
 
@@ -105,29 +114,26 @@ def sensitivity() -> str:
     # Just below C, so that 1/4007 and 1/4006 round all of them apart together; the record itself
     # is clipped to C.
     aligned = (torch.tensor([0.6, -0.64, 0.48]) * 0.9999 / 3).repeat(4007, 1)
-    found = [
-        audit_sensitivity(deep, (normal(6, 6).double(),), steep_loss, 0.5),
-        audit_sensitivity(
-            deep, (normal(6, 6).double(),), steep_loss, 0.5, microbatches=2, kinds=("plain", "huge")
-        ),
-        audit_sensitivity(usual, (normal(6, 6),), steep_loss, 0.5, kinds=("plain", "huge", "nan")),
-        audit_sensitivity(
-            twice, (normal(6, 6).double(),), steep_loss, 0.5, kinds=("plain", "huge")
-        ),
-        audit_sensitivity(
-            images, (normal(6, 3, 5),), steep_loss, 0.5, kinds=("plain", "huge", "nan")
-        ),
-        audit_sensitivity(thin, (cancelling,), steep_loss, 1.0, kinds=("plain",)),
-        audit_sensitivity(states, (signs,), state_loss, 0.5, kinds=("plain",), tolerance=1e-6),
-        audit_sensitivity(groups, (alone,), own_loss, 0.5, kinds=("plain",), tolerance=1e-6),
-        audit_sensitivity(
-            thinner, (aligned,), mean_loss, 1.0, reduction="mean", kinds=("huge",), records=1
-        ),
-        audit_sensitivity(
-            strided, (normal(6, 1, 8),), steep_loss, 0.5, kinds=("plain", "nan"), tolerance=1e-6
-        ),
-    ]
-    return "; ".join(finding(result) for result in found if finding(result))
+    yield audit_sensitivity(deep, (normal(6, 6).double(),), steep_loss, 0.5)
+    yield audit_sensitivity(
+        deep, (normal(6, 6).double(),), steep_loss, 0.5, microbatches=2, kinds=("plain", "huge")
+    )
+    yield audit_sensitivity(usual, (normal(6, 6),), steep_loss, 0.5, kinds=("plain", "huge", "nan"))
+    yield audit_sensitivity(
+        twice, (normal(6, 6).double(),), steep_loss, 0.5, kinds=("plain", "huge")
+    )
+    yield audit_sensitivity(
+        images, (normal(6, 3, 5),), steep_loss, 0.5, kinds=("plain", "huge", "nan")
+    )
+    yield audit_sensitivity(thin, (cancelling,), steep_loss, 1.0, kinds=("plain",))
+    yield audit_sensitivity(states, (signs,), state_loss, 0.5, kinds=("plain",), tolerance=1e-6)
+    yield audit_sensitivity(groups, (alone,), own_loss, 0.5, kinds=("plain",), tolerance=1e-6)
+    yield audit_sensitivity(
+        thinner, (aligned,), mean_loss, 1.0, reduction="mean", kinds=("huge",), records=1
+    )
+    yield audit_sensitivity(
+        strided, (normal(6, 1, 8),), steep_loss, 0.5, kinds=("plain", "nan"), tolerance=1e-6
+    )
 
 
 class Twice(nn.Module):
@@ -170,8 +176,9 @@ def replay() -> str:
     sign = torch.ones(40)
     sign[-1] = 0
     pairs.append((model_of_canaries, sign, sign[:-1]))
-    found = [audit_replay(run, a, b, charged=("released",), seed=SEED) for run, a, b in pairs]
-    return "; ".join(finding(result) for result in found if finding(result))
+    return first_finding(
+        audit_replay(run, a, b, charged=("released",), seed=SEED) for run, a, b in pairs
+    )
 
 
 def seen_of_training(data: tuple[Tensor, Tensor], *, sample_rate: float) -> dict[str, Any]:
@@ -226,8 +233,9 @@ def participation() -> str:
         {"records": 40, "batch_size": 20, "steps": 150, "largest_batch": 1.0},
     )
     failure = FAILURE / len(settings)
-    found = [audit_participation(**each, failure=failure, noise_seed=SEED) for each in settings]
-    return "; ".join(finding(result) for result in found if finding(result))
+    return first_finding(
+        audit_participation(**each, failure=failure, noise_seed=SEED) for each in settings
+    )
 
 
 def charging() -> str:

@@ -1,17 +1,18 @@
 """Random numbers that never change, to compare runs of a model, or batches, that draw noise."""
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpoptim.torch_internals import TorchDispatchMode, pytree
+from dpoptim.torch_internals import DispatchMode, pytree
 
 RARE = 2.0**-10  # below the probability of all but rare events
 UNEVEN = 0.25
 
 
-class FixedNoise(TorchDispatchMode):
+class FixedNoise(DispatchMode):
     """Fills what random operators return with constants, the same for a record in any batch.
 
     Dropout keeps everything, permutations turn the order round, so that what mixes
@@ -41,8 +42,8 @@ class FixedNoise(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        name = func.__name__.split(".")[0]
-        if torch.Tag.nondeterministic_seeded not in func.tags or "attention" in name:
+        name = drawn_by(func)
+        if not name:
             return func(*args, **kwargs)
         self.drew = True
         if name == "native_dropout":
@@ -81,6 +82,14 @@ class FixedNoise(TorchDispatchMode):
             return torch.full_like(drawn, u)
         places = torch.arange(drawn.shape[-1], device=drawn.device, dtype=drawn.dtype)
         return (u + UNEVEN * min(u, 1 - u) * places.sin()).expand_as(drawn)
+
+
+@cache
+def drawn_by(func: Any) -> str:
+    """Name of an operator that draws random numbers; of another one, none."""
+    name: str = func.__name__.split(".")[0]
+    draws = torch.Tag.nondeterministic_seeded in func.tags and "attention" not in name
+    return name if draws else ""
 
 
 def scale_of(name: str, given: dict[str, Any]) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from dpoptim.arguments import whole_number
 from dpoptim.gradients.oracle import Loss
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan, require_plan
-from dpoptim.torch_internals import TorchDispatchMode, pytree
+from dpoptim.torch_internals import DispatchMode, pytree
 from dpoptim.training.engines import engine_for, reads_sums, training_method
 from dpoptim.training.foreign import uncompiled
 from dpoptim.training.isolation import Chosen, choose_isolation
@@ -217,7 +217,7 @@ def without_collector(run: Callable[[], None]) -> Callable[[], None]:
     return alone
 
 
-class LiveTensors(TorchDispatchMode):
+class LiveTensors(DispatchMode):
     """Counts the bytes of the storages that operations make, while they live.
 
     Attributes:
