@@ -1,4 +1,4 @@
-"""What becomes of freed memory, where the allocator is glibc's. Elsewhere nothing is done."""
+"""Freed memory, given back to the system or kept: glibc's allocator is told, no other one."""
 
 import ctypes
 from collections.abc import Iterator
