@@ -331,14 +331,16 @@ def test_weights_of_a_loss_that_begins_later_do_not_learn_unprotected() -> None:
     """Only what the first losses depended on was looked at: a term after a warm-up passed by."""
     loop, criterion = Loop(), Proxies()
     begun = 0
-    with dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data) as private:
-        with pytest.raises(dpoptim.PrivacyError, match="outside of the model"):  # noqa: PT012
-            for x, y in private.batches():
-                outputs = loop.model(x)
-                losses = F.cross_entropy(outputs, y, reduction="none")
-                private.backward(losses + criterion(outputs, y) if begun else losses)
-                loop.optimizer.step()
-                begun += 1
+    with (
+        pytest.raises(dpoptim.PrivacyError, match="outside of the model"),
+        dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data) as private,
+    ):
+        for x, y in private.batches():
+            outputs = loop.model(x)
+            losses = F.cross_entropy(outputs, y, reduction="none")
+            private.backward(losses + criterion(outputs, y) if begun else losses)
+            loop.optimizer.step()
+            begun += 1
     assert begun
     assert criterion.weight.grad is None
 

@@ -140,7 +140,7 @@ def test_what_moves_does_not_tell_how_many_microbatches_a_step_has() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dpoptim.attach(plan(1.0, 1.0), model, optimizer, TensorDataset(*data())) as private:
         batches = private.batches(physical_batch_size=7)
-        with pytest.raises(dpoptim.PrivacyError, match="between two microbatches"):  # noqa: PT012
+        with pytest.raises(dpoptim.PrivacyError, match="between two microbatches"):
             for number, (x, y) in enumerate(batches):
                 model.into.requires_grad_(number < 5)
                 private.backward(F.cross_entropy(model(x), y, reduction="none"))

@@ -117,7 +117,7 @@ class OptimizerHooks:
             )
 
     def _refuse_others_frozen(self, optimizer: torch.optim.Optimizer) -> None:
-        """What moves would tell how many microbatches there were, as a learning rate would."""
+        """Parameters that begin to move, or rest, would tell as much."""
         frozen = [not p.requires_grad for p in self._engine.parameters]
         if self._frozen.setdefault(id(optimizer), frozen) != frozen:
             raise PrivacyError(
