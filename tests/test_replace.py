@@ -93,6 +93,20 @@ class NormAndLayers(nn.BatchNorm2d):
         return self.act(self.drop(super().forward(x)))
 
 
+class WithAGain(NormAndLayers):
+    """A parameter of its own, which does nothing at first; or a training of its own."""
+
+    def __init__(self, channels: int, *, in_training: bool = False) -> None:
+        super().__init__(channels)
+        if not in_training:
+            self.gain = nn.Parameter(torch.ones(channels, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self, "gain"):
+            return super().forward(x) * self.gain
+        return super().forward(x) * (2 if self.training else 1)
+
+
 def test_layers_that_a_batch_norm_goes_on_through_are_kept() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), NormAndLayers(8), nn.Conv2d(8, 2, 3))
     weight, act = model[1].weight, model[1].act
@@ -114,6 +128,8 @@ def test_layers_that_a_batch_norm_goes_on_through_are_kept() -> None:
     [
         (NormThenAct(4), "replace it by hand.*what else"),
         (NormAndLayers(4, first=True), "replace it by hand.*what else"),
+        (WithAGain(4), "replace it by hand.*what else"),
+        (WithAGain(4, in_training=True), "replace it by hand.*what else"),
         (nn.LazyBatchNorm1d(), "run the model once"),
     ],
 )

@@ -12,6 +12,7 @@ from dpoptim.arguments import whole_number
 from dpoptim.errors import PrivacyError
 
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+TENSORS = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
@@ -135,9 +136,19 @@ def own_kind(name: str, layer: nn.Module, fix: str) -> PrivacyError:
 def goes_on_through_its_layers(layer: Any) -> bool:
     """Whether a batch normalisation's output is that of PyTorch's, sent through those inside it.
 
-    Tried with statistics, weights and biases that tell what is done before from what is done after.
+    Tried with statistics, weights and biases that tell what is done before from what is done after,
+    in evaluation and in training. One with parameters or buffers of its own would lose them.
     """
+    if {*layer._parameters, *layer._buffers} - TENSORS:
+        return False
+    # PyTorch's synchronised one has no training without a GPU
+    modes = (False,) if isinstance(layer, nn.SyncBatchNorm) else (False, True)
+    return all(is_norm_and_layers(layer, training=mode) for mode in modes)
+
+
+def is_norm_and_layers(layer: Any, *, training: bool) -> bool:
     tried = copy.deepcopy(layer).cpu().double().eval()
+    tried.training = training  # those inside, such as dropout, do not draw
     values = torch.linspace(-0.7, 1.1, tried.num_features, dtype=torch.float64)
     for tensor, made in (
         (tried.running_mean, values),
@@ -150,13 +161,14 @@ def goes_on_through_its_layers(layer: Any) -> bool:
     axes = next((n for n, kind in enumerate(KINDS[:3]) if isinstance(layer, kind)), 1)
     x = torch.linspace(-3, 3, 2 * len(values) * 4 ** (axes + 1), dtype=torch.float64)
     x = x.sin().reshape(2, len(values), *[4] * (axes + 1))
+    own_statistics = training or tried.running_mean is None
     expected = nn.functional.batch_norm(
         x,
-        tried.running_mean,
-        tried.running_var,
+        None if own_statistics else tried.running_mean,
+        None if own_statistics else tried.running_var,
         tried.weight,
         tried.bias,
-        training=tried.running_mean is None,
+        training=own_statistics,
         eps=tried.eps,
     )
     try:

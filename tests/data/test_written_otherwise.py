@@ -288,6 +288,33 @@ def test_a_public_table_says_how_its_numbers_are_written(
 
 
 @pytest.mark.parametrize(
+    ("rows", "decimal", "highest"),
+    [
+        # a comma in a file of commas is one of thousands: 1,234 was read as 1.234
+        (('1,"1,234"', "2,950", '3,"12,500"'), ".", 12500),
+        # what other columns say: it was 1.234 beside 1,5
+        (("1,5;1.234", "2,5;2.500", "3,5;12.000"), ",", 12000),
+        (("1.5\t1,234", "2.5\t2,500", "3.5\t12,000"), ".", 12000),
+        (("1;1,234", "2;2,500", "3;12,125"), ",", 12.125),
+        (("1;1.234", "2;2.500", "3;12.125"), ".", 12.125),
+        (("1,5;52.520", "2,5;2.5", "3,5;12.125"), ".", 52.52),
+    ],
+)
+def test_what_may_be_thousands_or_a_fraction_is_read_as_other_columns_are_written(
+    rows: tuple[str, ...], decimal: str, highest: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.csv"
+    between = next(each for each in ";\t," if each in rows[0])
+    lines = [f"a{between}b{between}y", *(f"{row}{between}{i % 2}" for i, row in enumerate(rows))]
+    path.write_text("\n".join(lines))
+    schema = from_public_table(path, target="y")
+    assert schema.decimal == decimal
+    bounds = schema.columns[1].bounds
+    assert bounds is not None
+    assert bounds[1] == highest
+
+
+@pytest.mark.parametrize(
     ("values", "format", "last"),
     [
         (("31.12.2024", "01.02.2024"), "%d.%m.%Y", "2025-01-01"),
@@ -308,7 +335,15 @@ def test_a_public_table_says_how_its_dates_are_written(
 
 @pytest.mark.parametrize(
     "values",
-    [("01/02/2024", "03/04/2024"), ("A1", "A2", "A3"), ("5 kg", "7 lb"), ("1-2", "3-4")],
+    [
+        ("01/02/2024", "03/04/2024"),
+        ("A1", "A2", "A3"),
+        ("5 kg", "7 lb"),
+        ("1-2", "3-4"),
+        ("5 K", "800"),  # were 5 and 800
+        ("5%", "0.07"),
+        ("(5)", "800"),  # was an error without words
+    ],
 )
 def test_what_could_be_read_in_two_ways_or_is_no_number_is_not_guessed(
     values: tuple[str, ...], tmp_path: Path

@@ -507,3 +507,20 @@ def test_what_follows_tensors_through_a_model_passes_frozen_layers(
     """
     torch.manual_seed(0)
     assert_sums_are_those_of_vmap(build(), torch.randn(6, 3, 20), torch.randn(6), 0.1)
+
+
+def test_large_products_by_mkl_are_those_of_torch_for_biases_that_torch_follows() -> None:
+    """vmap over biases alone found no rule for products into memory of their own."""
+    x, w, biases = torch.randn(200, 8), torch.randn(128, 8), torch.randn(3, 128)
+    with torch.no_grad():
+        found = torch.func.vmap(lambda bias: multiplication.by_mkl(x, w, bias, 1 << 8))(biases)
+        line = multiplication.by_mkl(x[0], torch.ones(1 << 14, 8), None, 1 << 8)
+    torch.testing.assert_close(found, F.linear(x, w) + biases[:, None])
+    torch.testing.assert_close(line, x[0].sum().expand(1 << 14))
+
+
+def test_numbers_whose_signs_are_kept_apart_are_not_read_from_memory() -> None:
+    apart = torch.randn(1, 1, 1, 1, dtype=torch.complex64).conj().imag
+    assert apart.is_contiguous()
+    assert multiplication.plain(apart.clone().resolve_neg())
+    assert not multiplication.plain(apart)

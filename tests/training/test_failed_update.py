@@ -173,3 +173,26 @@ def test_the_gradient_of_a_failed_update_is_the_released_one(
     optimizer.step()
     assert drawn == []
     private.detach()
+
+
+@pytest.mark.parametrize("way", ["step", "resume"])
+@pytest.mark.parametrize("instead", [True, False], ids=["another", "none"])
+def test_another_gradient_in_its_place_moves_nothing(
+    instead: bool, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What was found in ``.grad`` was taken for the release, or left out where it was cleared."""
+    whole, expected, optimizer = begin(sgd)
+    train(whole, expected, optimizer, FAILS_AT)
+    ledger = Ledger(tmp_path / "ledger")
+    private, model, optimizer = until_the_failure(sgd, monkeypatch, ledger=ledger)
+    optimizer.zero_grad()
+    for p in model.parameters() if instead else ():
+        p.grad = torch.full_like(p, 100.0)
+    if way == "step":
+        optimizer.step()
+    else:
+        private.save(tmp_path / "run.secret")
+        private.detach()
+        private, model, _ = begin(sgd, ledger=ledger, resume=tmp_path / "run.secret")
+    assert torch.equal(weights(model), weights(expected))
+    private.detach()

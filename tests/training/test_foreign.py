@@ -327,6 +327,24 @@ def test_a_loss_with_weights_of_its_own_does_not_train_them_unprotected(checked:
     run()
 
 
+def test_weights_of_a_loss_that_begins_later_do_not_learn_unprotected() -> None:
+    """Only what the first losses depended on was looked at: a term after a warm-up passed by."""
+    loop, criterion = Loop(), Proxies()
+    begun = 0
+    with (
+        pytest.raises(dpoptim.PrivacyError, match="outside of the model"),
+        dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data) as private,
+    ):
+        for x, y in private.batches():
+            outputs = loop.model(x)
+            losses = F.cross_entropy(outputs, y, reduction="none")
+            private.backward(losses + criterion(outputs, y) if begun else losses)
+            loop.optimizer.step()
+            begun += 1
+    assert begun
+    assert criterion.weight.grad is None
+
+
 def test_a_loss_with_weights_trains_beside_the_model_where_one_module_holds_both() -> None:
     loop, criterion = Loop(), Proxies()
     both = nn.ModuleList([loop.model, criterion])

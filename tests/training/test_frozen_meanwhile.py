@@ -125,12 +125,28 @@ def test_one_record_moves_what_trains_by_the_clip_norm(moment: int) -> None:
             for number, (a, b) in enumerate(private.batches(physical_batch_size=10)):
                 model.into.requires_grad_(number < moment)
                 private.backward(F.cross_entropy(model(a), b, reduction="none"))
+                model.into.requires_grad_(True)
                 optimizer.step()
                 if private.finished_step:
                     break
             model.into.requires_grad_(True)
         moved.append(before - flat(model))
     assert 0 < float((moved[0] - moved[1]).norm()) <= 2 * 0.1 * (1 + 1e-5)
+
+
+def test_what_moves_does_not_tell_how_many_microbatches_a_step_has() -> None:
+    """A layer frozen at the fifth microbatch rested from a step on that private counts decided."""
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan(1.0, 1.0), model, optimizer, TensorDataset(*data())) as private:
+        batches = private.batches(physical_batch_size=7)
+        with pytest.raises(dpoptim.PrivacyError, match="between two microbatches"):
+            for number, (x, y) in enumerate(batches):
+                model.into.requires_grad_(number < 5)
+                private.backward(F.cross_entropy(model(x), y, reduction="none"))
+                optimizer.step()
+        assert private.steps_done == 1
+        model.into.requires_grad_(True)
 
 
 def test_two_optimizers_of_whom_one_rests() -> None:

@@ -26,7 +26,8 @@ def ways_of_writing(parts: list[Values], decimal: Decimal) -> Iterator[Way]:
     """Ways in which a column's numbers may be written, likely ones first; to be tried.
 
     Args:
-        decimal: of most other columns.
+        decimal: of most other columns. All ways with it come before those with the other mark:
+            1.234 is 1234 beside 1,5, and 1,234 is so beside 1.5.
     """
     yield decimal, "", ""
     texts = [
@@ -36,8 +37,8 @@ def ways_of_writing(parts: list[Values], decimal: Decimal) -> Iterator[Way]:
     if unit:
         yield decimal, "", unit
     small = any(LEADING_ZERO.match(text) for text in texts)
-    for thousands in (PLAIN if small else GROUPED + PLAIN) if texts else ():
-        for mark in dict.fromkeys((decimal, *DECIMALS)):
+    for mark in dict.fromkeys((decimal, *DECIMALS)) if texts else ():
+        for thousands in PLAIN if small else GROUPED + PLAIN:
             if mark != thousands:
                 yield mark, thousands, unit
 
@@ -46,18 +47,23 @@ def unit_of(texts: list[str]) -> str:
     """Unit before or behind each of these numbers; "" where what stands there may be none.
 
     A sign (``$``, ``%``) may stand on either side; letters behind a blank, or two at least behind
-    the number: A1, A2 are names.
+    the number: A1, A2 are names. Only signs of money may be missing: 5 K beside 800 is 5,000.
     """
-    units = {OF_NUMBERS.sub("", text) for text in texts if not is_missing(text)} - {""}
+    known = [text for text in texts if not is_missing(text)]
+    units = {OF_NUMBERS.sub("", text) for text in known} - {""}
     if len(units) != 1:
         return ""
     (unit,) = units
-    if any(unicodedata.category(each) in ("Sc", "So", "Po") for each in unit):
+    kinds = {unicodedata.category(each) for each in unit}
+    if "Sc" in kinds:
+        return unit
+    if any(unit not in text for text in known):
+        return ""
+    if kinds & {"So", "Po"}:
         return unit
     letters = re.escape(unit)
     apart = rf".*\d(?:\s+{letters}|{letters if len(unit) > 1 else '(?!)'})|{letters}\s+[-+\d].*"
-    one = next(text for text in texts if unit in text)
-    return unit if re.fullmatch(apart, one) else ""
+    return unit if re.fullmatch(apart, known[0]) else ""
 
 
 def found_days(parts: list[Values]) -> tuple[NDArray[np.float64], str | None] | None:

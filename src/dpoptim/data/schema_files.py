@@ -139,7 +139,7 @@ def from_public_table(
     names = [name for name, _ in column_names(path)]
     check_names(path, names, target, person)
     parts = whole_columns(path, names)
-    decimal = found_decimal(parts)
+    decimal = found_decimal(path, parts)
     return Schema(
         tuple(
             found_target(path, name, values, regression=regression, decimal=decimal)
@@ -153,13 +153,27 @@ def from_public_table(
     )
 
 
-def found_decimal(parts: dict[str, list[Values]]) -> Decimal:
-    """The mark with which more columns of a public table are numbers; a point, if as many."""
-    points, commas = (
-        sum(found_bounds(values, (mark, "", "")) is not None for values in parts.values())
-        for mark in DECIMALS
-    )
-    return "," if commas > points else "."
+def found_decimal(path: Path, parts: dict[str, list[Values]]) -> Decimal:
+    """The mark with which more columns of a public table are numbers that no other way has.
+
+    Where as many are, as in a table with 1,234 alone, it is a comma in a file that has semicolons
+    between columns, as programs write it where the comma is taken; else a point.
+    """
+    points, commas = ([is_number(values, mark) for values in parts.values()] for mark in DECIMALS)
+    more = sum(commas) - sum(points)
+    if more == 0 and kind_of(path) == ".csv" and separator_of(path) == ";":
+        plain = [
+            sum(found_bounds(values, (mark, "", "")) is not None for values in parts.values())
+            for mark in DECIMALS
+        ]
+        more = plain[1] - plain[0]
+    return "," if more > 0 else "."
+
+
+def is_number(parts: list[Values], decimal: Decimal) -> bool:
+    """Whether a column's numbers may be written with this mark, whatever their thousands are."""
+    ways = (way for way in ways_of_writing(parts, decimal) if way[0] == decimal)
+    return any(found_bounds(parts, way) is not None for way in ways)
 
 
 def public_target(path: Path, target: str, *, regression: bool) -> Column:

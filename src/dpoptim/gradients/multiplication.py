@@ -123,9 +123,9 @@ def may_leave_mkl(x: Tensor) -> bool:
 
 
 def plain(x: Tensor) -> bool:
-    """Whether this is a tensor with numbers in rows, and nothing else."""
+    """Whether this is a tensor with numbers in rows, signs included, and nothing else."""
     dense = type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_nested
-    return dense and not is_functorch_tensor(x)
+    return dense and not is_functorch_tensor(x) and not x.is_neg()
 
 
 def fit(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
@@ -159,7 +159,8 @@ def linear(
 def by_mkl(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
     """`F.linear`, with ``spare`` entries behind a large result."""
     entries = x.numel() // w.shape[1] * w.shape[0]
-    own = x.dtype == torch.float32 and x.is_cpu and plain(x) and plain(w)
+    numbers = all(plain(each) for each in (x, w, bias) if each is not None)
+    own = x.dtype == torch.float32 and x.is_cpu and numbers
     if entries < spare_room.LEAST or not own or torch.is_grad_enabled():
         return F.linear(x, w, bias)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])

@@ -26,14 +26,11 @@ class HandedOver:
     def __init__(self, declared: Reduction | None, *, checked: bool) -> None:
         self.declared, self.checked = declared, checked
         self._factors: tuple[float, ...] | None = None  # of the first scalar; private
-        self._looked = False  # whether what the losses depend on was looked at
 
     def backward(self, engine: Engine, losses: Tensor) -> None:
         """Let the engine differentiate losses; see `BatchLoop.backward`."""
         require_losses(losses)
-        if not self._looked:
-            refuse_other_parameters(losses, engine.model, engine.placement)
-            self._looked = True
+        refuse_other_parameters(losses, engine.model, engine.placement)
         losses = without_single_axes(losses)
         if engine.isolation.alone:  # whatever it is, there is nobody else in it
             engine.backward(losses)

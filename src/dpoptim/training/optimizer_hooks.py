@@ -41,6 +41,7 @@ class OptimizerHooks:
         self._pass_on()
         # of each optimizer, at the microbatches of a step so far
         self._rates: dict[int, list[float | None]] = {}
+        self._frozen: dict[int, list[bool]] = {}
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
             before = optimizer.register_step_pre_hook(self._before_step)
@@ -88,9 +89,14 @@ class OptimizerHooks:
             )
         self._gradients.refuse_changes()
         self._engine.require_all_closed()
+        if self._steps.microbatches == 1:  # of a step that may have been interrupted before
+            self._rates.pop(id(optimizer), None)
+            self._frozen.pop(id(optimizer), None)
         self._refuse_other_rates(optimizer)
+        self._refuse_others_frozen(optimizer)
         if self._steps.state == "complete":
             self._rates.clear()
+            self._frozen.clear()
             self._steps.release()
             self._pass_on()
             if self._steps.moved:
@@ -102,14 +108,23 @@ class OptimizerHooks:
         """A schedule that counts microbatches would tell how many there were."""
         found = [group.get("lr") for group in optimizer.param_groups]
         rates = [None if rate is None else float(rate) for rate in found]
-        if self._steps.microbatches == 1:  # of a step that may have been interrupted before
-            self._rates.pop(id(optimizer), None)
         if self._rates.setdefault(id(optimizer), rates) != rates:
             raise PrivacyError(
                 "the learning rate was changed between two microbatches of one step: how many a "
                 "step has is private, and a scheduler must not count them. Fix: scheduler.step() "
                 "where private.finished_step is true, or once for each item of "
                 "private.steps(physical_batch_size=...)."
+            )
+
+    def _refuse_others_frozen(self, optimizer: torch.optim.Optimizer) -> None:
+        """Parameters that begin to move, or rest, would tell as much."""
+        frozen = [not p.requires_grad for p in self._engine.parameters]
+        if self._frozen.setdefault(id(optimizer), frozen) != frozen:
+            raise PrivacyError(
+                "parameters were frozen or unfrozen between two microbatches of one step: how many "
+                "a step has is private, and what moves must not depend on it. Fix: count steps, "
+                "not microbatches: requires_grad_ where private.finished_step is true, or once for "
+                "each item of private.steps(physical_batch_size=...)."
             )
 
     def _after_step(

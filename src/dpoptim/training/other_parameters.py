@@ -31,13 +31,12 @@ def refuse_other_parameters(losses: Tensor, model: nn.Module, placement: Placeme
 def parameters_below(losses: Tensor) -> Iterator[nn.Parameter]:
     """Parameters in which a graph ends."""
     nodes: list[Any] = [losses.grad_fn]
-    seen = set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter):
+    seen = set(nodes)
+    for node in nodes:  # which grow meanwhile
+        children = () if node is None else node.next_functions
+        if not children and isinstance(leaf := getattr(node, "variable", None), nn.Parameter):
             yield leaf
-        nodes += [child for child, _ in node.next_functions]
+        for child, _ in children:
+            if child not in seen:
+                seen.add(child)
+                nodes.append(child)

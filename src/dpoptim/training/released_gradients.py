@@ -26,7 +26,9 @@ class ReleasedGradients:
     **Guarantee.** No optimizer steps while a ``.grad`` is there that the gate did not write for it,
     or while the model or an optimizer holds other trainable parameters than when it was attached.
     What was used stays in ``.grad`` until ``zero_grad()`` or the next batch, as in a plain loop: it
-    is released. While a batch's sums are being taken, there is nothing in ``.grad``.
+    is released. While a batch's sums are being taken, there is nothing in ``.grad``. An update that
+    failed is done again from the tensors that the gate wrote; what was written into these in place
+    meanwhile, as some optimizers do, is not seen.
     """
 
     def __init__(
@@ -38,8 +40,9 @@ class ReleasedGradients:
         self._engine, self._optimizers, self._over = engine, tuple(optimizers), over
         # that have not used their share of the last release
         self._waiting: set[torch.optim.Optimizer] = set()
-        # their gradients, and the values that these were given, by the parameter's id
-        self._released: dict[int, tuple[Tensor, Values]] = {}
+        # gradients that were not used, by the parameter's id, and the values that these were given
+        # where others wait for them: what one optimizer does to its own while it steps is its own
+        self._released: dict[int, tuple[Tensor, Values | None]] = {}
         # those that were used, by the parameter's id: weakly, zero_grad() frees their memory
         self._used: dict[int, weakref.ref[Tensor]] = {}
         # what made the gate release, until it has used its share
@@ -61,18 +64,20 @@ class ReleasedGradients:
 
     def _others_wait(self, first: torch.optim.Optimizer) -> None:
         self._waiting = {other for other in self._optimizers if other is not first}
-        if self._waiting:
-            gradients = [(id(p), p.grad) for p in self._engine.parameters]
-            self._released = {
-                key: (g, Values(("", part) for part in parts_of(g)))
-                for key, g in gradients
-                if g is not None
-            }
+        waits = {id(p) for other in self._waiting for p in parameters_of(other)}
+        self._released = {
+            id(p): (g, Values(("", part) for part in parts_of(g)) if id(p) in waits else None)
+            for p in self._engine.parameters
+            if (g := p.grad) is not None
+        }
 
     def take(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a share waits for this optimizer, which is about to step; it waits no longer."""
         if self._moving is not None and self._moving.optimizer is optimizer:
             self._moving.clean_up()
+            for p in parameters_of(optimizer):
+                share = self._released.get(id(p)) if p.requires_grad else None
+                p.grad = None if share is None else share[0]
             return True  # its update failed, and is done again from the same noisy gradient
         if optimizer not in self._waiting:
             return False
@@ -84,11 +89,10 @@ class ReleasedGradients:
         """An optimizer has used its share, which may still be looked at."""
         if self._moving is not None and self._moving.optimizer is optimizer:
             self._moving = None
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                self._released.pop(id(p), None)
-                if p.grad is not None:
-                    self._used[id(p)] = weakref.ref(p.grad)
+        for p in parameters_of(optimizer):
+            self._released.pop(id(p), None)
+            if p.grad is not None:
+                self._used[id(p)] = weakref.ref(p.grad)
         if not self._waiting:
             self._over()
 
@@ -131,12 +135,11 @@ class ReleasedGradients:
         if self._moving is None:
             return None
         left = {self._moving.optimizer, *self._waiting}
-        gradients = zip(self._engine.names, self._engine.parameters, strict=True)
         return {
             "gradients": {
-                name: p.grad
-                for name, p in gradients
-                if p.grad is not None and not self._was_used(p)
+                name: self._released[id(p)][0]
+                for name, p in zip(self._engine.names, self._engine.parameters, strict=True)
+                if id(p) in self._released
             },
             "optimizers": [number for number, one in enumerate(self._optimizers) if one in left],
             "touched": self._moving.clean_up(),
@@ -175,7 +178,7 @@ class ReleasedGradients:
             if p.grad is None or self._was_used(p):
                 continue
             # by value, since writes through ``.data`` leave no other trace
-            if p.grad is not released or values is None or values.changed() is not None:
+            if p.grad is not released or (values is not None and values.changed() is not None):
                 raise PrivacyError(
                     f"parameter {name!r} has a .grad that did not come through the gate. Fix: let "
                     "only private.backward(losses) make gradients, inside the loop, and do not "
@@ -207,6 +210,10 @@ class Moving:
         return versions(self.optimizer) != self._before
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def parts_of(gradient: Tensor) -> list[Tensor]:
     """The dense tensors that hold a gradient, which may be one of selected rows."""
     return [gradient.values(), gradient.indices()] if gradient.is_sparse else [gradient]
@@ -214,6 +221,6 @@ def parts_of(gradient: Tensor) -> list[Tensor]:
 
 def versions(optimizer: torch.optim.Optimizer) -> list[int]:
     """How often each tensor of an optimizer was written, parameters and state."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = parameters_of(optimizer)
     states = [value for p in parameters for value in optimizer.state.get(p, {}).values()]
     return [version_of(tensor) for tensor in (*parameters, *states) if isinstance(tensor, Tensor)]
