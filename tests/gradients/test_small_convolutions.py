@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpoptim import compiled
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import native
-from dpoptim.gradients.layers import small_convolutions
+from dpoptim.gradients.layers import image_places, small_convolutions
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from support import by_engine, joint_norm
 
@@ -44,7 +44,7 @@ def layers(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
 @pytest.fixture(autouse=True, scope="module")
 def everything_served() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small_convolutions, "LEAST_FILLED", 0)
+        patch.setattr(image_places, "LEAST_FILLED", 0)
         yield
 
 
@@ -149,7 +149,7 @@ def test_sums_are_the_same_but_for_rounding_without_them(monkeypatch: pytest.Mon
 
 @built
 def test_what_they_serve_is_told_by_public_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_convolutions, "LEAST_FILLED", 1 / 2)
+    monkeypatch.setattr(image_places, "LEAST_FILLED", 1 / 2)
     served = lambda module, x: small_convolutions.output(module, x) is not None  # noqa: E731
     x = torch.randn(2, 4, 9, 9)
     assert served(nn.Conv2d(4, 8, 3, stride=2), x)

@@ -1,98 +1,35 @@
 """Convolutions of small images by compiled functions (`convolutions.c`): outputs, and back.
 
 oneDNN lays images out anew around every convolution; with few channels that takes many times as
-long as the arithmetic. Here a record's image lies in cache while all of its results are computed.
-A layer's output, and the gradient of its input, are both sums over places of an image, each with a
-row of weights: of the input, and of the output's gradient. Which places a number of the input's
-gradient is a sum over depends on where it lies between strides: numbers that lie alike are a phase.
+long as the arithmetic. Here a record's image lies in cache while all of its results are computed,
+as sums over places of it (`image_places`).
 
 **Guarantee.** Each record's results are functions of its own image and the weights, to the last
 bit, beside any others and on however many threads: each number is one chain of multiplications and
 additions, in an order that the layer's geometry alone decides.
 """
 
-import itertools
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dpoptim.compiled_work import Piece, Task, run_in_turn
 from dpoptim.gradients import native
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
+from dpoptim.gradients.layers.image_places import Axes, Way, back, forth
 from dpoptim.gradients.multiplication import plain
 
 CONVOLVING, PHASE = struct.Struct("=19q"), struct.Struct("=6q")  # of `convolutions.c`
-IN_CACHE = 1 << 17  # numbers of an image and its results together
-FEW_WEIGHTS = 1 << 15  # for a vector of outputs, which are read again for every few results
-LEAST_FILLED = 1 / 2  # of the vectors of outputs that are computed
-Axes = tuple[int, ...]  # a number for each of three axes
-Places = NDArray[np.int64]
 
 
 @cache
 def function() -> Piece:
     return Piece("dpoptim_convolve")
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Results that read the same places, seen from where each of them is.
-
-    Attributes:
-        offsets: of these places, (taps,).
-        start, to: where in the image each result's places are seen from, and its place among the
-            results, (results,).
-        weights: which rows of the layer's weights are multiplied, (taps,).
-    """
-
-    offsets: Places
-    start: Places
-    to: Places
-    weights: Tensor
-
-
-@dataclass(frozen=True)
-class Way:
-    """How results come of an image, from a layer's geometry alone.
-
-    Attributes:
-        channels, size: of the image, (C, three axes).
-        before, padded: where it lies among zeros, and how many these are, along each axis.
-        outputs, places: of the results, (outputs, places).
-    """
-
-    channels: int
-    size: tuple[int, ...]
-    before: tuple[int, ...]
-    padded: tuple[int, ...]
-    outputs: int
-    places: int
-    phases: tuple[Phase, ...]
-
-    @property
-    def filled(self) -> int:
-        """Outputs, in whole vectors."""
-        return -(-self.outputs // native.VECTOR) * native.VECTOR
-
-    @property
-    def room(self) -> int:
-        """Numbers of an image among zeros, and of its results."""
-        return self.channels * math.prod(self.padded) + self.places * self.filled
-
-    @property
-    def serves(self) -> bool:
-        """Whether they are computed in cache, and no more than half for nothing."""
-        taps = max(len(each.offsets) for each in self.phases)
-        filled = self.outputs >= LEAST_FILLED * self.filled
-        return filled and self.room <= IN_CACHE and taps * native.VECTOR <= FEW_WEIGHTS
 
 
 def output(module: Convolution, x: Tensor) -> Tensor | None:
@@ -181,132 +118,3 @@ def geometry(
         *(of_axes(padding_inside(module), 0), of_axes(module.kernel_size, 1)),
         *(of_axes(module.stride, 1), of_axes(module.dilation, 1)),
     )
-
-
-@lru_cache(maxsize=256)
-def forth(
-    channels: int,
-    outputs: int,
-    size: Axes,
-    padding: Axes,
-    kernel: Axes,
-    stride: Axes,
-    dilation: Axes,
-) -> Way:
-    """How a layer's output comes of its input."""
-    padded = tuple(s + 2 * side for s, side in zip(size, padding, strict=True))
-    places = places_of(size, padding, kernel, stride, dilation)
-    offsets = [np.arange(k) * gap for k, gap in zip(kernel, dilation, strict=True)]
-    starts = [np.arange(n) * step for n, step in zip(places, stride, strict=True)]
-    taps = of_channels(channels, padded, offsets)
-    phase = Phase(
-        taps,
-        entries(padded, starts),
-        np.arange(math.prod(places)),
-        torch.from_numpy(np.arange(len(taps))),
-    )
-    return Way(channels, size, padding, padded, outputs, math.prod(places), (phase,))
-
-
-@lru_cache(maxsize=256)
-def back(
-    channels: int,
-    outputs: int,
-    size: Axes,
-    padding: Axes,
-    kernel: Axes,
-    stride: Axes,
-    dilation: Axes,
-) -> Way:
-    """How the gradient of its input comes of that of its output."""
-    places = places_of(size, padding, kernel, stride, dilation)
-    # along an axis, number i reads places (i + padding - k dilation) / stride that are whole
-    axes = [
-        Axis(*each) for each in zip(size, padding, kernel, stride, dilation, places, strict=True)
-    ]
-    before = tuple(axis.before for axis in axes)
-    padded = tuple(axis.padded for axis in axes)
-    phases = []
-    for rests in itertools.product(*(range(axis.stride) for axis in axes)):
-        alike = [axis.phase(rest) for axis, rest in zip(axes, rests, strict=True)]
-        to = entries(size, [each.numbers for each in alike])
-        if not len(to):
-            continue
-        places_in_kernel = entries(kernel, [each.kernel for each in alike])
-        rows = np.arange(outputs)[:, None] * math.prod(kernel) + places_in_kernel
-        taps = of_channels(outputs, padded, [each.offsets for each in alike])
-        starts = entries(padded, [each.starts for each in alike])
-        phases.append(Phase(taps, starts, to, torch.from_numpy(rows.flatten())))
-    return Way(outputs, places, before, padded, channels, math.prod(size), tuple(phases))
-
-
-@dataclass(frozen=True)
-class OfPhase:
-    """Numbers along an axis that lie alike between strides.
-
-    Attributes:
-        numbers: their places.
-        starts: what they read from, among zeros.
-        kernel, offsets: the places of the kernel that meet them, and of what they then read.
-    """
-
-    numbers: Places
-    starts: Places
-    kernel: Places
-    offsets: Places
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An axis along which a layer's input gets its gradient; of the layer, and its output."""
-
-    size: int
-    padding: int
-    kernel: int
-    stride: int
-    dilation: int
-    places: int
-
-    @property
-    def reach(self) -> int:
-        """How far before the place on a level with it a number may read."""
-        return self.dilation * (self.kernel - 1) // self.stride
-
-    @property
-    def before(self) -> int:
-        return max(0, self.reach - self.padding // self.stride)
-
-    @property
-    def padded(self) -> int:
-        last = (self.size - 1 + self.padding) // self.stride
-        return self.before + max(self.places, last + 1)
-
-    def phase(self, rest: int) -> OfPhase:
-        """Those of this rest when their places, with padding, are divided by the stride."""
-        numbers = np.arange((rest - self.padding) % self.stride, self.size, self.stride)
-        shifts = np.arange(self.kernel) * self.dilation - rest
-        kernel = (shifts % self.stride == 0).nonzero()[0]
-        # of the kernel's last place, which reads first, on: offsets are not negative
-        level = (numbers + self.padding) // self.stride + self.before - self.reach
-        return OfPhase(numbers, level, kernel, self.reach - shifts[kernel] // self.stride)
-
-
-def places_of(size: Axes, padding: Axes, kernel: Axes, stride: Axes, dilation: Axes) -> Axes:
-    """Positions of the output along each axis."""
-    return tuple(
-        (s + 2 * side - gap * (k - 1) - 1) // step + 1
-        for s, side, k, step, gap in zip(size, padding, kernel, stride, dilation, strict=True)
-    )
-
-
-def entries(size: Axes, along: Sequence[Places]) -> Places:
-    """Places in memory, of dense axes so large, of all combinations of places along each: int64."""
-    first, second, third = along
-    lines = first[:, None] * size[1] + second
-    return (lines[..., None] * size[2] + third).flatten()
-
-
-def of_channels(channels: int, size: Axes, along: Sequence[Places]) -> Places:
-    """`entries` of every channel, one channel after the other."""
-    start = np.arange(channels)[:, None] * math.prod(size)
-    return (start + entries(size, along)).flatten()
