@@ -416,14 +416,19 @@ def bytes_held(rank: int) -> dict[str, int]:
     """The most bytes of parameters between steps, those of all in one process, and whether
     gradients were ever anything but shards.
     """
-    seen = {"held": 0, "gathered": 0, "odd gradients": 0, "in attach": 0}
+    seen = {"held": 0, "gathered": 0, "odd gradients": 0, "left": 0, "in attach": 0}
 
     def look(private: Any, model: nn.Module) -> None:
         seen["held"] = max(seen["held"], sum(local(p) for p in model.parameters()))
         for whole_one in fsdp_internals.wholes(model):
             seen["gathered"] += whole_one.untyped_storage().nbytes()
             seen["odd gradients"] += whole_one.grad is not None
-        seen["odd gradients"] += sum(p.grad is not None for p in model.parameters())
+        # the last step's, which stays to be looked at, lies where its parameter does
+        left = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+        seen["odd gradients"] += sum(
+            type(g) is not type(p) or local(g) != local(p) for p, g in left
+        )
+        seen["left"] = max(seen["left"], len(left))
 
     honest = fsdp_internals.reshard
 

@@ -81,6 +81,7 @@ def test_between_steps_each_rank_holds_its_parts_alone() -> None:
     for seen in run_ranks(2, work.bytes_held):
         assert 0.4 * seen["all"] < seen["held"] < 0.65 * seen["all"]  # uneven rows
         assert seen["gathered"] == seen["odd gradients"] == 0
+        assert seen["left"] > 0, "no gradient was looked at"
         assert 0 < seen["in attach"] < seen["all"]  # what the trial's passes leave: the root
 
 
