@@ -278,6 +278,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "sensitivity",
     ),
     Mutant(
+        "positions of the record before added up",
+        "gradients/position_sums.c",
+        _s.positions_of_the_record_before,
+        "sensitivity",
+    ),
+    Mutant(
         "outputs of convolutions in the next record's place",
         "gradients/layers/convolutions.c",
         _s.images_in_the_next_place,

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, SplitClipping
-from dpoptim.gradients.batch_invariant import record_products, sum_positions
+from dpoptim.gradients.batch_invariant import record_products
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.layers.normalisation import GroupNormRule
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
+from dpoptim.gradients.position_sums import sum_positions
 from dpoptim.gradients.products import add_weighted_outer, add_weighted_rows
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sums import Sums

@@ -91,7 +91,7 @@ def sensitivities() -> Iterator[SensitivityResult]:
     torch.manual_seed(SEED)
     try:
         deep = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-        usual = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        usual = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3))
         twice = Twice(nn.Linear(6, 4)).double()
         images = nn.Conv1d(3, 16, 1, bias=False)
         thin, thinner = nn.Linear(4, 1, bias=False), nn.Linear(3, 1, bias=False)

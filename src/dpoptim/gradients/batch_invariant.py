@@ -27,6 +27,7 @@ from torch import Tensor
 
 from dpoptim.gradients.arithmetic import NARROW, widened
 from dpoptim.gradients.multiplication import plain
+from dpoptim.gradients.position_sums import sum_positions
 from dpoptim.worker_threads import worker_threads
 
 ALIGNMENT = 64  # bytes; kernels do the same on operands that start on such boundaries
@@ -143,20 +144,6 @@ def record_matrices(x: Tensor) -> Callable[[int], Tensor]:
 def gram(x: Tensor, y: Tensor) -> Tensor:
     """``x[i] @ y[i].T`` of `aligned_records`: (B, s, d), (B, t, d) -> aligned (B, s, t)."""
     return torch.bmm(x, y.transpose(1, 2), out=matrices(len(x), x.shape[1], y.shape[1], like=x))
-
-
-def never_alone(x: Tensor) -> Tensor:
-    """Lay the records of ``x`` (B, ...) one after the other in memory.
-
-    A single one gets a second of zeros, which kernels would add up otherwise.
-    """
-    x = x.contiguous()
-    return torch.cat([x, torch.zeros_like(x)]) if len(x) == 1 else x
-
-
-def sum_positions(x: Tensor) -> Tensor:
-    """Sum (B, T, p) over T: shape (B, p)."""
-    return never_alone(x).sum(1)[: len(x)]
 
 
 def sum_over(x: Tensor, axes: Sequence[int]) -> Tensor:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.per_sample_grads import (
     Bias,
@@ -26,6 +25,7 @@ from dpoptim.gradients.per_sample_grads import (
     PerSampleGrad,
     record_by,
 )
+from dpoptim.gradients.position_sums import sum_positions
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 

@@ -11,12 +11,7 @@ from torch import Tensor
 
 from dpoptim.gradients import native
 from dpoptim.gradients.arithmetic import NARROW, multiplies_narrow, widened
-from dpoptim.gradients.batch_invariant import (
-    matrices,
-    record_matrices,
-    record_products,
-    sum_positions,
-)
+from dpoptim.gradients.batch_invariant import matrices, record_matrices, record_products
 from dpoptim.gradients.choose_formula import CLAIMED_POSITIONS, PublicSizes, kept
 from dpoptim.gradients.claimed_sums import Claims, add_claimed, add_claimed_in_turn
 from dpoptim.gradients.ghost_norms import ghost_squared_norms
@@ -37,6 +32,7 @@ from dpoptim.gradients.per_sample_grads import (
     record_by,
     zero_outside,
 )
+from dpoptim.gradients.position_sums import sum_positions
 from dpoptim.gradients.products import Groups, add_weighted_rows
 from dpoptim.gradients.sums import Sums
 

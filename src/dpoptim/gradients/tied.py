@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.batch_invariant import aligned_records, gram, never_alone
+from dpoptim.gradients.batch_invariant import aligned_records, gram
 from dpoptim.gradients.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.per_sample_grads import Chunk, PerSampleGrad
+from dpoptim.gradients.position_sums import never_alone
 from dpoptim.gradients.products import Groups
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Pairs, Rows, TableGrad

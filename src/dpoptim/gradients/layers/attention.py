@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction
-from dpoptim.gradients.batch_invariant import record_products, sum_positions
+from dpoptim.gradients.batch_invariant import record_products
 from dpoptim.gradients.layers.bare import for_records
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.runner import Use, holder, tap
@@ -18,6 +18,7 @@ from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.multiplication import linear_of_constants
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.gradients.position_sums import sum_positions
 from dpoptim.gradients.sequence_outer import SequenceOuter
 
 ARGUMENTS = (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.batch_invariant import never_alone, record_products
+from dpoptim.gradients.batch_invariant import record_products
 from dpoptim.gradients.layers import small_convolutions
 from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches, Compiled, Formed
@@ -19,6 +19,7 @@ from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.multiplication import onednn_multiplies
 from dpoptim.gradients.parts import flat
 from dpoptim.gradients.per_sample_grads import Dense, OneByOne
+from dpoptim.gradients.position_sums import never_alone
 from dpoptim.torch_internals import convolution_backward
 
 AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution

@@ -15,11 +15,12 @@ from dpoptim.gradients.backward_pass import (
     once_differentiable,
     refuse_nested_backward,
 )
-from dpoptim.gradients.batch_invariant import never_alone, sum_over
+from dpoptim.gradients.batch_invariant import sum_over
 from dpoptim.gradients.layers.functional import layer_of
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import holder
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.gradients.position_sums import never_alone
 from dpoptim.torch_internals import graph_task
 
 Values = dict[int, Tensor]  # by id: parameters, and what was made of them so far

@@ -6,10 +6,10 @@ Their RMSNorms need none: they scale normalised data by a bare parameter (see `s
 from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
 from dpoptim.gradients.multiplication import linear
 from dpoptim.gradients.per_sample_grads import Dense
+from dpoptim.gradients.position_sums import sum_positions
 from dpoptim.gradients.sequence_outer import one_axis, positions
 
 

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from dpoptim.gradients import native
 from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.batch_invariant import aligned, sum_positions
+from dpoptim.gradients.batch_invariant import aligned
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
 from dpoptim.gradients.multiplication import plain, transposed_product
 from dpoptim.gradients.norms import NORM_BLOCK, blocks_in, read_part
 from dpoptim.gradients.per_sample_grads import Chunk, FormMeasured, record_by, zero_outside
+from dpoptim.gradients.position_sums import sum_positions
 from dpoptim.worker_threads import worker_threads
 
 WORK = 1 << 26  # multiplications for a record's gradient that one thread has at a time

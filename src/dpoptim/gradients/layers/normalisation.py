@@ -5,39 +5,31 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dpoptim.gradients.batch_invariant import never_alone
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
 from dpoptim.gradients.per_sample_grads import Dense
+from dpoptim.gradients.position_sums import sum_normalised
 from dpoptim.torch_internals import group_norm_backward, layer_norm_backward
 
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 InGroups = nn.GroupNorm | InstanceNorm
 
 
-IN_CACHE = 1 << 17  # elements of a temporary
+def over_positions(
+    x: Tensor, mean: Tensor | None, scale: Tensor, g: Tensor, normalised: int
+) -> tuple[Tensor, Tensor]:
+    """Sum ``(x - mean) * scale * g`` and g, (B, positions..., normalised...), over the positions.
 
-
-def sum_middle(values: Tensor, kept_axes: int) -> Tensor:
-    """Sum (B, positions..., kept...) over the positions: shape (B, kept...)."""
-    middle = tuple(range(1, values.dim() - kept_axes))
-    return never_alone(values).sum(middle)[: len(values)] if middle else values
-
-
-def sum_scaled(x: Tensor, scale: Tensor, shift: Tensor | None, g: Tensor, kept_axes: int) -> Tensor:
-    """Sum ``(x * scale - shift) * g`` over the positions, a few records at a time.
-
-    Large temporaries cost more than the arithmetic. ``scale`` and ``shift`` have size 1 in the kept
-    axes.
+    Args:
+        mean, scale: with size 1 in the normalised axes; no mean: zero.
+        normalised: how many axes are.
     """
-    step = max(1, IN_CACHE // max(1, x[0].numel())) if len(x) else 1
-    parts = []
-    for start in range(0, max(1, len(x)), step):
-        rows = slice(start, start + step)
-        scaled = x[rows] * scale[rows]
-        if shift is not None:
-            scaled -= shift[rows]
-        parts.append(sum_middle(scaled.mul_(g[rows]), kept_axes))
-    return torch.cat(parts)
+    records, axes = len(g), g.shape[g.dim() - normalised :]
+    positions = g.shape[1 : g.dim() - normalised].numel()
+    x, g = (each.reshape(records, positions, axes.numel()) for each in (x, g))
+    if mean is not None:
+        mean = mean.reshape(records, positions)
+    scaled, whole = sum_normalised(x, mean, scale.reshape(records, positions), g)
+    return scaled.view(records, *axes), whole.view(records, *axes)
 
 
 class LayerNormRule(LayerRule[nn.LayerNorm]):
@@ -61,11 +53,8 @@ class LayerNormRule(LayerRule[nn.LayerNorm]):
 
     def per_sample_grads(self, module: nn.LayerNorm, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, mean, rstd, _ = saved
-        kept = len(module.normalized_shape)
-        return {
-            "weight": Dense(sum_scaled(x, rstd, mean * rstd, g, kept)),
-            "bias": Dense(sum_middle(g, kept)),
-        }
+        weight, bias = over_positions(x, mean, rstd, g, len(module.normalized_shape))
+        return {"weight": Dense(weight), "bias": Dense(bias)}
 
 
 class RMSNormRule(LayerRule[nn.RMSNorm]):
@@ -89,7 +78,7 @@ class RMSNormRule(LayerRule[nn.RMSNorm]):
 
     def per_sample_grads(self, module: nn.RMSNorm, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, rstd, _ = saved
-        return {"weight": Dense(sum_scaled(x, rstd, None, g, len(module.normalized_shape)))}
+        return {"weight": Dense(over_positions(x, None, rstd, g, len(module.normalized_shape))[0])}
 
 
 def groups_of(module: InGroups) -> int:

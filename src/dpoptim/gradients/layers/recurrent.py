@@ -16,12 +16,12 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.backward_pass import BackwardRecorder, full_precision
-from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.layers.lstm import LSTMRun, shifted
 from dpoptim.gradients.layers.recurrent_steps import CompiledGRU, CompiledLSTM, serves
 from dpoptim.gradients.layers.runner import Use, holder, tap
 from dpoptim.gradients.multiplication import linear_of_constants
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.gradients.position_sums import sum_positions
 from dpoptim.gradients.sequence_outer import SequenceOuter
 
 States = tuple[Tensor, Tensor | None]
