@@ -28,14 +28,14 @@ from dpoptim.reproduce import (
 from dpoptim.reproduce.das_tables import Recipe
 from dpoptim.reproduce.request import FOLDERS
 
-CLASSES, RECORDS, TESTS = 3, 900, 200
+CLASSES, RECORDS, TESTS = 12, 900, 200  # the last tenth is of the last class
 
 
 def sorted_by_class(count: int, seed: int, *, told: bool = True) -> Labelled:
-    """Eight features, one of which tells the class; or, if not told, none does."""
+    """As many features as classes, one of which tells the class; or, if not told, none does."""
     rng = np.random.default_rng(seed)
     y = np.sort(rng.integers(0, CLASSES, count))
-    x = rng.normal(size=(count, 8)).astype(np.float32) / 2
+    x = rng.normal(size=(count, CLASSES)).astype(np.float32) / 2
     if told:
         x[np.arange(count), y] += 3
     return x, y
@@ -51,7 +51,7 @@ def features(tmp_path: Path) -> Path:
         np.savez(folder / f"{name}.npz", x_train=x, y_train=y, x_test=u, y_test=v)
     x, y = sorted_by_class(RECORDS, 1)
     np.save(folder / "mine" / "x_train.npy", x[:, :, None])
-    np.save(folder / "mine" / "y_train.npy", np.array(["a", "b", "c"])[y])
+    np.save(folder / "mine" / "y_train.npy", np.array(list("abcdefghijkl"))[y])
     (folder / "notes.txt").write_text("not a data set")
     return folder
 
@@ -60,13 +60,21 @@ def features(tmp_path: Path) -> Path:
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few cells and rates."""
     monkeypatch.setattr(das_tables, "PERCENTILES", (0,))
-    monkeypatch.setattr(das_tables, "FEATURES", Recipe((2.0,), epochs=20, below=(10.0,)))
+    monkeypatch.setattr(das_tables, "FEATURES", Recipe((2.0,), epochs=8, below=(10.0,)))
     monkeypatch.setattr(das_baselines, "EPOCHS", 5)
     monkeypatch.setattr(das_networks, "BATCH", 150)
     monkeypatch.setattr(das_networks, "EPOCHS", 2)
     monkeypatch.setattr(das_networks, "CLIP_NORMS", (0.1, 1.0))
     monkeypatch.setattr(das_networks, "MORE_STEPS", (8.0,))
     monkeypatch.setattr(das_networks, "MORE_RATES", (0.1,))
+
+
+def test_sets_that_come_by_class_are_shuffled(features: Path) -> None:
+    """The last tenth chooses settings: it has all classes, and records keep their labels."""
+    for case in given.feature_sets(features):
+        assert len(case.y[-len(case.y) // 10 :].unique()) == CLASSES
+        if case.name != "noise":
+            assert (case.x.argmax(1) == case.y).float().mean() > 0.95
 
 
 @pytest.mark.usefixtures("_few")
@@ -81,8 +89,8 @@ def test_features_are_learnt_where_they_tell_classes(features: Path, tmp_path: P
     for name in ("cifar_100", "mine", "noise"):
         rows = rows_in(tmp_path / f"das_{name}.csv")
         assert [(row["clipped_at"], float(row["epsilon"])) for row in rows] == cells
-        best = max(float(row["accuracy"]) for row in rows)
-        assert best < 60 if name == "noise" else best > 90
+        scores = [float(row["accuracy"]) for row in rows]
+        assert max(scores) < 30 if name == "noise" else min(scores) > 70
         printed = das_published.SOFTMAX["CIFAR-100"]
         for row, (clip, epsilon) in zip(rows, cells, strict=True):
             if name == "cifar_100":
@@ -107,15 +115,15 @@ def test_features_without_privacy_and_by_networks(features: Path, tmp_path: Path
     run("das-baselines", "--features", features, "--out", tmp_path)
     plain = {row["data"]: row for row in rows_in(tmp_path / "das_baselines.csv")}
     assert plain["CIFAR-100"]["paper"] == "66.91"
-    assert float(plain["CIFAR-100"]["accuracy"]) > 90 > 60 > float(plain["noise"]["accuracy"])
+    assert float(plain["CIFAR-100"]["accuracy"]) > 80 > 30 > float(plain["noise"]["accuracy"])
+    (features / "noise.npz").unlink()
     run("das-table7", "--features", features, "--out", tmp_path)
     rows = rows_in(tmp_path / "das_networks_cifar_100.csv")
     assert [row["paper"] for row in rows] == [  # at clip norm 1, and without privacy
         *("0.5492", "0.5908", "0.6133"),
         "0.6731",
     ]
-    noise = rows_in(tmp_path / "das_networks_noise.csv")
-    assert float(rows[-1]["accuracy"]) > 0.9 > 0.6 > float(noise[-1]["accuracy"])
+    assert float(rows[-1]["accuracy"]) > 0.8
     assert not (tmp_path / "das_networks.csv").exists()  # which is of Fashion-MNIST
 
 
