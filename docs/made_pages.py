@@ -15,6 +15,7 @@ import typer
 DOCS = Path(__file__).parent
 BEGIN, END = "<!-- made by docs/made_pages.py -->\n", "<!-- end -->\n"
 BOLD = re.compile(r"\[bold\](.+?)\[/\]", re.DOTALL)  # as consoles show it
+KEPT = re.compile("\b\n(.+?)(?=\n\n|\\Z)", re.DOTALL)  # lines as they are, after a backspace
 
 
 def papers() -> str:
@@ -36,6 +37,7 @@ def commands() -> str:
 def section(name: str, command: click.Command) -> str:
     """One command: its help and its options as a table."""
     described = BOLD.sub(lambda found: f"`{' '.join(found[1].split())}`", command.help or "")
+    described = KEPT.sub(r"```text\n\1\n```", described)
     if hasattr(command, "commands"):
         inner = [section(f"{name} {key}", sub) for key, sub in command.commands.items()]
         return "\n\n".join([f"## `{name}`", described, *inner])

@@ -15,7 +15,8 @@ from dpoptim.commands.predict import predict
 from dpoptim.commands.schema import schema_commands
 from dpoptim.commands.tune import tune
 from dpoptim.commands.verify import sign, verify
-from dpoptim.reproduce.experiments import EXPERIMENTS, Request, fashion_folder
+from dpoptim.reproduce.experiments import EXPERIMENTS
+from dpoptim.reproduce.request import FOLDERS, Request, fashion_folder
 from dpoptim.runs.options import TrainRequest, with_options_of
 from dpoptim.terminal import EXIT_INTERRUPTED, cell, clear_errors, console, say, show_waits
 from dpoptim.version import __version__
@@ -183,11 +184,37 @@ def reproduce(
         Path | None,
         typer.Option(help="Folder of a TweetEval task, such as emotion, or of several."),
     ] = None,
-    e2e: Annotated[Path | None, typer.Option(help="Folder of the E2E challenge's data.")] = None,
+    e2e: Annotated[Path | None, typer.Option(help=f"To read: {FOLDERS['e2e']}.")] = None,
+    features: Annotated[Path | None, typer.Option(help=f"To read: {FOLDERS['features']}.")] = None,
+    emnist: Annotated[Path | None, typer.Option(help=f"To read: {FOLDERS['emnist']}.")] = None,
+    cifar: Annotated[Path | None, typer.Option(help=f"To read: {FOLDERS['cifar']}.")] = None,
+    model: Annotated[Path | None, typer.Option(help=f"To read: {FOLDERS['model']}.")] = None,
+    device: Annotated[str, typer.Option(help="Of the model that is read: cpu or cuda.")] = "cpu",
 ) -> None:
     """Run an experiment of the papers on public or made-up data, and save its tables and pictures.
 
     Example: [bold]dpoptim reproduce kl-rates --quick[/]
+
+    What you give is taken to be public: settings are chosen on it, scores are
+    shown, and nothing is charged. Data and models that no package has stand in
+    for ours where you bring them: [bold]--features[/] for das-table4, das-table5,
+    das-table7, das-baselines; [bold]--emnist[/] for das-table6, das-table7,
+    das-baselines; [bold]--cifar[/] with [bold]--model[/] for dice-vit;
+    [bold]--e2e[/] with [bold]--model[/] for dice-table3.
+
+    Features, here CIFAR-100's, are made with numpy, torchvision's models and
+    datasets, and torch's Identity, DataLoader and cat (Das et al. take resnet34
+    for Caltech-256 and Food-101):
+
+    \b
+    known = models.ResNet18_Weights.IMAGENET1K_V1
+    net = models.resnet18(weights=known).eval().requires_grad_(False)
+    net.fc = Identity()
+    def part(train):
+        images = datasets.CIFAR100("cifar", train, known.transforms())
+        return map(cat, zip(*((net(x), y) for x, y in DataLoader(images, 256))))
+    (x, y), (u, v) = part(True), part(False)
+    numpy.savez("cifar-100.npz", x_train=x, y_train=y, x_test=u, y_test=v)
     """
     with clear_errors():
         if experiment not in EXPERIMENTS:
@@ -196,7 +223,19 @@ def reproduce(
             )
         out.mkdir(parents=True, exist_ok=True)
         EXPERIMENTS[experiment](
-            Request(out, quick, data or fashion_folder(), tweets, e2e, say=console.print)
+            Request(
+                out,
+                quick,
+                data or fashion_folder(),
+                tweets,
+                e2e,
+                features,
+                emnist,
+                cifar,
+                model,
+                device,
+                console.print,
+            )
         )
     say(f"saved in {out}/")
 

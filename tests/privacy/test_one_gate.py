@@ -78,6 +78,8 @@ ALLOWED = {
     "reproduce/dice_cases.py": {"random."},  # a network's first weights
     "reproduce/das_networks.py": {"random."},  # a network's first weights
     "reproduce/das_baselines.py": {"randperm"},  # shuffles public data, without privacy
+    "reproduce/given.py": {"randperm"},  # shuffles public data
+    "reproduce/dice_pretrained.py": {"random."},  # a new head's first weights
     # a network's first weights; shuffles public data
     "reproduce/fang.py": {"random.", "randperm"},
     # first weights; shuffles public data, which a model learns without privacy beforehand

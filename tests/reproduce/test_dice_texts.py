@@ -83,10 +83,10 @@ def test_what_is_given_is_read_and_not_scored(tmp_path: Path) -> None:
     texts = dice_texts.load_texts(tmp_path, public_epochs=0)
     x, following = texts.training
     assert len(x) == 80  # of six meanings one tests, and one is for settings
-    row = [texts.words[int(i)] for i in x[0]]
+    row = texts.spell(x[0].tolist())
     assert row[:6] == ["name", "eattype", "pub", "area", "river", "\n"]
-    assert [texts.words[int(i)] for i in following[0]][:6] == [""] * 5 + ["xname"]
-    assert int(following[0][following[0] != 0][-1]) == texts.words.index("\n")
+    assert texts.spell(following[0].tolist())[:6] == [""] * 5 + ["xname"]
+    assert int(following[0][following[0] != 0][-1]) == texts.end
     assert texts.references == [[["xname", "is", "by", "the", "lake", "."]] * 20]
 
 
@@ -110,10 +110,10 @@ def test_a_model_writes_what_it_has_learnt(tmp_path: Path, monkeypatch: pytest.M
             assert len(list(csv.DictReader(file))) == len(rows)
     assert epochs[-1].loss < before
     for method in dice_texts.METHODS[:2]:
-        plan = dice_texts.plan_of(method, 1000)
+        plan = dice_texts.plan_of(method, 1000, texts.schedule)
         epsilon = compute_epsilon(plan.event, 8e-6, "zero-out").epsilon
         assert epsilon == pytest.approx(8, rel=0.02)
-    assert dice_texts.plan_of(dice_texts.OPEN, 1000).noise_multiplier == 0
+    assert dice_texts.plan_of(dice_texts.OPEN, 1000, texts.schedule).noise_multiplier == 0
 
 
 def test_the_rate_rises_and_falls() -> None:

@@ -15,6 +15,7 @@ from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.reproduce import (
     das_baselines,
     das_networks,
+    das_published,
     das_tables,
     fang,
     fang_budgets,
@@ -34,19 +35,19 @@ def test_das_tables_quote_the_paper_and_hold_every_cell() -> None:
         rows = rows_of(f"das_{name}.csv")
         assert columns(das_tables.Row) == set(rows[0])
         for row in rows:
-            printed = das_tables.PUBLISHED[key].get(row["clipped_at"], (math.nan,) * 3)
-            index = das_tables.EPSILONS.index(float(row["epsilon"]))
+            printed = das_published.SOFTMAX[key].get(row["clipped_at"], (math.nan,) * 3)
+            index = das_published.EPSILONS.index(float(row["epsilon"]))
             assert float(row["paper"]) == pytest.approx(printed[index], nan_ok=True)
             assert row["data"] == key
     rows = rows_of("das_baselines.csv")
     assert columns(das_baselines.Row) == set(rows[0])
     assert {row["data"]: float(row["paper"]) for row in rows}.items() <= (
-        das_baselines.PUBLISHED.items()
+        das_published.SOFTMAX_WITHOUT_PRIVACY.items()
     )
     rows = rows_of("das_networks.csv")
     assert columns(das_networks.Row) == set(rows[0])
     assert [(float(row["clip_norm"]), float(row["epsilon"])) for row in rows] == [
-        (norm, epsilon) for epsilon in das_networks.EPSILONS for norm in das_networks.CLIP_NORMS
+        (norm, epsilon) for epsilon in das_published.EPSILONS for norm in das_networks.CLIP_NORMS
     ] + [(math.inf, math.inf)]
 
 
@@ -67,7 +68,7 @@ def test_clip_norms_of_das_table_6_and_a_cell_of_it() -> None:
         high=100.0,
         noise_seed=1,
     )
-    assert found == pytest.approx(float(known[das_tables.PRIVATE]["clip_norm"]))
+    assert found == pytest.approx(float(known[das_published.PRIVATE]["clip_norm"]))
     row = known["0 %"]
     norm, rate, epsilon = (float(row[k]) for k in ("clip_norm", "learning_rate", "epsilon"))
     recipe = das_tables.Recipe((norm * rate,), das_tables.smooth_pixels(28, cutoff=16.0))

@@ -41,14 +41,17 @@ def read_idx(folder: Path, stem: str, axes: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)
 
 
-def read_idx_folder(folder: Path) -> Arrays:
+def read_idx_folder(folder: Path, train: str = "train", test: str = "t10k") -> Arrays:
     """Read the four IDX files of MNIST or its kin: images and labels, to train and to test.
+
+    Args:
+        train, test: what the names of the two parts' files begin with.
 
     Raises:
         FileNotFoundError, ValueError: naming the file and the fix.
     """
     images, labels = {}, {}
-    for part, stem in (("train", "train"), ("test", "t10k")):
+    for part, stem in (("train", train), ("test", test)):
         images[part] = read_idx(folder, f"{stem}-images-idx3-ubyte", axes=3)
         labels[part] = read_idx(folder, f"{stem}-labels-idx1-ubyte", axes=1)
         if len(images[part]) != len(labels[part]):

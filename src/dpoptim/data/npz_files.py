@@ -1,5 +1,6 @@
 """Arrays of features and labels from numpy's .npz archives."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,11 @@ def read_npz(path: Path, target: str | None) -> Arrays:
     Raises:
         ValueError: the file is damaged, an array is missing, or shapes do not agree.
     """
-    arrays = read_all(path)
+    return chosen(path, read_all(path), target)
+
+
+def chosen(path: Path, arrays: dict[str, NDArray[Any]], target: str | None) -> Arrays:
+    """Take features and labels, to train and maybe to test, from the arrays that ``path`` holds."""
     held = ", ".join(arrays) or "(none)"
     pair = next((names for names in FEATURES if names[0] in arrays), None)
     if pair is None:
@@ -68,6 +73,16 @@ def read_all(path: Path) -> dict[str, NDArray[Any]]:
         np.load(stream, allow_pickle=False) as archive,
     ):
         return {name: np.asarray(archive[name]) for name in archive.files}
+
+
+def read_npy_folder(folder: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Read those of the named arrays that the folder holds, each as NAME.npy."""
+    arrays = {}
+    for path in (folder / f"{name}.npy" for name in names):
+        if path.is_file():
+            with decoding(path, "a plain array", "write it with numpy.save(path, array)"):
+                arrays[path.stem] = np.load(path, allow_pickle=False)
+    return arrays
 
 
 def read_features(path: Path) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Accuracy at percentiles of the per-sample Lipschitz constants (Das et al. 2023, Tables 5, 6).
+"""Accuracy at percentiles of the per-sample Lipschitz constants (Das et al. 2023, Tables 3 to 6).
 
 Softmax regression. For each clip norm and epsilon the learning rate is the best of a grid on a
 tenth of the training records that those runs do not train on; then all records train, with other
@@ -23,49 +23,16 @@ from statistics import mean, stdev
 import torch
 
 from dpoptim.methods.low_quantile import private_low_quantile
+from dpoptim.reproduce.das_published import EPSILONS, PRIVATE, SOFTMAX, printed
 from dpoptim.reproduce.kl_rates import write_rows
 from dpoptim.reproduce.kl_real import dp_sgd
-from dpoptim.reproduce.real_cases import Case, fashion, tweets
+from dpoptim.reproduce.real_cases import Case, tweets
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.lipschitz import lipschitz_constants
 
-EPSILONS = (2.0, 4.0, 6.0)
 PERCENTILES = (0, 10, 20, 40, 80, 100)
-BELOW = (0.1, 1.0)  # clip norms below all constants
 SEARCH_EPSILON = 0.3  # of the budget, for the private quantile, as in Das et al.'s Table 3
 SEARCH_QUANTILE = 0.05
-PRIVATE = "private 5 %"
-PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {
-    "Fashion-MNIST": {
-        "1": (82.99, 83.86, 84.06),
-        "0 %": (82.82, 83.85, 83.99),
-        "10 %": (82.24, 83.43, 83.56),
-        "20 %": (82.27, 83.36, 83.59),
-        "40 %": (82.05, 83.20, 83.31),
-        "80 %": (81.24, 82.43, 82.67),
-        "100 %": (79.99, 81.69, 82.14),
-    },
-    "emotion": {
-        "0.1": (51.95, 54.88, 56.45),
-        "1": (52.39, 55.05, 56.10),
-        "0 %": (51.86, 54.52, 55.83),
-        "10 %": (51.59, 54.25, 55.03),
-        "20 %": (51.03, 54.16, 55.09),
-        "40 %": (50.84, 54.21, 55.04),
-        "80 %": (50.94, 53.78, 54.97),
-        "100 %": (50.34, 53.64, 54.21),
-    },
-    "emoji": {
-        "0.1": (26.15, 28.13, 28.59),
-        "1": (26.21, 28.21, 28.68),
-        "0 %": (26.04, 27.86, 28.40),
-        "10 %": (25.92, 27.67, 28.06),
-        "20 %": (25.78, 27.63, 28.06),
-        "40 %": (25.83, 27.50, 28.01),
-        "80 %": (25.70, 27.46, 27.93),
-        "100 %": (25.55, 27.06, 27.73),
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -76,11 +43,18 @@ class Recipe:
         steps: learning rates times clip norm to choose from.
         smoothing: a public matrix on the released gradients; see `smooth_pixels`. None: none.
         epochs: expected passes over the data.
+        below: clip norms below all constants.
     """
 
     steps: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
     smoothing: torch.Tensor | None = None
     epochs: int = 40
+    below: tuple[float, ...] = (0.1, 1.0)
+
+
+# the paper's clip norms below all constants; more rates, since norms and classes are not known here
+FEATURES = Recipe((0.05, 0.15, 0.5, 1.5, 5.0, 15.0), below=(0.1, 1.0, 5.0, 10.0))
+BELOW_OF_EMNIST = (1.0, 3.0)
 
 
 @dataclass(frozen=True)
@@ -122,11 +96,23 @@ def das_table(
     out.mkdir(parents=True, exist_ok=True)
     stem = f"das_{case.name.lower().replace('-', '_')}"
     constants = lipschitz_constants(case.model, case.x)
-    norms = {f"{norm:g}": norm for norm in BELOW}
+    norms = {f"{norm:g}": norm for norm in recipe.below}
     norms |= {
         f"{percent} %": float(torch.quantile(thinned(constants), percent / 100))
         for percent in PERCENTILES
     }
+    found = [
+        private_low_quantile(
+            constants,
+            SEARCH_QUANTILE,
+            epsilon=SEARCH_EPSILON,
+            low=0.1,
+            high=100.0,
+            neighboring="zero-out",
+            noise_seed=seed,
+        )[0]
+        for seed in range(1, seeds + 1)
+    ]
     rows: list[Row] = []
     for epsilon in epsilons:
         chosen: dict[str, float] = {}
@@ -134,18 +120,6 @@ def das_table(
             row, chosen[name] = measured(case, recipe, name, norm, epsilon, epsilon, seeds)
             rows.append(row)
             write_rows(out / f"{stem}.csv", Row, rows)
-        found = [
-            private_low_quantile(
-                constants,
-                SEARCH_QUANTILE,
-                epsilon=SEARCH_EPSILON,
-                low=0.1,
-                high=100.0,
-                neighboring="zero-out",
-                noise_seed=seed,
-            )[0]
-            for seed in range(1, seeds + 1)
-        ]
         # near enough: the constants' lowest percentiles lie together
         known = replace(recipe, steps=(chosen["0 %"],))
         each = [
@@ -199,10 +173,9 @@ def measured(
         scores = [accuracy(choosing, 0, step) for step in recipe.steps]
         best = recipe.steps[scores.index(max(scores))]
     found = [accuracy(case, first_seed + i, best) for i in range(seeds)]
-    paper = PUBLISHED.get(case.name, {}).get(name, ())
-    published = paper[EPSILONS.index(epsilon)] if paper and epsilon in EPSILONS else math.nan
+    paper = printed(SOFTMAX, case.name, name, epsilon)
     return Row(
-        case.name, name, norm, epsilon, best / norm, mean(found), spread(found), seeds, published
+        case.name, name, norm, epsilon, best / norm, mean(found), spread(found), seeds, paper
     ), best
 
 
@@ -210,10 +183,18 @@ def spread(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else math.nan
 
 
-def table6(out: Path, fashion_directory: Path, *, seeds: int = 3) -> list[Row]:
-    """Fashion-MNIST, pixels in [0, 1]."""
-    recipe = Recipe(smoothing=smooth_pixels(28, cutoff=16.0))
-    return das_table(out, without_penalty(fashion(fashion_directory)), recipe, seeds=seeds)
+def table4(out: Path, cases: Sequence[Case], *, seeds: int = 3) -> None:
+    """Features that a network has made of images, as they are."""
+    for case in cases:
+        das_table(out, case, FEATURES, seeds=seeds)
+
+
+def table6(
+    out: Path, case: Case, *, seeds: int = 3, below: tuple[float, ...] = Recipe.below
+) -> list[Row]:
+    """Images of 28 x 28 pixels in [0, 1]."""
+    recipe = Recipe(smoothing=smooth_pixels(28, cutoff=16.0), below=below)
+    return das_table(out, without_penalty(case), recipe, seeds=seeds)
 
 
 def table5(out: Path, tweets_directory: Path, *, seeds: int = 3) -> list[Row]:

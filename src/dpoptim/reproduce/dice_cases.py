@@ -225,11 +225,11 @@ def word_loss(outputs: Tensor, following: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def log_likelihood(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Mean over all words of the logarithm of their predicted probability."""
+def log_likelihood(model: nn.Module, x: Tensor, y: Tensor, rows: int = 256) -> float:
+    """Mean over all words of the logarithm of their predicted probability; ``rows`` at a time."""
     total = sum(
         float(word_losses(model(a), b).double().sum())
-        for a, b in zip(x.split(256), y.split(256), strict=True)
+        for a, b in zip(x.split(rows), y.split(rows), strict=True)
     )
     return -total / float((y != PADDING).sum())
 

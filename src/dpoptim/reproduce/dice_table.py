@@ -7,7 +7,7 @@ DiceSGD as published, claims it and does not have it: its proven epsilon stands 
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -59,12 +59,13 @@ def dice_table(
     epsilons: Sequence[float] = EPSILONS,
     names: Sequence[str] = METHODS,
     stem: str = "dice_table",
+    paper: Callable[[Row], float] | None = None,
 ) -> list[Row]:
     """Measure the named methods on all cases and write ``<stem>.csv`` into the folder ``out``.
 
     Batch size, epochs, clip norms and learning rate are the best of the case's grid for each
     method and epsilon, on records that are neither trained nor tested on, with noise of their own.
-    Public data; choosing them is not charged.
+    Public data; choosing them is not charged. ``paper`` returns what it prints for a row.
     """
     out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
@@ -83,7 +84,7 @@ def dice_table(
             _, plan, step = max(tried, key=lambda each: each[0])
             found = [train(plan, case, step, seed, case.test) for seed in range(1, seeds + 1)]
             rows.append(row(name, plan, epsilon, case, step, found))
-            write_rows(out / f"{stem}.csv", Row, rows)
+            write_rows(out / f"{stem}.csv", Row, rows, paper)
     return rows
 
 

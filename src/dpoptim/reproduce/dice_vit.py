@@ -1,13 +1,15 @@
 """A vision transformer fine-tuned with and without error feedback (cf. Zhang et al. 2024, Table 2).
 
 The paper fine-tunes ViT-small, which has learnt ImageNet, on 50,000 images of CIFAR: 3 epochs,
-batches of 1,000, Adam, clip norms 1 and 0.1, (2, 1e-5)-DP. Those weights and images are in no
-package. Here a transformer of one narrow layer learns five classes of Fashion-MNIST as public
-data, without privacy, gets a new head, and is fine-tuned whole on 4,000 images of the other five,
-3 epochs at the paper's rate of sampling. Zero-out; noise as it is proven, not as published.
+batches of 1,000, Adam, clip norms 1 and 0.1, (2, 1e-5)-DP: `dice_pretrained` does, for readers who
+have those weights and images, which are in no package. Here a transformer of one narrow layer
+learns five classes of Fashion-MNIST as public data, without privacy, gets a new head, and is
+fine-tuned whole on 4,000 images of the other five, 3 epochs at the paper's rate of sampling.
+Zero-out; noise as it is proven, not as published.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,9 +100,21 @@ def vit_case(directory: Path) -> Case:
     )
 
 
-def dice_vit(out: Path, case: Case, *, seeds: int = 3) -> list[Row]:
-    """Write ``dice_vit.csv`` into the folder ``out``; each clip norm is a case of its own."""
+def dice_vit(
+    out: Path,
+    case: Case,
+    *,
+    seeds: int = 3,
+    stem: str = "dice_vit",
+    paper: Callable[[Row], float] | None = None,
+) -> list[Row]:
+    """Write ``<stem>.csv`` into the folder ``out``; each clip norm is a case of its own.
+
+    ``paper`` returns what it prints for a row, which then stands beside.
+    """
     cases = [
         replace(case, name=f"{case.name}, C = {norm:g}", clip_norms=(norm,)) for norm in CLIP_NORMS
     ]
-    return dice_table(out, cases, seeds=seeds, epsilons=(EPSILON,), names=METHODS, stem="dice_vit")
+    return dice_table(
+        *(out, cases), seeds=seeds, epsilons=(EPSILON,), names=METHODS, stem=stem, paper=paper
+    )

@@ -1,39 +1,13 @@
 """The experiments by name, and the data that each needs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
+from typing import TYPE_CHECKING
 
+from dpoptim.reproduce.request import Request
 
-def fashion_folder() -> Path:
-    """Return where Fashion-MNIST usually is."""
-    from dpoptim.data import FASHION_MNIST_DIRECTORY
-
-    return Path(FASHION_MNIST_DIRECTORY)
-
-
-@dataclass(frozen=True)
-class Request:
-    """Where to write, how much to run, and where data sets are that do not come with a package.
-
-    Attributes:
-        out: folder for tables (CSV) and pictures.
-        quick: fewer settings and seeds.
-        fashion, tweets, e2e: folders of Fashion-MNIST, of a TweetEval task (or, for
-            ``das-baselines``, of several), and of the E2E challenge; None: not there.
-        say: told in a line what is left out, and why.
-    """
-
-    out: Path
-    quick: bool = False
-    fashion: Path = field(default_factory=fashion_folder)
-    tweets: Path | None = None
-    e2e: Path | None = None
-    say: Callable[[str], None] = print
-
-    @property
-    def seeds(self) -> int:
-        return 1 if self.quick else 3
+if TYPE_CHECKING:
+    from dpoptim.reproduce.real_cases import Case
 
 
 def kl_rates(request: Request) -> None:
@@ -99,42 +73,81 @@ def dice_table(request: Request) -> None:
 def dice_fig5(request: Request) -> None:
     from dpoptim.reproduce.dice_gpt import RATES, loss_by_settings, small_case
 
-    if request.e2e is None:
-        raise ValueError("dice-fig5 needs --e2e, the folder of the E2E challenge's data.")
-    loss_by_settings(
-        request.out, small_case(request.e2e), rates=RATES[:1] if request.quick else RATES
-    )
+    case = small_case(request.needed("e2e", "dice-fig5"))
+    loss_by_settings(request.out, case, rates=RATES[:1] if request.quick else RATES)
 
 
 def dice_table3(request: Request) -> None:
     from dpoptim.reproduce.dice_texts import dice_texts, load_texts
 
-    if request.e2e is None:
-        raise ValueError("dice-table3 needs --e2e, the folder of the E2E challenge's data.")
-    dice_texts(request.out, load_texts(request.e2e), seeds=request.seeds)
+    e2e = request.needed("e2e", "dice-table3")
+    if request.model is None:
+        dice_texts(request.out, load_texts(e2e), seeds=request.seeds)
+        return
+    from dpoptim.reproduce.dice_pretrained import gpt2_texts, in_table_3
+
+    texts = gpt2_texts(e2e, request.needed("model", "dice-table3"), request.device)
+    dice_texts(request.out, texts, seeds=request.seeds, suffix="_gpt2", paper=in_table_3)
 
 
 def dice_vit(request: Request) -> None:
     from dpoptim.reproduce.dice_vit import dice_vit as experiment
     from dpoptim.reproduce.dice_vit import vit_case
 
-    experiment(request.out, vit_case(request.fashion), seeds=request.seeds)
+    if request.cifar is None and request.model is None:
+        experiment(request.out, vit_case(request.fashion), seeds=request.seeds)
+        return
+    from dpoptim.reproduce import dice_pretrained
+    from dpoptim.reproduce.given import cifar
+
+    folder, model = (request.needed(option, "dice-vit") for option in ("cifar", "model"))
+    images = cifar(folder)
+    experiment(
+        request.out,
+        dice_pretrained.vit_case(images, model, request.device),
+        seeds=request.seeds,
+        stem=f"dice_vit_{images.name.lower().replace('-', '_')}",
+        paper=dice_pretrained.in_table_2,
+    )
+
+
+def das_table4(request: Request) -> None:
+    from dpoptim.reproduce.das_tables import table4
+    from dpoptim.reproduce.given import feature_sets
+
+    cases = feature_sets(request.needed("features", "das-table4"))
+    table4(request.out, cases, seeds=request.seeds)
 
 
 def das_table6(request: Request) -> None:
-    from dpoptim.reproduce.das_tables import table6
+    from dpoptim.reproduce.das_tables import BELOW_OF_EMNIST, table6
+    from dpoptim.reproduce.given import emnist
+    from dpoptim.reproduce.real_cases import fashion
 
-    table6(request.out, request.fashion, seeds=request.seeds)
+    if request.emnist is None:
+        table6(request.out, fashion(request.fashion), seeds=request.seeds)
+    else:
+        case = emnist(request.needed("emnist", "das-table6"))
+        table6(request.out, case, seeds=request.seeds, below=BELOW_OF_EMNIST)
 
 
 def das_table5(request: Request) -> None:
-    from dpoptim.reproduce.das_tables import table5
+    from dpoptim.reproduce.das_tables import table4, table5
+    from dpoptim.reproduce.given import feature_sets
 
-    if request.tweets is None:
-        raise ValueError(
-            "das-table5 needs --tweets, a folder of a TweetEval task such as emotion or emoji."
-        )
-    table5(request.out, request.tweets, seeds=request.seeds)
+    if request.features is not None:
+        cases = feature_sets(request.needed("features", "das-table5"), "CIFAR-10")
+        table4(request.out, cases, seeds=request.seeds)
+    if request.tweets is not None or request.features is None:
+        table5(request.out, request.needed("tweets", "das-table5"), seeds=request.seeds)
+
+
+def own_cases(request: Request, by: str) -> "list[Case]":
+    """The data sets of --features and --emnist; they stand in for Fashion-MNIST."""
+    from dpoptim.reproduce.given import emnist, feature_sets
+
+    cases = [] if request.features is None else feature_sets(request.needed("features", by))
+    return cases if request.emnist is None else [*cases, emnist(request.needed("emnist", by))]
 
 
 def das_baselines(request: Request) -> None:
@@ -144,7 +157,7 @@ def das_baselines(request: Request) -> None:
     from dpoptim.reproduce.real_cases import fashion
     from dpoptim.reproduce.tweets import tasks_in
 
-    cases = [fashion(request.fashion)]
+    cases = own_cases(request, "das-baselines") or [fashion(request.fashion)]
     if request.tweets is None:
         request.say("without Table 5: give --tweets, a folder of a TweetEval task, or of several")
     else:
@@ -156,10 +169,20 @@ def das_baselines(request: Request) -> None:
 
 
 def das_table7(request: Request) -> None:
-    from dpoptim.reproduce.das_networks import CLIP_NORMS, table7
+    from dpoptim.reproduce import das_networks as networks
 
-    norms = CLIP_NORMS[1::3] if request.quick else CLIP_NORMS
-    table7(request.out, request.fashion, seeds=request.seeds, norms=norms)
+    norms = networks.CLIP_NORMS[1::3] if request.quick else networks.CLIP_NORMS
+    table7 = partial(networks.table7, request.out, seeds=request.seeds, norms=norms)
+    cases = own_cases(request, "das-table7")
+    for case in cases:
+        table7(
+            networks.parts_of(case),
+            data=case.name,
+            steps=networks.MORE_STEPS,
+            without_privacy=networks.MORE_RATES,
+        )
+    if not cases:
+        table7(networks.fashion_parts(request.fashion))
 
 
 def fang_fig1(request: Request) -> None:
@@ -202,6 +225,7 @@ def fang_table2(request: Request) -> None:
 
 EXPERIMENTS: dict[str, Callable[[Request], None]] = {
     "das-baselines": das_baselines,
+    "das-table4": das_table4,
     "das-table5": das_table5,
     "das-table6": das_table6,
     "das-table7": das_table7,

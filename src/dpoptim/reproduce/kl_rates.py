@@ -235,12 +235,19 @@ def kl_rates(out: Path, quick: bool) -> list[Slope]:
     return slopes
 
 
-def write_rows(path: Path, kind: type[Any], rows: Sequence[Any]) -> None:
-    """Frozen records as CSV, one line each."""
+def write_rows(
+    path: Path,
+    kind: type[Any],
+    rows: Sequence[Any],
+    paper: Callable[[Any], float] | None = None,
+) -> None:
+    """Frozen records as CSV, one line each; what a paper prints for each in a column beside."""
+    beside = {} if paper is None else {"paper": paper}
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(kind)])
+        writer = csv.DictWriter(file, [*(field.name for field in fields(kind)), *beside])
         writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+        for row in rows:
+            writer.writerow(asdict(row) | {name: of(row) for name, of in beside.items()})
 
 
 def draw_slope(axis: Any, runs: Sequence[Run], slope: Slope) -> None:

@@ -25,6 +25,7 @@ class Item:
         quantile: by which the clip norm is found privately; None: it is given.
         theory: the function that computes it, below ``dpoptim``.
         experiment: its name for `dpoptim reproduce`.
+        folders: options that give it data.
         instead: where there is no experiment: what stands in its place, or why there is none.
         elsewhere: why neither estimators nor the command line have it, where ``attach`` does; or
             why nothing has it.
@@ -41,6 +42,7 @@ class Item:
     quantile: float | None = None
     theory: str | None = None
     experiment: str | None = None
+    folders: tuple[str, ...] = ()
     instead: str = ""
     elsewhere: str = ""
 
@@ -52,7 +54,8 @@ class Item:
         """
         if self.experiment is not None and self.experiment not in EXPERIMENTS:
             raise ValueError(f"experiment={self.experiment!r} is none of dpoptim reproduce.")
-        made = f"`dpoptim reproduce {self.experiment}`" if self.experiment else ""
+        options = "".join(f" --{option} FOLDER" for option in self.folders)
+        made = f"`dpoptim reproduce {self.experiment}{options}`" if self.experiment else ""
         reproduced = "; ".join(part for part in (made, self.instead) if part)
         head = [self.paper, f"{self.name}: {self.about}"]
         return [*head, *self._doors(), reproduced]
@@ -104,7 +107,7 @@ class Item:
 
 DAS, FANG, ZHANG = "Das et al. 2023", "Fang et al. 2023", "Zhang et al. 2024"
 MENART, CHOQUETTE = "Menart et al. 2024", "Choquette-Choo et al. 2024"
-OTHER_DATA = "not run: its data is in no package; the same experiment on data of this kind is"
+UNMEASURED = "not measured here, as it is in no package"
 ITEMS = (
     Item(DAS, "Algorithm 1", "DP-SGD", "dp-sgd", experiment="das-table6",
          instead="there the mean of the last iterates; a random one and the projection are "
@@ -132,17 +135,22 @@ ITEMS = (
          instead="its orders, computed"),
     Item(DAS, "Table 1, 2", "summary of rates", theory="theory.clip_norm.optimal_orders",
          instead="computed"),
-    Item(DAS, "Table 3", "with and without a private estimate", experiment="das-table6",
-         instead="its row for Fashion-MNIST"),
-    Item(DAS, "Table 4, Figure 1", "Caltech-256, Food-101, CIFAR-100",
-         instead=f"{OTHER_DATA} Table 6"),
+    Item(DAS, "Table 3", "with and without a private estimate", experiment="das-table4",
+         folders=("features",),
+         instead=f"{UNMEASURED}; Fashion-MNIST has such rows: `dpoptim reproduce das-table6`"),
+    Item(DAS, "Table 4, Figure 1", "Caltech-256, Food-101, CIFAR-100", experiment="das-table4",
+         folders=("features",), instead=UNMEASURED),
     Item(DAS, "Table 5", "CIFAR-10, TweetEval", experiment="das-table5",
-         instead="TweetEval, from a folder; CIFAR-10 not run: in no package"),
+         folders=("tweets", "features"), instead=f"CIFAR-10 {UNMEASURED}"),
     Item(DAS, "Table 6, Figure 2", "EMNIST, Fashion-MNIST", experiment="das-table6",
-         instead="Fashion-MNIST; EMNIST not run: in no package"),
-    Item(DAS, "Tables 5 and 6, last lines", "without privacy", experiment="das-baselines"),
+         instead=f"Fashion-MNIST; with `--emnist FOLDER` EMNIST, {UNMEASURED}"),
+    Item(DAS, "Tables 4 to 6, last lines", "without privacy", experiment="das-baselines",
+         folders=("tweets",),
+         instead="TweetEval and Fashion-MNIST; with `--features FOLDER`, `--emnist FOLDER` the "
+         f"others, {UNMEASURED}"),
     Item(DAS, "Table 7, Figure 3", "networks of two layers", experiment="das-table7",
-         instead="on Fashion-MNIST"),
+         instead="on Fashion-MNIST; with `--features FOLDER`, `--emnist FOLDER` on CIFAR-100 and "
+         f"EMNIST, {UNMEASURED}"),
     Item(FANG, "Algorithm 1", "clipped DP-SGD", "dp-sgd", experiment="fang-fig1"),
     Item(FANG, "Algorithm 3", "value clipping", "value-sgd", experiment="fang-fig2"),
     Item(FANG, "Algorithms 2, 4", "SGD without clipping", instead="in proofs alone",
@@ -181,15 +189,15 @@ ITEMS = (
     Item(ZHANG, "Figure 1, Table 4", "a diagram, and a list of symbols", instead="nothing to run",
          elsewhere="an explanation, not a method"),
     Item(ZHANG, "Table 2", "fine-tuning a ViT on CIFAR", experiment="dice-vit",
-         instead="a small ViT that has learnt other classes of Fashion-MNIST; ViT-small's weights "
-         "and CIFAR are in no package"),
-    Item(ZHANG, "Table 3, Figure 4", "GPT-2 on E2E", experiment="dice-table3",
-         instead="a small GPT that has learnt a part of E2E, from a folder; GPT-2's weights are in "
-         "no package"),
+         instead="a small ViT that has learnt other classes of Fashion-MNIST; with `--cifar FOLDER "
+         f"--model FOLDER` the paper's, {UNMEASURED}"),
+    Item(ZHANG, "Table 3, Figure 4", "GPT-2 on E2E", experiment="dice-table3", folders=("e2e",),
+         instead="a small GPT that has learnt a part of E2E; with `--model FOLDER` GPT-2, "
+         f"{UNMEASURED}"),
     Item(ZHANG, "Figure 2", "C1 by C2", experiment="dice-fig2"),
     Item(ZHANG, "Figure 3", "C1 by step size", experiment="dice-fig3"),
     Item(ZHANG, "Figure 5", "C1 by step size on E2E", experiment="dice-fig5",
-         instead="a GPT of one narrow layer, from a folder"),
+         folders=("e2e",), instead="a GPT of one narrow layer"),
     Item(MENART, "Algorithm 1, Theorem 1", "KL-Spider", "kl-spider", experiment="kl-rates"),
     Item(MENART, "Algorithm 2, Theorem 2", "proximal point", "proximal-point",
          experiment="kl-real", instead="on real data; its rate is not measured"),
