@@ -7,6 +7,7 @@ from dpoptim.accounting.ledger import Ledger as Ledger
 from dpoptim.accounting.ledger import LedgerError as LedgerError
 from dpoptim.errors import PrivacyError as PrivacyError
 from dpoptim.errors import SamplesInteractError as SamplesInteractError
+from dpoptim.freed_memory import keep_freed_memory as keep_freed_memory
 from dpoptim.gradients.layers.custom_rules import register_layer_rule as register_layer_rule
 from dpoptim.methods import DPFTRL as DPFTRL
 from dpoptim.methods import DPSGD as DPSGD
