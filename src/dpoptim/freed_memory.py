@@ -32,6 +32,10 @@ def keep_freed_memory() -> None:
     with zeros before they are had again. Call it once, before anything is trained, where time is
     dearer than memory: the process stays as large as it has been. `dpoptim train` does. Without
     glibc it does nothing.
+
+    Examples:
+        >>> import dpoptim
+        >>> dpoptim.keep_freed_memory()  # doctest: +SKIP
     """
     with suppress(*UNKNOWN):
         allocator = ctypes.CDLL(None)
