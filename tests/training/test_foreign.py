@@ -89,6 +89,13 @@ def schedule_of_microbatches(loop: Loop) -> None:
     loop.run(lambda loop: scheduler.step(), physical_batch_size=2)
 
 
+def weight_decay_of_microbatches(loop: Loop) -> None:
+    def decay(loop: Loop) -> None:
+        loop.optimizer.param_groups[0]["weight_decay"] += 0.1
+
+    loop.run(decay, physical_batch_size=2)
+
+
 def tuple_of_tensors(loop: Loop) -> None:
     loop.data = loop.data.tensors
     loop.run()
@@ -183,7 +190,8 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     copy_of_gradient: r"\.grad is None.*Fix: look at the noisy mean",
     weights_assigned: r"'weight' was.*another's place.*Fix: .*assign=True\) before",
     weight_times_gradient: r"\.grad is None.*Fix: look at the noisy mean",
-    schedule_of_microbatches: r"learning rate was changed.*Fix: scheduler\.step\(\)",
+    schedule_of_microbatches: r"lr was changed.*Fix: scheduler\.step\(\)",
+    weight_decay_of_microbatches: r"weight_decay was changed.*Fix: .*private\.finished_step",
     tuple_of_tensors: r"tuple of tensors.*Fix: torch\.utils\.data\.TensorDataset",
     accumulation_by_accelerate: r"gradient_accumulation_steps=4.*Fix: .*physical_batch_size",
     opacus_model: r"Opacus' GradSampleModule.*Fix: attach the bare model",
