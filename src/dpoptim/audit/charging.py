@@ -25,6 +25,7 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.training.attach import attach
 
 RECORDS, BATCH, STEPS, NOISE = 64, 16, 5, 1.5
+DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,15 @@ def audit_charging() -> ChargingResult:
     """Watch a first release, a whole run and more after it, and a fork on the same ledger.
 
     Returns:
-        what was charged before the first release, and whether a step too many and the forked
-        process were refused.
+        what was charged before the first release, and whether a step too many, the forked process
+        and the second of two that take up one uncharged run were refused.
 
     Examples:
         >>> from dpoptim.audit import audit_charging
         >>> audit_charging().verdict
         'consistent'
     """
-    return ChargingResult((*_order(), *_whole_run(), *_fork()))
+    return ChargingResult((*_order(), *_whole_run(), *_fork(), *_taken_up_by_two()))
 
 
 def _order() -> Sequence[str]:
@@ -102,7 +103,8 @@ def _order() -> Sequence[str]:
     return failed
 
 
-def _gate(ledger: Ledger) -> Gate:
+def _gate(ledger: Ledger, earlier: Gate | None = None) -> Gate:
+    """Return a gate; one that goes on where ``earlier`` is."""
     return Gate(
         event=SampledGaussians(1.0, STEPS).event(NOISE),
         neighboring="add-or-remove-one",
@@ -111,7 +113,26 @@ def _gate(ledger: Ledger) -> Gate:
         ledger=ledger,
         noise=KeyStream.from_seed(0, "audit of charging"),
         label="audit",
+        resume=None if earlier is None else earlier.secret_state(),
+        checkpoint=DIGEST,
     )
+
+
+def _taken_up_by_two() -> Sequence[str]:
+    """A run that was saved before its first release, and so before it was charged."""
+    released = 0
+    with Ledger() as ledger:
+        first = _gate(ledger)
+        first.secret_state()
+        first.note_checkpoint(DIGEST)
+        for each in [_gate(ledger, first), _gate(ledger, first)]:
+            try:
+                each.release_sum([torch.zeros(3, dtype=torch.float64)])
+                released += 1
+            except LedgerError:
+                pass
+        charged = len(ledger.entries())
+    return () if charged == released else (f"of {released} runs {charged} were charged",)
 
 
 def _fork() -> Sequence[str]:
