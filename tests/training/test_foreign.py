@@ -2,6 +2,7 @@
 nothing shown has an address in it.
 """
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -112,6 +113,18 @@ def accumulation_by_accelerate(loop: Loop) -> None:
         accelerator.gradient_accumulation_steps = 1
 
 
+def traced(loop: Loop) -> None:
+    loop.run(lambda loop: torch.jit.trace(loop.model, torch.randn(2, 3)))  # type: ignore[no-untyped-call]
+
+
+def scripted(loop: Loop) -> None:
+    loop.run(lambda loop: torch.jit.script(loop.model))
+
+
+def exported(loop: Loop) -> None:
+    loop.run(lambda loop: torch.export.export(loop.model, (torch.randn(2, 3),)))
+
+
 def opacus_model(loop: Loop) -> None:
     loop.model = pytest.importorskip("opacus").GradSampleModule(loop.model)
     loop.run()
@@ -194,6 +207,7 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     weight_decay_of_microbatches: r"weight_decay was changed.*Fix: .*private\.finished_step",
     tuple_of_tensors: r"tuple of tensors.*Fix: torch\.utils\.data\.TensorDataset",
     accumulation_by_accelerate: r"gradient_accumulation_steps=4.*Fix: .*physical_batch_size",
+    **dict.fromkeys((traced, scripted, exported), r"Fix: export the model after the `with`"),
     opacus_model: r"Opacus' GradSampleModule.*Fix: attach the bare model",
     opacus_hooks: r"'weight' has Opacus' grad_sample.*Fix: wrapper\.to_standard_module",
     opacus_optimizer: r"Opacus' DPOptimizer.*Fix: give dpoptim\.attach your own",
@@ -278,6 +292,35 @@ def test_a_class_derived_from_opacus_wrapper_is_a_wrapper() -> None:
     loop.model = Mine(loop.model)
     with pytest.raises(dpoptim.PrivacyError, match="Opacus' Mine"):
         loop.run()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("when", ["after", "a copy", "a new model"])
+def test_models_are_exported_as_the_hint_says(when: str) -> None:
+    loop, x, found = Loop(), torch.randn(4, 3), list[Callable[[Tensor], Tensor]]()
+
+    def export(model: nn.Module) -> None:
+        if when != "a new model":
+            found.append(torch.jit.trace(model, x))  # type: ignore[no-untyped-call]
+            found.append(torch.export.export(model, (x,)).module())
+        if when != "a copy":
+            found.append(torch.jit.script(model))
+
+    with dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data) as private:
+        for a, b in private.batches():
+            private.backward(F.cross_entropy(loop.model(a), b, reduction="none"))
+            loop.optimizer.step()
+        if when == "a copy":
+            export(copy.deepcopy(loop.model).eval())
+        if when == "a new model":
+            new = nn.Linear(3, 2)
+            new.load_state_dict(loop.model.state_dict())
+            export(new)
+    if when == "after":
+        export(loop.model)
+    assert found
+    for each in found:
+        torch.testing.assert_close(each(x), loop.model(x))
 
 
 def test_other_errors_are_left_as_they_are() -> None:
