@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from dpoptim.training import handed_over, optimizer_hooks
+from dpoptim.training import handed_over, isolation, optimizer_hooks
 from dpoptim.training.optimizer_hooks import OptimizerHooks
 from dpoptim.training.released_gradients import ReleasedGradients, parameters_of
 
@@ -27,6 +27,11 @@ def first_losses_asked_alone() -> Fault:
             honest(losses, model, placement)
 
     return patch.object(handed_over, "refuse_other_parameters", refuse)
+
+
+def memories_unseen() -> Fault:
+    """Nobody runs a record again after another one."""
+    return patch.object(isolation, "refuse_memory", lambda model, sample: None)
 
 
 def settings_of_microbatches() -> Fault:

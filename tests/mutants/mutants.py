@@ -388,6 +388,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "later batches",
     ),
     Mutant(
+        "states handed on between records alone",
+        "training.isolation.refuse_memory",
+        _l.memories_unseen,
+        "later batches",
+    ),
+    Mutant(
         "settings changed within a step",
         "training.OptimizerHooks",
         _l.settings_of_microbatches,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.isolation import FEATURES, RECORDS, parameters_of, refused, zeros
+from dpoptim.gradients.isolation import Choice
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
 from dpoptim.training.private_training import PrivateTraining
@@ -31,12 +32,28 @@ class FailsOnce(torch.optim.Optimizer):
                 p.data -= p.grad
 
 
+class HandsOn(nn.Module):
+    """Begins each sequence in the state in which the last one has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.head = nn.GRU(1, 3, batch_first=True), nn.Linear(3, 1)
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        same = self.state is not None and self.state.shape[1] == len(x)
+        states, last = self.memory(x[..., None], self.state if same else None)
+        self.state = last.detach()
+        return self.head(states[:, -1])
+
+
 def later_batches() -> str:
     """Loops to be refused, and an update that is done again."""
     refusals = (
         weights_of_a_later_term,
         rests_by_microbatches,
         decays_by_microbatches,
+        hands_states_on,
     )
     found = [f"accepted {f.__name__}" for f in refusals if not refused(f)]
     found += filter(None, [another_gradient()])
@@ -48,13 +65,14 @@ def run(
     optimizer: torch.optim.Optimizer,
     step: Callable[[PrivateTraining, Tensor], None],
     physical_batch_size: int | None = None,
+    isolation: Choice = "auto",
 ) -> None:
     """Two steps on all records without noise."""
     plan = DPSGD(CLIP_NORM).plan(
         n=RECORDS, batch_size=RECORDS, steps=2, noise_multiplier=0.0, delta=1e-3
     )
     data = TensorDataset(torch.ones(RECORDS, FEATURES))
-    with attach(plan, model, optimizer, data, noise_seed=1) as private:
+    with attach(plan, model, optimizer, data, noise_seed=1, isolation=isolation) as private:
         for (x,) in private.batches(physical_batch_size=physical_batch_size):
             step(private, x)
             optimizer.step()
@@ -98,6 +116,16 @@ def decays_by_microbatches() -> None:
         private.backward(losses_of(model, x))
 
     run(model, optimizer, step, physical_batch_size=4)
+
+
+def hands_states_on() -> None:
+    """A recurrent model that keeps its state, with one record in each microbatch."""
+    model = HandsOn()
+
+    def step(private: PrivateTraining, x: Tensor) -> None:
+        private.backward(losses_of(model, x))
+
+    run(model, torch.optim.SGD(model.parameters(), lr=1.0), step, isolation="alone")
 
 
 def another_gradient() -> str:
