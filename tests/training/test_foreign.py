@@ -102,6 +102,11 @@ def tuple_of_tensors(loop: Loop) -> None:
     loop.run()
 
 
+def splits(loop: Loop) -> None:
+    loop.data = {"train": loop.data, "test": loop.data}
+    loop.run()
+
+
 def accumulation_by_accelerate(loop: Loop) -> None:
     accelerator = pytest.importorskip("accelerate").Accelerator(
         cpu=True, gradient_accumulation_steps=4
@@ -203,6 +208,7 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     copy_of_gradient: r"\.grad is None.*Fix: look at the noisy mean",
     weights_assigned: r"'weight' was.*another's place.*Fix: .*assign=True\) before",
     weight_times_gradient: r"\.grad is None.*Fix: look at the noisy mean",
+    splits: r'train_set is a dict, whose keys.*Fix: .*train_set\["train"\]',
     schedule_of_microbatches: r"lr was changed.*Fix: scheduler\.step\(\)",
     weight_decay_of_microbatches: r"weight_decay was changed.*Fix: .*private\.finished_step",
     tuple_of_tensors: r"tuple of tensors.*Fix: torch\.utils\.data\.TensorDataset",
