@@ -5,9 +5,12 @@ no false alarms.
 """
 
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import dp_accounting
@@ -25,7 +28,6 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.training.attach import attach
 
 RECORDS, BATCH, STEPS, NOISE = 64, 16, 5, 1.5
-DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,7 @@ def _order() -> Sequence[str]:
     return failed
 
 
-def _gate(ledger: Ledger, earlier: Gate | None = None) -> Gate:
-    """Return a gate; one that goes on where ``earlier`` is."""
+def _gate(ledger: Ledger) -> Gate:
     return Gate(
         event=SampledGaussians(1.0, STEPS).event(NOISE),
         neighboring="add-or-remove-one",
@@ -113,25 +114,37 @@ def _gate(ledger: Ledger, earlier: Gate | None = None) -> Gate:
         ledger=ledger,
         noise=KeyStream.from_seed(0, "audit of charging"),
         label="audit",
-        resume=None if earlier is None else earlier.secret_state(),
-        checkpoint=DIGEST,
     )
 
 
 def _taken_up_by_two() -> Sequence[str]:
     """A run that was saved before its first release, and so before it was charged."""
+
+    def run(resume: Path | None = None) -> tuple[Any, Canaries, torch.optim.Optimizer]:
+        model = Canaries(RECORDS, torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        data = TensorDataset(torch.arange(RECORDS))
+        return attach(plan, model, optimizer, data, ledger=ledger, resume=resume), model, optimizer
+
+    plan = DPSGD(1.0).plan(
+        n=RECORDS, batch_size=BATCH, steps=STEPS, noise_multiplier=NOISE, delta=1e-6
+    )
     released = 0
-    with Ledger() as ledger:
-        first = _gate(ledger)
-        first.secret_state()
-        first.note_checkpoint(DIGEST)
-        for each in [_gate(ledger, first), _gate(ledger, first)]:
-            try:
-                each.release_sum([torch.zeros(3, dtype=torch.float64)])
+    with tempfile.TemporaryDirectory() as folder, Ledger() as ledger:
+        path = Path(folder) / "run"
+        private, *_ = run()
+        with private:
+            private.save(path)
+        both = [run(path), run(path)]
+        for private, model, optimizer in both:
+            with suppress(LedgerError):
+                (index,) = next(private.batches())
+                private.backward(model(index))
+                optimizer.step()
                 released += 1
-            except LedgerError:
-                pass
         charged = len(ledger.entries())
+        for private, *_ in both:
+            private.detach()
     return () if charged == released else (f"of {released} runs {charged} were charged",)
 
 

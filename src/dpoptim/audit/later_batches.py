@@ -129,7 +129,7 @@ def hands_states_on() -> None:
 
 
 def another_gradient() -> str:
-    """What lies in ``.grad`` when a failed update is done again: not what was released."""
+    """Put something into ``.grad`` before a failed update is done again: it must not move."""
     model = zeros(FEATURES, 1)
     optimizer = FailsOnce(model)
 
