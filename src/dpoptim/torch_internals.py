@@ -30,6 +30,7 @@ __all__ = [
     "any_global_hook",
     "applied",
     "autocast_is_on",
+    "checkpointing_served",
     "collate_by_type",
     "collated_types",
     "convolution_backward",
@@ -59,7 +60,6 @@ __all__ = [
     "running_wrapper",
     "saved_tensors_hooks_are_set",
     "version_of",
-    "without_reentrance",
     "wrappers_of",
 ]
 
@@ -242,10 +242,11 @@ def wrappers_of(module: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
     return [each for each in gc.get_objects() if id(type(each)) in known and each.module is module]
 
 
-class _WithoutReentrance:
-    """Stand-in for what reentrant checkpointing calls, doing what the other kind does."""
+class _Checkpointing:
+    """Stand-ins for what activation checkpointing calls."""
 
-    usual = checkpointing.CheckpointFunction
+    reentrant = checkpointing.CheckpointFunction
+    begin = staticmethod(checkpointing._checkpoint_without_reentrant_generator)
     entered = 0
 
     @staticmethod
@@ -254,19 +255,33 @@ class _WithoutReentrance:
             function, *args, use_reentrant=False, preserve_rng_state=preserve
         )
 
+    @staticmethod
+    def outside_of_transforms(*args: Any, **kwargs: Any) -> Iterator[None]:
+        if torch._C._are_functorch_transforms_active():
+            yield
+        else:
+            yield from _Checkpointing.begin(*args, **kwargs)
+
 
 @contextmanager
-def without_reentrance() -> Iterator[None]:
-    """Let reentrant checkpointing, whoever calls for it, be the kind that is not; may overlap.
+def checkpointing_served() -> Iterator[None]:
+    """Let activation checkpointing be of kinds that work here, whoever calls for it; may overlap.
 
-    The gradients are the same, of one backward pass and not of one inside of another. Where no
-    input has a gradient, what is checkpointed is trained, too, which reentrant checkpointing drops.
+    Reentrant checkpointing becomes the kind that is not. The gradients are the same, of one
+    backward pass and not of one inside of another. Where no input has a gradient, what is
+    checkpointed is trained, too, which reentrant checkpointing drops.
+
+    Inside of vectorised modules activations are kept: when they would be computed again, the rows
+    of parameters are no longer there.
     """
-    _WithoutReentrance.entered += 1
-    checkpointing.CheckpointFunction = _WithoutReentrance  # type: ignore[assignment,misc]
+    _Checkpointing.entered += 1
+    patched: Any = checkpointing
+    patched.CheckpointFunction = _Checkpointing
+    patched._checkpoint_without_reentrant_generator = _Checkpointing.outside_of_transforms
     try:
         yield
     finally:
-        _WithoutReentrance.entered -= 1
-        if not _WithoutReentrance.entered:
-            checkpointing.CheckpointFunction = _WithoutReentrance.usual  # type: ignore[misc]
+        _Checkpointing.entered -= 1
+        if not _Checkpointing.entered:
+            patched.CheckpointFunction = _Checkpointing.reentrant
+            patched._checkpoint_without_reentrant_generator = _Checkpointing.begin

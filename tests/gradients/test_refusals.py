@@ -208,10 +208,12 @@ class InnerCheckpointed(Checkpointed):
         return torch.tanh(self.second(torch.tanh(x)))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.use_reentrant is None:
+            return self.last(self.inner(self.first(x)))
         return self.last(checkpoint(self.inner, self.first(x), use_reentrant=self.use_reentrant))
 
 
-@pytest.mark.parametrize("isolation", ["auto", "rules", "alone"])
+@pytest.mark.parametrize("isolation", ["auto", "rules", "vmap", "alone"])
 @pytest.mark.parametrize("given", [True, False])
 def test_reentrant_checkpointing_trains_as_the_other_kind(isolation: Any, given: bool) -> None:
     """What asks for it is left as it is, and gets it again when the run is over."""
@@ -235,6 +237,7 @@ def test_reentrant_checkpointing_trains_as_the_other_kind(isolation: Any, given:
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     torch.testing.assert_close(train(True), train(False))
+    torch.testing.assert_close(train(True), train(None), rtol=1e-4, atol=1e-5)
     x = torch.randn(ROWS, 5, requires_grad=True)
     with pytest.raises(RuntimeError, match="use_reentrant=True"):
         torch.autograd.grad(InnerCheckpointed(True)(x).sum(), x)

@@ -77,3 +77,31 @@ def test_what_was_selected_or_joined_is_known_again(name: str) -> None:
             refuse_repeated_records(datasets.concatenate_datasets([make(), one]))
     with pytest.raises(dpoptim.PrivacyError, match=r"more than once(.|\n)*Fix"):
         refuse_repeated_records(make().select([0, 1, 1]))
+
+
+def columns() -> Any:
+    return table()["x"]
+
+
+def split() -> Any:
+    return datasets.DatasetDict({"train": table(), "test": table()})
+
+
+@pytest.mark.parametrize(("make", "served"), [(columns, True), (split, False)])
+def test_columns_are_data_sets_and_splits_are_several(make: Any, served: bool) -> None:
+    """Both ended in an AttributeError of ours."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = dpoptim.DPSGD(1.0).plan(n=6, batch_size=3, steps=2, noise_multiplier=1.0, delta=1e-3)
+
+    def run() -> None:
+        with dpoptim.attach(plan, model, optimizer, make(), collate_fn=torch.tensor) as private:
+            for x in private.batches():
+                private.backward(model(x)[:, 0])
+                optimizer.step()
+
+    if served:
+        run()
+    else:
+        with pytest.raises(TypeError, match=r'DatasetDict(.|\n)*Fix: .*train_set\["train"\]'):
+            run()

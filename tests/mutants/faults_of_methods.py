@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dpoptim.clipping import SplitClipping
+from dpoptim.clipping import InC, SplitClipping, Units
 from dpoptim.gate import CorrelatedSum, FilteredGate, SelectionGate
 from dpoptim.gradients import value_engine
 from dpoptim.gradients.feed_forward import Layer, SpectralNorms, squared_gradient_bounds
@@ -37,6 +37,15 @@ def clipped_before_scaled() -> Fault:
         return honest(replace(units, scales=[1.0] * len(units.of)), squared_norms, margin)
 
     return patch.object(ScaledUnits, "factors", factors)
+
+
+def scaled_rules_taken_for_plain() -> Fault:
+    """Compiled functions clip by rules derived from the usual ones as if by these."""
+
+    def in_c(units: Units, margin: float) -> dict[str, InC]:
+        return {unit: rule.in_c(margin) for unit, rule in units.rules.items()}  # type: ignore[attr-defined]
+
+    return patch.object(Units, "in_c", in_c)
 
 
 def scales_read_before_the_noise() -> Fault:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpoptim.accounting import ledger, ledger_refusals
 from dpoptim.accounting.filters import GaussianFilter
+from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.gate import FilteredGate, Gate, planned
@@ -71,6 +72,18 @@ def two_processes_on_one_run() -> AbstractContextManager[Any]:
     for module in (ledger, ledger_refusals):
         stack.enter_context(patch.object(module, "refuse_former_holder", lambda *about: None))
     return stack
+
+
+def charged_once_for_two() -> AbstractContextManager[Any]:
+    """Whoever takes up a checkpoint that was saved before its run was charged shares one charge."""
+    honest = Ledger.reserve
+
+    def reserve(self: Ledger, *args: Any, run: str | None = None, **options: Any) -> Reservation:
+        if run in self._runs.by_id:
+            return self._runs.by_id[run]
+        return honest(self, *args, run=run, **options)
+
+    return patch.object(Ledger, "reserve", reserve)
 
 
 def forks_unseen() -> AbstractContextManager[Any]:

@@ -15,6 +15,7 @@ from mutants import (
     faults_of_features,
     faults_of_isolation,
     faults_of_iterates,
+    faults_of_later_batches,
     faults_of_methods,
     faults_of_prices,
     faults_of_refunds,
@@ -79,6 +80,7 @@ _f, _s, _m, _t, _c = (
     faults_of_turns,
 )
 _i, _r, _rows, _p = faults_of_isolation, faults_of_refunds, faults_of_rows, faults_of_iterates
+_l = faults_of_later_batches
 TURNS = "sampling.CyclicPoissonSampling"
 APART = "sampling.MinSeparationSampling"
 DICE, CORRELATED = "error feedback", "correlated noise"
@@ -177,6 +179,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("nothing charged", "gate.Gate.open", _f.no_charge, "charging"),
     Mutant("charged after the noise", "gate.Gate.release_sum", _f.charge_after_noise, "charging"),
     Mutant("a forked ledger spends", "LedgerStore._forked", _r.forks_unseen, "charging"),
+    Mutant(
+        "one charge for all who take up a run saved before it",
+        "Ledger.reserve",
+        _r.charged_once_for_two,
+        "charging",
+    ),
     # giving back
     Mutant(
         "refunds steps that were released",
@@ -378,6 +386,36 @@ MUTANTS: tuple[Mutant, ...] = (
         "training.other_parameters",
         _i.other_parameters_unseen,
         "isolation",
+    ),
+    Mutant(
+        "losses of the first batch asked alone",
+        "training.handed_over.HandedOver",
+        _l.first_losses_asked_alone,
+        "later batches",
+    ),
+    Mutant(
+        "states handed on between records alone",
+        "training.isolation.refuse_memory",
+        _l.memories_unseen,
+        "later batches",
+    ),
+    Mutant(
+        "settings changed within a step",
+        "training.OptimizerHooks",
+        _l.settings_of_microbatches,
+        "later batches",
+    ),
+    Mutant(
+        "no setting but rates compared within a step",
+        "training.OptimizerHooks",
+        _l.rates_compared_alone,
+        "later batches",
+    ),
+    Mutant(
+        "a failed update done again from what lies in .grad",
+        "ReleasedGradients.take",
+        _l.redone_from_what_lies_there,
+        "later batches",
     ),
     Mutant(
         "range of a model's noise unseen",
@@ -685,6 +723,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "gradients clipped before they are scaled",
         "scaled_clipping.ScaledUnits",
         _m.clipped_before_scaled,
+        "scaled gradients",
+    ),
+    Mutant(
+        "scaled clip norms clipped as if unscaled",
+        "clipping.Units.in_c",
+        _m.scaled_rules_taken_for_plain,
         "scaled gradients",
     ),
     Mutant(

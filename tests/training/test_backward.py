@@ -4,6 +4,7 @@ cannot be right is refused.
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -145,6 +146,7 @@ T = torch.rand(4, 3)
 Y = torch.tensor([0, 1, 2, 1])
 LOSSES = {
     "cross-entropy": lambda x, r: F.cross_entropy(x, Y, reduction=r),
+    "label smoothing": lambda x, r: F.cross_entropy(x, Y, reduction=r, label_smoothing=0.1) * 2,
     "mse": lambda x, r: F.mse_loss(x, T, reduction=r),
     "l1": lambda x, r: F.l1_loss(x, T, reduction=r),
     "huber": lambda x, r: F.huber_loss(x, T, reduction=r),
@@ -210,7 +212,9 @@ def test_reductions_are_read_where_a_layer_is_next_to_the_loss(name: str, reduct
 @pytest.mark.parametrize(
     "loss",
     [
-        lambda x: F.cross_entropy(x, Y, label_smoothing=0.1) * 2,
+        # sums of class weights that are rounded apart, and scores of another pass
+        lambda x: F.cross_entropy(x, Y, weight=T[0], label_smoothing=0.1),
+        lambda x: 0.9 * F.cross_entropy(x, Y) - 0.1 * x.log_softmax(1).mean(),
         lambda x: x.sum() * x.mean(),
         lambda x: 2 / x.sum(),
         lambda x: x.logsumexp((0, 1)),
@@ -372,10 +376,12 @@ def test_a_scalar_must_be_what_was_declared() -> None:
 
 
 @pytest.mark.parametrize(
-    "weights", [None, torch.tensor([1.0, 9.0, 0.2])], ids=["ignored labels", "class weights"]
+    ("weights", "smoothing"),
+    [(None, 0.0), (None, 0.3), (torch.tensor([1.0, 9.0, 0.2]), 0.0)],
+    ids=["ignored labels", "smoothed, ignored labels", "class weights"],
 )
 def test_one_record_moves_a_mean_over_labels_by_no_more_than_the_bound(
-    weights: Tensor | None,
+    weights: Tensor | None, smoothing: float
 ) -> None:
     """torch divides it by the weights of all labels, of which one may be heavy: 1.8 C with 1/B in
     its place.
@@ -392,10 +398,24 @@ def test_one_record_moves_a_mean_over_labels_by_no_more_than_the_bound(
         before = parameters(model)
         with dpoptim.attach(tight, model, optimizer, TensorDataset(x[:rows], y[:rows])) as private:
             for a, b in private.batches():
-                private.backward(F.cross_entropy(model(a), b, weight=weights))
+                scores = model(a)
+                loss = F.cross_entropy(scores, b, weight=weights, label_smoothing=smoothing)
+                private.backward(loss)
                 optimizer.step()
         sums.append((before - parameters(model)) * N)
     assert float((sums[0] - sums[1]).norm()) <= 2.2 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_smoothed_labels_train_as_their_vector(reduction: str) -> None:
+    def step(private: Any, output: Tensor, y: Tensor, reduction: str) -> None:
+        y = torch.where(y == 2, -100, y)
+        private.backward(F.cross_entropy(output, y, reduction=reduction, label_smoothing=0.2))
+
+    scalar, vector = (
+        trained(partial(step, reduction=each), plan()) for each in (reduction, "none")
+    )
+    torch.testing.assert_close(scalar, vector, rtol=1e-4, atol=1e-5)
 
 
 def test_vectors_that_are_not_the_batchs_are_refused_without_its_size() -> None:

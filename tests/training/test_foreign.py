@@ -2,6 +2,7 @@
 nothing shown has an address in it.
 """
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -89,8 +90,20 @@ def schedule_of_microbatches(loop: Loop) -> None:
     loop.run(lambda loop: scheduler.step(), physical_batch_size=2)
 
 
+def weight_decay_of_microbatches(loop: Loop) -> None:
+    def decay(loop: Loop) -> None:
+        loop.optimizer.param_groups[0]["weight_decay"] += 0.1
+
+    loop.run(decay, physical_batch_size=2)
+
+
 def tuple_of_tensors(loop: Loop) -> None:
     loop.data = loop.data.tensors
+    loop.run()
+
+
+def splits(loop: Loop) -> None:
+    loop.data = {"train": loop.data, "test": loop.data}
     loop.run()
 
 
@@ -103,6 +116,18 @@ def accumulation_by_accelerate(loop: Loop) -> None:
         loop.run()
     finally:
         accelerator.gradient_accumulation_steps = 1
+
+
+def traced(loop: Loop) -> None:
+    loop.run(lambda loop: torch.jit.trace(loop.model, torch.randn(2, 3)))  # type: ignore[no-untyped-call]
+
+
+def scripted(loop: Loop) -> None:
+    loop.run(lambda loop: torch.jit.script(loop.model))
+
+
+def exported(loop: Loop) -> None:
+    loop.run(lambda loop: torch.export.export(loop.model, (torch.randn(2, 3),)))
 
 
 def opacus_model(loop: Loop) -> None:
@@ -183,9 +208,12 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     copy_of_gradient: r"\.grad is None.*Fix: look at the noisy mean",
     weights_assigned: r"'weight' was.*another's place.*Fix: .*assign=True\) before",
     weight_times_gradient: r"\.grad is None.*Fix: look at the noisy mean",
-    schedule_of_microbatches: r"learning rate was changed.*Fix: scheduler\.step\(\)",
+    splits: r'train_set is a dict, whose keys.*Fix: .*train_set\["train"\]',
+    schedule_of_microbatches: r"lr was changed.*Fix: scheduler\.step\(\)",
+    weight_decay_of_microbatches: r"weight_decay was changed.*Fix: .*private\.finished_step",
     tuple_of_tensors: r"tuple of tensors.*Fix: torch\.utils\.data\.TensorDataset",
     accumulation_by_accelerate: r"gradient_accumulation_steps=4.*Fix: .*physical_batch_size",
+    **dict.fromkeys((traced, scripted, exported), r"Fix: export the model after the `with`"),
     opacus_model: r"Opacus' GradSampleModule.*Fix: attach the bare model",
     opacus_hooks: r"'weight' has Opacus' grad_sample.*Fix: wrapper\.to_standard_module",
     opacus_optimizer: r"Opacus' DPOptimizer.*Fix: give dpoptim\.attach your own",
@@ -270,6 +298,35 @@ def test_a_class_derived_from_opacus_wrapper_is_a_wrapper() -> None:
     loop.model = Mine(loop.model)
     with pytest.raises(dpoptim.PrivacyError, match="Opacus' Mine"):
         loop.run()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("when", ["after", "a copy", "a new model"])
+def test_models_are_exported_as_the_hint_says(when: str) -> None:
+    loop, x, found = Loop(), torch.randn(4, 3), list[Callable[[Tensor], Tensor]]()
+
+    def export(model: nn.Module) -> None:
+        if when != "a new model":
+            found.append(torch.jit.trace(model, x))  # type: ignore[no-untyped-call]
+            found.append(torch.export.export(model, (x,)).module())
+        if when != "a copy":
+            found.append(torch.jit.script(model))
+
+    with dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data) as private:
+        for a, b in private.batches():
+            private.backward(F.cross_entropy(loop.model(a), b, reduction="none"))
+            loop.optimizer.step()
+        if when == "a copy":
+            export(copy.deepcopy(loop.model).eval())
+        if when == "a new model":
+            new = nn.Linear(3, 2)
+            new.load_state_dict(loop.model.state_dict())
+            export(new)
+    if when == "after":
+        export(loop.model)
+    assert found
+    for each in found:
+        torch.testing.assert_close(each(x), loop.model(x))
 
 
 def test_other_errors_are_left_as_they_are() -> None:

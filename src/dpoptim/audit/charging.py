@@ -5,9 +5,12 @@ no false alarms.
 """
 
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import dp_accounting
@@ -71,15 +74,15 @@ def audit_charging() -> ChargingResult:
     """Watch a first release, a whole run and more after it, and a fork on the same ledger.
 
     Returns:
-        what was charged before the first release, and whether a step too many and the forked
-        process were refused.
+        what was charged before the first release, and whether a step too many, the forked process
+        and the second of two that take up one uncharged run were refused.
 
     Examples:
         >>> from dpoptim.audit import audit_charging
         >>> audit_charging().verdict
         'consistent'
     """
-    return ChargingResult((*_order(), *_whole_run(), *_fork()))
+    return ChargingResult((*_order(), *_whole_run(), *_fork(), *_taken_up_by_two()))
 
 
 def _order() -> Sequence[str]:
@@ -112,6 +115,37 @@ def _gate(ledger: Ledger) -> Gate:
         noise=KeyStream.from_seed(0, "audit of charging"),
         label="audit",
     )
+
+
+def _taken_up_by_two() -> Sequence[str]:
+    """A run that was saved before its first release, and so before it was charged."""
+
+    def run(resume: Path | None = None) -> tuple[Any, Canaries, torch.optim.Optimizer]:
+        model = Canaries(RECORDS, torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        data = TensorDataset(torch.arange(RECORDS))
+        return attach(plan, model, optimizer, data, ledger=ledger, resume=resume), model, optimizer
+
+    plan = DPSGD(1.0).plan(
+        n=RECORDS, batch_size=BATCH, steps=STEPS, noise_multiplier=NOISE, delta=1e-6
+    )
+    released = 0
+    with tempfile.TemporaryDirectory() as folder, Ledger() as ledger:
+        path = Path(folder) / "run"
+        private, *_ = run()
+        with private:
+            private.save(path)
+        both = [run(path), run(path)]
+        for private, model, optimizer in both:
+            with suppress(LedgerError):
+                (index,) = next(private.batches())
+                private.backward(model(index))
+                optimizer.step()
+                released += 1
+        charged = len(ledger.entries())
+        for private, *_ in both:
+            private.detach()
+    return () if charged == released else (f"of {released} runs {charged} were charged",)
 
 
 def _fork() -> Sequence[str]:

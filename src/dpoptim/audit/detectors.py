@@ -24,6 +24,7 @@ from dpoptim.audit.encoding import encoding
 from dpoptim.audit.image_features import image_features
 from dpoptim.audit.isolation import isolation, refused
 from dpoptim.audit.iterates import iterates
+from dpoptim.audit.later_batches import later_batches
 from dpoptim.audit.method_detectors import (
     clip_norm_search,
     error_feedback,
@@ -307,6 +308,7 @@ DETECTORS: dict[str, Detector] = {
     "repeated records": repeated_records,
     "refusals": refusals,
     "isolation": isolation,
+    "later batches": later_batches,
     "persons": persons,
     "shares": shares,
     "error feedback": error_feedback,

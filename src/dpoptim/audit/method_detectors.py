@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.audit.error_feedback import released_means
 from dpoptim.audit.named_audits import AUDITS
-from dpoptim.clipping import Clipping
+from dpoptim.clipping import Clipping, Style
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.value_engine import ValueEngine
 from dpoptim.methods import DiceSGD, PrivateQuantile, ScaledClipNorm
@@ -113,24 +114,28 @@ def clip_norm_search() -> str:
 def scaled_gradients() -> str:
     """Exact: how far one record moves scaled sums and moments, at most 1 for the noise.
 
-    Both worlds release the same, by which weights and biases have unequal scales.
+    Both worlds release the same, by which weights and biases have unequal scales. In float32,
+    compiled functions measure and clip.
     """
-    for style in ("flat", "automatic", "per-layer"):
-        for size in (0.0, 1.0, 1e3):  # all of a gradient is of biases, or nearly all of weights
-            worlds = [scaled_sums(Clipping(2.0, style), size, present) for present in (False, True)]
-            for step, (before, after) in enumerate(zip(*worlds, strict=True)):
-                moved = float((after - before).norm())
-                if not moved <= 1 + 1e-9:
-                    return (
-                        f"refuted: one record moves the scaled query of step {step} by {moved:.4g} "
-                        f"({style}), and the noise is for 1"
-                    )
+    styles: tuple[Style, ...] = ("flat", "automatic", "per-layer")
+    # all of a gradient is of biases, or nearly all of weights
+    sizes, dtypes = (0.0, 1.0, 1e3), (torch.float64, torch.float32)
+    for style, size, dtype in product(styles, sizes, dtypes):
+        rule = Clipping(2.0, style)
+        worlds = [scaled_sums(rule, size, present, dtype) for present in (False, True)]
+        for step, (before, after) in enumerate(zip(*worlds, strict=True)):
+            moved = float((after - before).norm())
+            if not moved <= 1 + 1e-9:
+                return (
+                    f"refuted: one record moves the scaled query of step {step} by {moved:.4g} "
+                    f"({style}), and the noise is for 1"
+                )
     return ""
 
 
-def scaled_sums(rule: Clipping, size: float, present: bool) -> list[Tensor]:
+def scaled_sums(rule: Clipping, size: float, present: bool, dtype: torch.dtype) -> list[Tensor]:
     """Queries of some steps on one record; what is released does not depend on it."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).to(dtype)
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(0.5)
@@ -143,7 +148,7 @@ def scaled_sums(rule: Clipping, size: float, present: bool) -> list[Tensor]:
     for step in range(3):
         engine.clipping, engine.observer = scales.rule, scales.observe
         engine.begin_microbatch(1)
-        losses = model(torch.full((1, 3), size, dtype=torch.float64)).sum(1) * 50 * present
+        losses = model(torch.full((1, 3), size, dtype=dtype)).sum(1) * 50 * present
         engine.backward(losses)
         asked = scales.query(*scales.scaled(engine.take_sums()))
         found.append(torch.cat([part.clone() for part in asked]))

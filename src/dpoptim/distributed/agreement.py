@@ -111,9 +111,14 @@ def stored(train_set: Any) -> Iterator[bytes | memoryview]:
     elif type(train_set) in (list, tuple):
         for index in some_of(len(train_set), SAMPLED).tolist():
             yield from leaves_of(train_set[index])
-    elif type(train_set).__module__.startswith("datasets."):  # Hugging Face's, on Arrow tables
+    elif is_arrow_table(train_set):
         rows = some_of(len(train_set), SAMPLED)
         yield repr(train_set.with_format("arrow")[rows.tolist()].to_pydict()).encode()
+
+
+def is_arrow_table(train_set: object) -> bool:
+    """Whether it is a data set of Hugging Face's, and not one of its columns."""
+    return type(train_set).__module__.startswith("datasets.") and hasattr(train_set, "data")
 
 
 def some_of(records: int, most: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
-from dpoptim.torch_internals import without_reentrance
+from dpoptim.torch_internals import checkpointing_served
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.optimizer_hooks import OptimizerHooks
@@ -52,7 +52,7 @@ class Attached:
     def put_on(self) -> None:
         """Add the hooks to the model, then to the optimizers."""
         self._wrapping.switch_off()  # first: the engine tells hooks that come later from others
-        self._meanwhile.enter_context(without_reentrance())
+        self._meanwhile.enter_context(checkpointing_served())
         try:
             self._engine.attach()
         except BaseException:

@@ -17,7 +17,7 @@ from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.gradients.values import Values
 from dpoptim.losses import without_single_axes
 from dpoptim.opacus_words import knows_opacus
-from dpoptim.torch_internals import without_reentrance
+from dpoptim.torch_internals import checkpointing_served
 from dpoptim.training import records as forms
 from dpoptim.training.comparison import Batches, Comparison
 from dpoptim.training.drawing_collates import DRAWS, HeldDraws
@@ -80,7 +80,7 @@ class CheckResult:
 
 
 @knows_opacus
-@without_reentrance()
+@checkpointing_served()
 def check(
     model: nn.Module, loss: Loss, batch: Any, *, collate_fn: Collate | None = None
 ) -> CheckResult:

@@ -18,6 +18,14 @@ HINTS = {
     "mean.",
 }
 
+HINTS |= dict.fromkeys(
+    ("torch.jit._trace", "torch.jit._script", "torch.export", "torch.onnx"),
+    "an attached model's layers form gradients in functions of their own, which torch.jit and "
+    "torch.export do not read. Fix: export the model after the `with`, where it is as it was; or "
+    "a copy of it meanwhile, copy.deepcopy(model).eval(); for torch.jit.script, a new model with "
+    "its state_dict().",
+)
+
 # And on what PyTorch says of layers that records pass one by one in a private loop.
 HINTS_BY_TEXT = {
     "@once_differentiable": "the loss differentiates the model's gradients again (a gradient "

@@ -85,6 +85,10 @@ def choose_isolation(
     """
     watch_batch_statistics(model)
     if choice == "alone":
+        with put_back(model):
+            found, _ = working_sample(model, train_set, batch_axis, collate)
+        if found is not None:
+            refuse_memory(model, found)
         return Chosen(Isolation.of("alone"), (enforced(ALONE),), None)
     if choice == "vmap":
         placement.refuse(Isolation.of("vmap"))
@@ -118,6 +122,8 @@ def chosen_by_trials(
         isolation = slower_way(model, sample, trials, isolation, failure)
     if isolation.folded and (gaps := with_gaps(model, sample, placement, isolation)):
         isolation, first = Isolation.of("alone"), first or gaps
+    if isolation.alone:
+        refuse_memory(model, sample)
     return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
 
 
@@ -219,12 +225,38 @@ def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
             continue
         for pair in zip(before, after, strict=True):
             a, b = (out[1:] for out in pair)
-            moved = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
-            if a.numel() and not float(moved.max()) <= 1e-5 * float(
-                a.nan_to_num(0.0, 0.0, 0.0).abs().max()
-            ):
+            if moved(a, b):
                 return False
     return True
+
+
+def moved(a: Tensor, b: Tensor) -> bool:
+    """Whether outputs are others, beyond rounding."""
+    distance = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+    return bool(
+        a.numel() and not float(distance.max()) <= 1e-5 * float(a.nan_to_num(0, 0, 0).abs().max())
+    )
+
+
+@torch.no_grad()
+def refuse_memory(model: nn.Module, sample: Sample) -> None:
+    """Refuse a model that computes another output for a record alone after another record.
+
+    Raises:
+        SamplesInteractError: so records would meet even where they pass alone.
+    """
+    one, other = sample.records([0]), sample.records([1])
+    with quiet(model, lambda: one.outputs(model)):
+        before = one.outputs(model)
+        other.outputs(model)
+        after = one.outputs(model)
+    if any(map(moved, before, after)):
+        raise SamplesInteractError(
+            "the model keeps something from one forward pass to the next (hidden states, a memory, "
+            "a count of calls): what it computed for a record depended on those before, so that "
+            "records would meet even where they pass alone. Fix: let each forward pass begin anew; "
+            "a recurrent layer is given no state of an earlier batch."
+        )
 
 
 def with_another_record(

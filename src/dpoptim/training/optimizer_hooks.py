@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -39,9 +40,8 @@ class OptimizerHooks:
         self._optimizers, self._iterates = tuple(optimizers), iterates
         # refuses those that would not be told, before anything is spent
         self._pass_on()
-        # of each optimizer, at the microbatches of a step so far
-        self._rates: dict[int, list[float | None]] = {}
-        self._frozen: dict[int, list[bool]] = {}
+        # of each optimizer, at the first microbatch of a step
+        self._settings: dict[int, dict[str, list[Any]]] = {}
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
             before = optimizer.register_step_pre_hook(self._before_step)
@@ -90,13 +90,10 @@ class OptimizerHooks:
         self._gradients.refuse_changes()
         self._engine.require_all_closed()
         if self._steps.microbatches == 1:  # of a step that may have been interrupted before
-            self._rates.pop(id(optimizer), None)
-            self._frozen.pop(id(optimizer), None)
-        self._refuse_other_rates(optimizer)
-        self._refuse_others_frozen(optimizer)
+            self._settings.pop(id(optimizer), None)
+        self._refuse_other_settings(optimizer)
         if self._steps.state == "complete":
-            self._rates.clear()
-            self._frozen.clear()
+            self._settings.clear()
             self._steps.release()
             self._pass_on()
             if self._steps.moved:
@@ -104,27 +101,17 @@ class OptimizerHooks:
             self._gradients.begin(optimizer, moves=self._steps.moved)
         return changed
 
-    def _refuse_other_rates(self, optimizer: torch.optim.Optimizer) -> None:
+    def _refuse_other_settings(self, optimizer: torch.optim.Optimizer) -> None:
         """A schedule that counts microbatches would tell how many there were."""
-        found = [group.get("lr") for group in optimizer.param_groups]
-        rates = [None if rate is None else float(rate) for rate in found]
-        if self._rates.setdefault(id(optimizer), rates) != rates:
+        now = settings_of(optimizer)
+        now["requires_grad"] = [p.requires_grad for p in self._engine.parameters]
+        begun = self._settings.setdefault(id(optimizer), now)
+        if changed := [name for name in begun if begun[name] != now.get(name)]:
             raise PrivacyError(
-                "the learning rate was changed between two microbatches of one step: how many a "
-                "step has is private, and a scheduler must not count them. Fix: scheduler.step() "
-                "where private.finished_step is true, or once for each item of "
-                "private.steps(physical_batch_size=...)."
-            )
-
-    def _refuse_others_frozen(self, optimizer: torch.optim.Optimizer) -> None:
-        """Parameters that begin to move, or rest, would tell as much."""
-        frozen = [not p.requires_grad for p in self._engine.parameters]
-        if self._frozen.setdefault(id(optimizer), frozen) != frozen:
-            raise PrivacyError(
-                "parameters were frozen or unfrozen between two microbatches of one step: how many "
-                "a step has is private, and what moves must not depend on it. Fix: count steps, "
-                "not microbatches: requires_grad_ where private.finished_step is true, or once for "
-                "each item of private.steps(physical_batch_size=...)."
+                f"{changed[0]} was changed between two microbatches of one step: how many a step "
+                "has is private, and schedules must not count them. Fix: scheduler.step(), or "
+                "requires_grad_(...), where private.finished_step is true, or once for each item "
+                "of private.steps(physical_batch_size=...)."
             )
 
     def _after_step(
@@ -132,6 +119,17 @@ class OptimizerHooks:
     ) -> None:
         if self._steps.moved:
             self._gradients.used(optimizer)
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, list[Any]]:
+    """Each setting of an optimizer in its groups, such as ``lr``, as plain numbers."""
+    names = {name: None for group in optimizer.param_groups for name in group if name != "params"}
+    return {name: [plain(group.get(name)) for group in optimizer.param_groups] for name in names}
+
+
+def plain(setting: Any) -> Any:
+    """Numbers that are not written into meanwhile, as tensors and arrays are."""
+    return setting.tolist() if isinstance(setting, Tensor | np.ndarray) else setting
 
 
 def run_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:

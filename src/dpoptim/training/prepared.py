@@ -17,7 +17,7 @@ from dpoptim.gate import SelectedRows
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation, require_choice
 from dpoptim.plan import Plan
-from dpoptim.torch_internals import pytree, without_reentrance
+from dpoptim.torch_internals import checkpointing_served, pytree
 from dpoptim.training.agreed import agree_on_run
 from dpoptim.training.checkpoint import identity_of
 from dpoptim.training.engines import engine_for, training_method
@@ -127,7 +127,7 @@ class Prepared:
     @contextmanager
     def _trying(self) -> Iterator[None]:
         drawn = same_made_up_records(self.model) if self.wrapping.spread else nullcontext()
-        with self.wrapping.trying(self._ranks), drawn, without_reentrance():
+        with self.wrapping.trying(self._ranks), drawn, checkpointing_served():
             yield
 
     def _a_row(self) -> Any:

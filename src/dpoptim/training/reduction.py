@@ -92,6 +92,8 @@ def _of_only_child(node: Any) -> Reading | None:
 def _of_terms(node: Any) -> Reading | None:
     """Terms that were reduced in one way, all by the number of records."""
     children = _children(node)
+    if (labels := _smoothed(children)) is not None:
+        return _of_labels(labels)
     known = [each for each in map(_of_node, children) if each and each.total_weight is None]
     if len(known) < len(children) or len({each.reduction for each in known}) != 1:
         return None
@@ -134,6 +136,24 @@ def _of_labels(node: Any) -> Reading | None:
     return Reading("mean", frozenset([labels]), total_weight=node._saved_total_weight)
 
 
+def _smoothed(terms: list[Any]) -> Any:
+    """The labels' term of torch's cross-entropy with label smoothing; None if it is not that.
+
+    The other one, over all classes, is divided by as many labels. Class weights, whose sums torch
+    rounds apart, are left out.
+    """
+    if len(terms) != 2 or {*map(node_name, terms)} != {"MulBackward1"}:
+        return None
+    labels, others = (_children(term)[0] for term in terms)
+    if node_name(labels) != "NllLossBackward0" or labels._saved_weight is not None:
+        return None
+    for name in SMOOTHED.get(labels._saved_reduction, ()):
+        if node_name(others) != name:
+            return None
+        others = _children(others)[0]
+    return labels if others == _children(labels)[0] else None
+
+
 def _of_elements(node: Any) -> Reading | None:
     """Losses element by element, such as MSE."""
     if any(node_name(child) == "ExpandBackward0" for child in _children(node)):
@@ -147,6 +167,11 @@ def _of_elements(node: Any) -> Reading | None:
     return Reading(reduction, frozenset([node._saved_self.numel()]))
 
 
+# From the sum over all classes to scores, where losses are reduced to a mean, or to a sum.
+SMOOTHED = {
+    SUM: ("SumBackward0", "MaskedFillBackward0", "NegBackward0", "SumBackward1"),
+    MEAN: ("DivBackward0", "SumBackward0", "MaskedFillBackward0", "NegBackward0", "SumBackward1"),
+}
 # What changes no number (or all of them, by a sign) is passed through.
 UNCHANGED = (
     "ToCopyBackward0",

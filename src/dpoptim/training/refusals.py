@@ -1,7 +1,7 @@
 """Refusals of trainings that cannot be private, by name before it does harm."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,6 +128,12 @@ def refuse_data(train_set: Dataset[Any]) -> None:
         raise TypeError(
             "train_set is a tuple of tensors, each of which would be one record. Fix: "
             "torch.utils.data.TensorDataset(*tensors)."
+        )
+    if isinstance(given, Mapping) and 0 not in given:
+        raise TypeError(
+            f"train_set is a {type(given).__name__}, whose keys are no places of records. Fix: one "
+            'of its data sets, such as train_set["train"]; of columns, a torch.utils.data.'
+            "TensorDataset(*columns.values()), or a list with one dictionary for each record."
         )
     if not hasattr(train_set, "__len__") or not hasattr(train_set, "__getitem__"):
         raise TypeError(

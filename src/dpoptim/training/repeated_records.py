@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from dpoptim.data.views import Views
-from dpoptim.distributed.agreement import some_records_of
+from dpoptim.distributed.agreement import is_arrow_table, some_records_of
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError, RankError
 
@@ -64,7 +64,7 @@ def in_memory(train_set: Any) -> Iterator[Part]:
     So what was selected from one of them, or joined, is known again in this process.
     """
     for store, places in stores_of(train_set):
-        if type(store).__module__.startswith("datasets.") and hasattr(store, "data"):
+        if is_arrow_table(store):
             yield from arrow_buffers(store, places)
         else:
             yield store, places
