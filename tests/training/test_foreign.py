@@ -107,6 +107,17 @@ def splits(loop: Loop) -> None:
     loop.run()
 
 
+class Frame(dict[str, Tensor]):
+    """As pandas' tables are looked up: by columns, and by rows only through ``iloc``."""
+
+    iloc = property(lambda self: self)
+
+
+def table_of_pandas(loop: Loop) -> None:
+    loop.data = Frame(x=torch.zeros(4))
+    loop.run()
+
+
 def accumulation_by_accelerate(loop: Loop) -> None:
     accelerator = pytest.importorskip("accelerate").Accelerator(
         cpu=True, gradient_accumulation_steps=4
@@ -209,6 +220,7 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     weights_assigned: r"'weight' was.*another's place.*Fix: .*assign=True\) before",
     weight_times_gradient: r"\.grad is None.*Fix: look at the noisy mean",
     splits: r'train_set is a dict, whose keys.*Fix: .*train_set\["train"\]',
+    table_of_pandas: r"train_set is a Frame, of which.*Fix: torch\.utils\.data\.TensorDataset",
     schedule_of_microbatches: r"lr was changed.*Fix: scheduler\.step\(\)",
     weight_decay_of_microbatches: r"weight_decay was changed.*Fix: .*private\.finished_step",
     tuple_of_tensors: r"tuple of tensors.*Fix: torch\.utils\.data\.TensorDataset",

@@ -129,6 +129,12 @@ def refuse_data(train_set: Dataset[Any]) -> None:
             "train_set is a tuple of tensors, each of which would be one record. Fix: "
             "torch.utils.data.TensorDataset(*tensors)."
         )
+    if hasattr(given, "iloc"):  # pandas' and others': an index is a column's name there
+        raise TypeError(
+            f"train_set is a {type(given).__name__}, of which an index names a column. Fix: "
+            "torch.utils.data.TensorDataset(torch.tensor(table[features].to_numpy(dtype="
+            '"float32")), torch.tensor(table[target].to_numpy())).'
+        )
     if isinstance(given, Mapping) and 0 not in given:
         raise TypeError(
             f"train_set is a {type(given).__name__}, whose keys are no places of records. Fix: one "
