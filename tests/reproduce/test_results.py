@@ -61,6 +61,22 @@ def test_correlated_errors(
     assert {key: float(value) for key, value in ours.items()} == pytest.approx(row, rel=1e-3)
 
 
+def test_rows_of_batches_apart(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every cell is there, in the columns that a small run has."""
+    made, rows = bench("min_separation"), rows_of("min_separation.csv")
+    assert [(int(row["epochs"]), float(row["epsilon"])) for row in rows] == list(made.CELLS)
+    monkeypatch.setattr(made, "N", 240)
+    monkeypatch.setattr(made, "BATCH", 60)
+    again = made.compared(1, 4.0)
+    assert list(again) == list(rows[0])
+    for row in (again, *rows):
+        assert float(row["b-min-sep"]) > 0
+        assert float(row["error over cyclic Poisson"]) > 0
+
+
+@pytest.mark.figures
 def test_errors_on_batches_apart(
     bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
