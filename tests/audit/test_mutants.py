@@ -10,12 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from dpoptim.audit import DETECTORS
+from dpoptim.audit import DETECTORS, apart, bins
 from dpoptim.audit.method_detectors import named_audits
 from mutants.mutants import MUTANTS, Mutant, catch, mutant_table
 
 # the others take audits by their names, which test_named_audits.py runs with as many trials
 OWN = [name for name, detect in DETECTORS.items() if getattr(detect, "func", None) != named_audits]
+
+
+@pytest.fixture(autouse=True)
+def _few_simulated_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth: bounds on what cannot be written down err to the safe side, a little further."""
+    for module in (apart, bins):
+        monkeypatch.setattr(module, "SIMULATED", 1 << 15)
 
 
 @pytest.mark.parametrize("name", OWN)
