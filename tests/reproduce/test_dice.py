@@ -134,6 +134,7 @@ def test_a_transformer_fine_tuned_on_squares(
     monkeypatch.setattr(dice_vit, "load", lambda directory: parts)
     monkeypatch.setattr(dice_vit, "BATCH", 40)
     monkeypatch.setattr(dice_vit, "RATES", (0.01,))
+    monkeypatch.setattr(dice_vit, "EPOCHS", 1)
     before = torch.get_rng_state()
     case = dice_vit.vit_case(tmp_path)
     assert torch.equal(torch.get_rng_state(), before)

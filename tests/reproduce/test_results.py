@@ -5,6 +5,7 @@ accuracies are beside this file.
 """
 
 from collections.abc import Callable
+from itertools import product
 from types import ModuleType
 
 import numpy as np
@@ -40,6 +41,33 @@ def test_correlated_errors(
     for row in made.against_the_optimum(256):
         ours = known[str(row["passes"]), str(row["strategy"])]
         assert row["over the optimum"] == pytest.approx(float(ours["over the optimum"]), abs=2e-3)
+    monkeypatch.setattr(made, "CELLS", [(10, 2.0)])
+    monkeypatch.setattr(made, "BANDS", (1, 8))
+    (row,) = made.against_dp_sgd()
+    (ours,) = (
+        each
+        for each in rows_of("amplified_errors.csv")
+        if (each["epochs"], each["epsilon"]) == ("10", "2.0")
+    )
+    assert {key: float(value) for key, value in ours.items()} == pytest.approx(row, rel=1e-3)
+
+
+def test_rows_of_errors_under_decays(bench: Callable[[str], ModuleType]) -> None:
+    made, rows = bench("correlated_errors"), rows_of("decay_errors.csv")
+    assert [(float(row["momentum"]), row["decay"], int(row["passes"])) for row in rows] == list(
+        product(made.MOMENTA, made.DECAYS, made.PASSES)
+    )
+    fitted = ("fitted to the decay", "fitted to it, four vectors", "fitted to constant rates")
+    for row in rows:
+        assert 1 <= float(row[fitted[0]]) <= min(float(row[name]) for name in fitted[1:])
+
+
+@pytest.mark.figures
+def test_errors_under_decays(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bench("correlated_errors")
+    monkeypatch.setattr(made, "PASSES", (16,))
     monkeypatch.setattr(made, "DECAYS", {"warm-up, cosine": made.WARM_UP})
     monkeypatch.setattr(made, "MOMENTA", (0.9,))
     (row,) = made.with_decay(256)
@@ -50,15 +78,6 @@ def test_correlated_errors(
     )
     for name in ("fitted to the decay", "fitted to it, four vectors", "fitted to constant rates"):
         assert float(ours[name]) == pytest.approx(row[name], abs=2e-3)
-    monkeypatch.setattr(made, "CELLS", [(10, 2.0)])
-    monkeypatch.setattr(made, "BANDS", (1, 8))
-    (row,) = made.against_dp_sgd()
-    (ours,) = (
-        each
-        for each in rows_of("amplified_errors.csv")
-        if (each["epochs"], each["epsilon"]) == ("10", "2.0")
-    )
-    assert {key: float(value) for key, value in ours.items()} == pytest.approx(row, rel=1e-3)
 
 
 def test_rows_of_batches_apart(
