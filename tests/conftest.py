@@ -15,8 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from hypothesis import settings
 
-from dpoptim.gradients import multiplication, native, row_products
-from dpoptim.gradients.layers import kernels
+from support import missing, using
 
 pytest_plugins = ["light_seeds", "repeatable", "slow_tests"]
 os.environ.pop("COLUMNS", None)  # consoles keep the width that they find when they are made
@@ -51,24 +50,8 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def library(request: pytest.FixtureRequest) -> Iterator[str]:
-    """All float32 products by "MKL", or all by "oneDNN", whatever the processor and the sizes; or
-    "compiled": those of convolutions by the compiled functions, others by MKL; or "rows": as
-    "oneDNN", but those of rows with a matrix by the compiled functions (`indirect=True`).
-    """
-    if request.param == "oneDNN" and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        pytest.skip("this PyTorch has no products by oneDNN")
-    if request.param == "compiled" and native.library() is None:
-        pytest.skip("this package was built without compiled functions")
-    if request.param == "rows" and not row_products.serve():
-        pytest.skip("no compiled products of rows for this processor")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "LEAST_FILLED", 0)
-        if request.param not in ("compiled", "rows"):
-            patch.setattr(native, "library", lambda: None)
-        by_onednn = request.param in ("oneDNN", "rows")
-        patch.setattr(multiplication, "onednn_is_faster", lambda: by_onednn)
-        patch.setattr(multiplication, "compiles_thin_rows", lambda: False)
-        patch.setattr(multiplication, "whole_vectors", lambda: True)
-        patch.setattr(multiplication, "compiles_rows", lambda: request.param == "rows")
-        patch.setattr(multiplication, "LEAST_ENTRIES", 0)
+    """See `support.using` (`indirect=True`)."""
+    if missing(request.param):
+        pytest.skip(missing(request.param))
+    with using(request.param):
         yield str(request.param)

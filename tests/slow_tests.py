@@ -1,7 +1,7 @@
 """Which tests are slow: all but the cheapest that take half a minute together, in processor time.
 
 ``pytest -n auto --list-slow`` measures every test and writes ``slow_tests.txt``; tests named there
-have the mark ``slow``, beside those that have it in their own file.
+have the mark ``slow``, beside those that have it in their own file, and those of figures.
 """
 
 import os
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = set(LIST.read_text().split()) if LIST.exists() else set()
     for item in items:
-        if name_of(item.nodeid) in slow:
+        if name_of(item.nodeid) in slow or item.get_closest_marker("figures"):
             item.add_marker("slow")
 
 

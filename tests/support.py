@@ -1,17 +1,50 @@
 """What several tests need: the vmap(grad) oracle and small models of every supported layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
+from dpoptim.gradients import multiplication, native, row_products
 from dpoptim.gradients.arithmetic import computed_in
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.layers import kernels
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
 from dpoptim.gradients.products import margin
+
+
+def pairs(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Rows of options, one of each axis, such that any two options of two axes meet in some row.
+
+    What goes wrong by two options together shows as in the whole product of the axes, in far fewer
+    rows. Greedy, hence always the same.
+    """
+    sizes = [range(len(axis)) for axis in axes]
+    left = {
+        (i, a, j, b)
+        for i, j in combinations(range(len(axes)), 2)
+        for a, b in product(sizes[i], sizes[j])
+    }
+
+    def met(row: dict[int, int]) -> set[tuple[int, int, int, int]]:
+        return {(i, row[i], j, row[j]) for i, j in combinations(sorted(row), 2)} & left
+
+    rows = []
+    while left:
+        i, a, j, b = min(left)
+        row = {i: a, j: b}
+        for k in set(range(len(axes))) - {i, j}:
+            row = max(({**row, k: c} for c in sizes[k]), key=lambda each: len(met(each)))
+        left -= met(row)
+        rows.append(tuple(axis[row[k]] for k, axis in enumerate(axes)))
+    return rows
 
 
 def record_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -101,6 +134,9 @@ class Case:
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     integers: int = 0  # vocabulary of integer inputs; 0: floats
+
+    def __str__(self) -> str:
+        return self.name
 
     def inputs(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         target = torch.randn(rows, dtype=dtype)
@@ -195,7 +231,40 @@ def sequential(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-LIBRARIES = ("MKL", "oneDNN", "compiled", "rows")
+EVERY_LIBRARY = ("MKL", "oneDNN", "compiled", "rows")  # of products; see `using`
+
+
+def missing(library: str) -> str:
+    """Why products by a library cannot be tried here; "" where they can."""
+    if library == "oneDNN" and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return "this PyTorch has no products by oneDNN"
+    if library == "compiled" and native.library() is None:
+        return "this package was built without compiled functions"
+    if library == "rows" and not row_products.serve():
+        return "no compiled products of rows for this processor"
+    return ""
+
+
+@contextmanager
+def using(library: str) -> Iterator[None]:
+    """All float32 products by "MKL", or all by "oneDNN", whatever the processor and the sizes; or
+    "compiled": those of convolutions by the compiled functions, others by MKL; or "rows": as
+    "oneDNN", but those of rows with a matrix by the compiled functions.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "LEAST_FILLED", 0)
+        if library not in ("compiled", "rows"):
+            patch.setattr(native, "library", lambda: None)
+        by_onednn = library in ("oneDNN", "rows")
+        patch.setattr(multiplication, "onednn_is_faster", lambda: by_onednn)
+        patch.setattr(multiplication, "compiles_thin_rows", lambda: False)
+        patch.setattr(multiplication, "whole_vectors", lambda: True)
+        patch.setattr(multiplication, "compiles_rows", lambda: library == "rows")
+        patch.setattr(multiplication, "LEAST_ENTRIES", 0)
+        yield
+
+
+LIBRARIES = tuple(library for library in EVERY_LIBRARY if not missing(library))
 
 CASES = [
     Case("linear-2d", lambda: sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (7,)),

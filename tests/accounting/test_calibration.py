@@ -16,6 +16,7 @@ from dpoptim.accounting import (
 )
 from dpoptim.accounting.calibration import calibrate_remembered
 from dpoptim.accounting.separation import MinSeparationDpEvent
+from support import pairs
 
 RELATIONS = ["add-or-remove-one", "zero-out", "replace-one"]
 
@@ -30,9 +31,10 @@ def dp_sgd(rate, noise, steps):
     return dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), steps)
 
 
-@pytest.mark.parametrize("epsilon", [0.25, 0.5, 1.0, 2.0, 8.0])
-@pytest.mark.parametrize("steps", [1, 100, 3_000])
-@pytest.mark.parametrize("rate", [0.004, 0.03, 0.2, 1.0])
+@pytest.mark.parametrize(
+    ("epsilon", "rate", "steps"),
+    pairs([0.25, 0.5, 1.0, 2.0, 8.0], [0.004, 0.03, 0.2, 1.0], [1, 100, 3_000]),
+)
 def test_the_budget_is_kept_and_used(rate, steps, epsilon):
     arguments = {"delta": 1e-5, "neighboring": "add-or-remove-one"}
     noise = calibrate_noise_multiplier(sample_rate=rate, steps=steps, epsilon=epsilon, **arguments)

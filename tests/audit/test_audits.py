@@ -150,11 +150,11 @@ def test_the_gates_noise_passes_with_keys_from_the_system() -> None:
 
 
 @pytest.mark.slow
-def test_no_false_alarm_in_a_hundred_repetitions() -> None:
-    """Of the checks on fresh seeds, at the level of the detector: 3e-8 each, so below 1e-4 for all
-    of them.
+def test_no_false_alarm_in_thirty_repetitions() -> None:
+    """Of the checks on fresh seeds, at the level of the detector: 3e-8 each, so below 3e-5 for all
+    of them. Checks that are wrong once in ten, or oftener, are found with a chance of 0.96.
     """
-    for seed in range(100):
+    for seed in range(30):
         pvalues = noise_pvalues(gate_noise(3, noise_seed=seed, shapes=((30, 20), (50,), (1, 600))))
         pvalues |= tail_pvalues(KeyStream.from_seed(seed, "test of the audit"), 20_000)
         pvalues |= edge_pvalues(KeyStream.from_seed(seed, "test of the edges"), 1 << 21)

@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from dpoptim.audit import DETECTORS
+from dpoptim.audit import DETECTORS, apart, bins, solvers
 from dpoptim.audit.method_detectors import named_audits
 from mutants.mutants import MUTANTS, Mutant, catch, mutant_table
 
 # the others take audits by their names, which test_named_audits.py runs with as many trials
 OWN = [name for name, detect in DETECTORS.items() if getattr(detect, "func", None) != named_audits]
+
+
+@pytest.fixture(autouse=True)
+def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds err to the safe side by a little more then, and bugs are still beyond them."""
+    monkeypatch.setattr(apart, "SIMULATED", 1 << 15)
+    monkeypatch.setattr(bins, "SIMULATED", 1 << 17)
+    monkeypatch.setattr(solvers, "FEWEST_RUNS", 300)
 
 
 @pytest.mark.parametrize("name", OWN)

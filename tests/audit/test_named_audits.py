@@ -91,6 +91,7 @@ def test_saved_runs_are_audited(tmp_path: Path, method: str) -> None:
         "4",
         "--out",
         str(saved),
+        "--no-compare",
         *fast,
     )
     found = run("audit", "--run", str(saved), "--trials", "2000", "--out", str(out))

@@ -69,9 +69,9 @@ def test_a_thousand_sampled_steps() -> None:
     assert result.limit == pytest.approx(1.61, abs=0.03)
 
 
-def test_no_false_alarm_in_a_hundred_repetitions() -> None:
-    """At confidence 1 - 1e-6 each: below 1e-4 for all of them together."""
-    for seed in range(100):
+def test_no_false_alarm_in_forty_repetitions() -> None:
+    """At confidence 1 - 1e-6 each: below 4e-5 for all of them together."""
+    for seed in range(40):
         audited = plan(n=2000, steps=1)
         result = audit_two_worlds(audited, confidence=SURE, seed=seed, noise_seed=seed)
         assert result.verdict == "consistent"

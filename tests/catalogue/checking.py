@@ -127,10 +127,14 @@ def deviation(model: nn.Module, sample: Sample, chosen: Chosen) -> float:
 
 
 def way_and_deviation(
-    build: Callable[[], nn.Module], record: Callable[[], Any], *, wide: bool = True
+    build: Callable[[], nn.Module],
+    record: Callable[[], Any],
+    *,
+    wide: bool = True,
+    like_axes: bool = True,
 ) -> tuple[Isolation, float]:
     """The way that is chosen for an architecture, and the worst deviation for batches unlike every
-    axis, and like each.
+    axis, and (``like_axes``) like each.
     """
     torch.manual_seed(0)
     model = freeze_batch_statistics(build())
@@ -140,7 +144,7 @@ def way_and_deviation(
         chosen = choose_isolation(model, Records(lambda: double(record()) if wide else record()))
     assert chosen.sample is not None, chosen.basis[-1].text
     sample, worst = chosen.sample, 0.0
-    for rows in (*axes_in_sight(sample), sample.rows):
+    for rows in (*(axes_in_sight(sample) if like_axes else ()), sample.rows):
         other = of_records(sample, rows, record)
         with warnings.catch_warnings(), quiet(model, lambda other=other: other.outputs(model)):  # type: ignore[misc]
             warnings.simplefilter("ignore")

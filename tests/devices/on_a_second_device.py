@@ -10,6 +10,7 @@ real accelerator rounds otherwise, and how fast it is, is not seen.
 import copy
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -266,29 +267,35 @@ def parameters(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().cpu().flatten() for p in model.parameters()])
 
 
+@cache
+def on_the_cpu(method: str) -> Tensor:
+    """The weights of a whole run, which saves nothing."""
+    return parameters(train(METHODS[method], "cpu", Path()))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_runs_are_those_of_the_cpu(method: str, device: torch.device, tmp_path: Path) -> None:
-    there, here = (parameters(train(METHODS[method], where, tmp_path)) for where in (device, "cpu"))
+    there, here = parameters(train(METHODS[method], device, tmp_path)), on_the_cpu(method)
     assert not torch.equal(here, parameters(problem("cpu")[0]))
     torch.testing.assert_close(there, here)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_goes_on_from_a_checkpoint(method: str, device: torch.device, tmp_path: Path) -> None:
-    train(METHODS[method], device, tmp_path, stop=3)
-    model = train(METHODS[method], device, tmp_path, resume=tmp_path / "checkpoint")
-    assert {p.device.type for p in model.parameters()} == {device.type}
-    assert bool(parameters(model).isfinite().all())
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_goes_on_elsewhere(method: str, device: torch.device, tmp_path: Path) -> None:
-    """Saved on one device, taken up on another."""
-    train(METHODS[method], device, tmp_path, stop=3)
-    elsewhere = train(METHODS[method], "cpu", tmp_path, resume=tmp_path / "checkpoint")
-    train(METHODS[method], "cpu", tmp_path, stop=3)
-    back = train(METHODS[method], device, tmp_path, resume=tmp_path / "checkpoint")
-    torch.testing.assert_close(parameters(back), parameters(elsewhere))
+def test_a_run_goes_on_here_and_elsewhere(
+    method: str, device: torch.device, tmp_path: Path
+) -> None:
+    """Saved on one device, taken up on the same one and on another."""
+    places: list[torch.device | str] = [device, "cpu"]
+    resume, found = tmp_path / "checkpoint", []
+    for where, later in zip(places, (places, places[:1]), strict=True):
+        train(METHODS[method], where, tmp_path, stop=3)
+        for place in later:
+            model = train(METHODS[method], place, tmp_path, resume=resume)
+            assert {p.device.type for p in model.parameters()} == {torch.device(place).type}
+            found.append(parameters(model))
+    assert bool(found[0].isfinite().all())
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
 
 
 # which is for chains of layers
@@ -328,9 +335,7 @@ def test_a_default_device_changes_nothing(
 ) -> None:
     model = train(METHODS[method], device, tmp_path)
     torch.set_default_device(None)
-    torch.testing.assert_close(
-        parameters(model), parameters(train(METHODS[method], "cpu", tmp_path))
-    )
+    torch.testing.assert_close(parameters(model), on_the_cpu(method))
 
 
 def test_batches_moved_in_the_loop(device: torch.device) -> None:

@@ -20,8 +20,8 @@ from estimators.test_linear import EXPECTED_FAILURES
 
 SEEDED: Any = {"epsilon": 1e4, "delta": 1e-3, "noise_seed": 0, "random_state": 0}
 TOY = [
-    DPSGDClassifier(**SEEDED, epochs=15, learning_rate=1.0),
-    DPSGDRegressor(**SEEDED, epochs=40, learning_rate=1.0, target_bound=10.0),
+    DPSGDClassifier(**SEEDED, epochs=10, learning_rate=1.5),
+    DPSGDRegressor(**SEEDED, epochs=20, learning_rate=2.0, target_bound=10.0),
 ]
 
 

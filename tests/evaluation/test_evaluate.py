@@ -139,13 +139,15 @@ def test_bins_bound_the_variance_of_the_log_loss(
 @pytest.mark.parametrize("share", [0.03, 0.15])
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 20.0])
 def test_intervals_of_the_area_cover_where_a_class_is_rare(share: float, epsilon: float) -> None:
-    """However few records have the class beside the noise, 92 % of the intervals hold the truth."""
+    """However few records have the class beside the noise, 92 % of the intervals hold the truth;
+    of such as hold it at 85 %, 92 of 100 do with a chance of 0.03.
+    """
     rng = np.random.default_rng(0)
     logit = math.log(share / (1 - share)) + rng.normal(size=400_000)
     p = np.stack([1 / (1 + np.exp(logit)), 1 / (1 + np.exp(-logit))], 1)
     y = (rng.random(len(p)) < p[:, 1]).astype(int)
     truth, held = roc_auc_score(y, p[:, 1]), 0
-    for seed in range(200):
+    for seed in range(100):
         part = rng.integers(0, len(y), 1_500)
         area = evaluate_classifier(
             p[part], y[part], classes=[0, 1], epsilon=epsilon, delta=1e-6, noise_seed=seed
@@ -153,7 +155,7 @@ def test_intervals_of_the_area_cover_where_a_class_is_rare(share: float, epsilon
         assert area is not None
         assert area.low <= area.value <= area.high
         held += area.low <= truth <= area.high
-    assert held >= 0.92 * 200
+    assert held >= 0.92 * 100
 
 
 def test_intervals_of_the_area_shrink_with_the_noise() -> None:

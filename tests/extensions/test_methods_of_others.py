@@ -52,6 +52,7 @@ def test_it_trains_from_the_command_line(method: type[TrainingMethod], tmp_path:
         "1",
         "--batch-size",
         "256",
+        "--no-compare",
         "--out",
         str(out),
     )

@@ -31,6 +31,7 @@ from support import (
     by_engine,
     clipped,
     joint_norm,
+    pairs,
     record_loss,
     vmap_gradients,
 )
@@ -53,10 +54,11 @@ def median_norm(gradients: list[torch.Tensor]) -> float:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("style", ["flat", "automatic"])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "reduction", "style", "dtype"),
+    pairs(CASES, ["mean", "sum"], ["flat", "automatic"], [torch.float32, torch.float64]),
+    ids=str,
+)
 def test_equals_whole_model_vmap(
     case: Case, reduction: str, style: str, dtype: torch.dtype
 ) -> None:

@@ -25,12 +25,29 @@ from dpoptim.gradients.multiplication import (
     transposed_product,
 )
 from dpoptim.torch_internals import has_onednn
-from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, vmap_gradients
+from support import (
+    CASES,
+    EVERY_LIBRARY,
+    LIBRARIES,
+    Case,
+    by_engine,
+    clipped,
+    joint_norm,
+    missing,
+    vmap_gradients,
+)
 
 ONEDNN = pytest.mark.parametrize("library", ["oneDNN"], indirect=True)
 ROWS = pytest.mark.parametrize("library", ["rows"], indirect=True)
 NOT_MKL = pytest.mark.parametrize("library", ["oneDNN", "rows"], indirect=True)
 SIZES = [(3, 5), (784, 10), (10, 784), (256, 1024), (1500, 130), (333, 77), (50, 192)]
+
+
+@pytest.mark.parametrize("name", EVERY_LIBRARY)
+def test_what_cannot_be_tried_here_is_named(name: str) -> None:
+    if missing(name):
+        pytest.skip(missing(name))
+    assert name in LIBRARIES
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -41,7 +41,7 @@ from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Rows
 from dpoptim.gradients.sums import Sums
 from dpoptim.gradients.tied import TiedHead
-from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, vmap_gradients
+from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, pairs, vmap_gradients
 
 ROWS = 8  # unlike every other axis of the cases
 T, WIDTH, WORDS = 12, 16, 24
@@ -170,21 +170,21 @@ def test_any_model_has_the_sums_of_whole_model_vmap(
         ) <= 5e-5 * joint_norm(expected)
 
 
+RULES: dict[str, ClippingRule] = {
+    "flat": Clipping(0.02),
+    "automatic": Clipping(0.02, "automatic"),
+    "per-layer": Clipping(0.02, "per-layer"),
+    "error feedback": SplitClipping(0.02, 0.05),
+}
+
+
 @pytest.mark.parametrize(
-    "rule",
-    [
-        Clipping(0.02),
-        Clipping(0.02, "automatic"),
-        Clipping(0.02, "per-layer"),
-        SplitClipping(0.02, 0.05),
-    ],
-    ids=["flat", "automatic", "per-layer", "error feedback"],
+    ("rule", "library", "kind", "records"),
+    pairs(list(RULES), LIBRARIES, ["free", "tied", "images"], [9, GROUP_ROWS + 1]),
+    indirect=["library"],
 )
-@pytest.mark.parametrize("kind", ["free", "tied", "images"])
-@pytest.mark.parametrize("records", [9, GROUP_ROWS + 1])
-@pytest.mark.parametrize("library", LIBRARIES, indirect=True)
 def test_every_way_gives_every_rule_the_same_sums(
-    rule: ClippingRule, kind: str, records: int, library: str, monkeypatch: pytest.MonkeyPatch
+    rule: str, kind: str, records: int, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model, x, targets = problem(kind, records)
@@ -193,7 +193,7 @@ def test_every_way_gives_every_rule_the_same_sums(
     found, seen = {}, spied(monkeypatch)
     for way in WAYS:
         measured(monkeypatch, way)
-        found[way] = sums_of(model, x, targets, rule, groups)
+        found[way] = sums_of(model, x, targets, RULES[rule], groups)
     # also the kernel of a single place
     assert seen == ([4, 4] if kind == "images" and library != "MKL" else [3, 3])
     for sums in zip(*found.values(), strict=True):
@@ -569,20 +569,22 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("threads", [1, 4], indirect=True)
-@pytest.mark.parametrize("library", LIBRARIES, indirect=True)
+LONG = [
+    (600, 2, 800),
+    (600, 900, 1),
+    (600, 1, 5000),
+    (600, 5000, 1),
+    (32, 129, 161),
+    (7, 65, 80),
+    (128, 256, 1024),
+    (1500, 64, 192),
+]
+
+
 @pytest.mark.parametrize(
-    "shape",
-    [
-        (600, 2, 800),
-        (600, 900, 1),
-        (600, 1, 5000),
-        (600, 5000, 1),
-        (32, 129, 161),
-        (7, 65, 80),
-        (128, 256, 1024),
-        (1500, 64, 192),
-    ],
+    ("shape", "library", "threads"),
+    pairs(LONG, LIBRARIES, [1, 4]),
+    indirect=["library", "threads"],
     ids=str,
 )
 def test_one_record_is_formed_alike_however_the_batch_lies(

@@ -5,6 +5,7 @@ weights.
 import contextlib
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,13 @@ TASKS: dict[str, tuple[Callable[[], Any], bool]] = {
 
 
 def stops() -> list[tuple[str, int]]:
-    """For each task a step to stop after, drawn from all; and the first and the last."""
-    drawn = random.Random(24)
+    """For each task a step to stop after: the first, the last, and one drawn from those between."""
     steps = plan().steps
-    found = [(task, drawn.randint(1, steps)) for task in TASKS]
-    return sorted({*found, ("classification", 1), ("causal LM", steps)})
+    return [
+        ("classification", 1),
+        ("causal LM", steps),
+        ("LoRA", random.Random(24).randint(2, steps - 1)),
+    ]
 
 
 def plan(steps: int = 6) -> dpoptim.Plan:
@@ -83,6 +86,13 @@ def plain(
     if kept:
         private.swap_random_iterate()
     return weights(model)
+
+
+@cache
+def in_one_go(task: str) -> Weights:
+    """What a plain loop ends with that is not interrupted."""
+    make, language_model = TASKS[task]
+    return plain(make(), Sentences(language_model=language_model), None)
 
 
 def training_arguments(folder: Path, physical: int, **options: Any) -> Any:
@@ -227,7 +237,7 @@ def test_every_loop_releases_the_same_weights(task: str, tmp_path: Path) -> None
     make, language_model = TASKS[task]
     data = Sentences(language_model=language_model)
     start = weights(make())
-    expected = plain(make(), data, None)
+    expected = in_one_go(task)
     assert any(not torch.equal(start[name], expected[name]) for name in start)
     close(expected, plain(make(), data, 4))
     for physical in (4, 100):
@@ -247,7 +257,7 @@ def test_every_loop_keeps_to_a_ball_and_keeps_the_same_point(tmp_path: Path) -> 
     points = {"projection": 0.05, "random_iterate": True}
     data = Sentences(language_model=False)
     start, last = weights(classifier()), plain(classifier(), data, None, **points)
-    free = plain(classifier(), data, None)
+    free = in_one_go("classification")
     kept = plain(classifier(), data, None, kept=True, **points)
     for found, inside in ((last, True), (kept, True), (free, False)):
         moves = [(found[name] - start[name]).flatten() for name in start]
@@ -278,7 +288,7 @@ def test_every_loop_resumes_to_the_same_weights(task: str, stop: int, tmp_path: 
     """As those of the run that was not interrupted: a seeded one goes on in its streams."""
     make, language_model = TASKS[task]
     data = Sentences(language_model=language_model)
-    expected = plain(make(), data, None)
+    expected = in_one_go(task)
     ledger = dpoptim.Ledger(tmp_path / "plain.sqlite")
     file = tmp_path / "plain.checkpoint"
     interrupted = make()

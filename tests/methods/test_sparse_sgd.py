@@ -26,6 +26,7 @@ from dpoptim.gradients.table_sums import ONE, weights_of
 from dpoptim.noise import KeyStream
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.optim import AdamBC
+from support import pairs
 
 N, BATCH, ROWS = 40, 10, 30
 FAILURE = 1e-9  # of a statistical check under a right implementation; seeds are fixed
@@ -131,9 +132,10 @@ def queries(
     return asked
 
 
-@pytest.mark.parametrize("cut", range(len(CUTS)))
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("neighboring", ["add-or-remove-one", "zero-out", "replace-one"])
+@pytest.mark.parametrize(
+    ("kind", "neighboring", "cut"),
+    pairs(KINDS, ["add-or-remove-one", "zero-out", "replace-one"], range(len(CUTS))),
+)
 def test_one_record_moves_a_step_by_what_is_paid_for(
     neighboring: str, kind: str, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

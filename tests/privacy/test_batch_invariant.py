@@ -6,6 +6,7 @@ they are.
 """
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from dpoptim.gradients.position_sums import sum_positions
 from dpoptim.gradients.products import add_weighted_outer, add_weighted_rows
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sums import Sums
-from support import LIBRARIES
+from support import LIBRARIES, pairs
 
 
 def in_both_libraries(test: Callable[..., None]) -> Callable[..., None]:
@@ -168,12 +169,13 @@ USES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
 }
 
 
-@in_both_libraries
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0)])
-@pytest.mark.parametrize("threads", [1, 4], indirect=True)
+@pytest.mark.parametrize(
+    ("use", "order", "library", "threads"),
+    pairs(list(USES), [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0)], LIBRARIES, [1, 4]),
+    indirect=["library", "threads"],
+)
 def test_bare_parameters_add_up_alike_in_any_company(
-    use: str, order: tuple[int, int, int], threads: None
+    use: str, order: tuple[int, int, int], library: str, threads: None
 ) -> None:
     """Autograd adds up positions as they lie, and other records decide that: 2 C."""
     T, d = 64, 8
@@ -223,19 +225,22 @@ def test_rms_norm_does_not_depend_on_the_layout_of_its_input() -> None:
 ORDERS = {"rows": (0, 1, 2), "transposed": (0, 2, 1), "features first": (2, 0, 1)}
 
 
-@in_both_libraries
+SHAPES = [(30, 16, 1), (64, 16, 1), (16, 48, 1), (100, 7, 50), (100, 5, 33), (42, 33, 34)]
+
+
 @pytest.mark.parametrize(
-    ("T", "d", "p"),
-    [(30, 16, 1), (64, 16, 1), (16, 48, 1), (100, 7, 50), (100, 5, 33), (42, 33, 34)],
+    ("case", "library", "threads"),
+    pairs(list(product(SHAPES, ORDERS)), LIBRARIES, [1, 4]),
+    indirect=["library", "threads"],
+    ids=str,
 )
-@pytest.mark.parametrize("layout", ORDERS)
-@pytest.mark.parametrize("threads", [1, 4], indirect=True)
 def test_a_record_alone_is_rounded_as_in_company(
-    T: int, d: int, p: int, layout: str, threads: None
+    case: tuple[tuple[int, int, int], str], library: str, threads: None
 ) -> None:
     """Kernels for one matrix are others than those for several, and strides of a single record are
     ambiguous: 2.7 C.
     """
+    (T, d, p), layout = case
     order = ORDERS[layout]
     back = [order.index(axis) for axis in range(3)]
     layer = nn.Linear(d, p, bias=False)
@@ -256,13 +261,14 @@ def test_a_record_alone_is_rounded_as_in_company(
         assert float((sums[1] - sums[2]).norm()) <= 1.0
 
 
+SIZES = [(7, 5, 3), (33, 64, 128), (128, 1024, 48), (64, 192, 768), (1000, 32, 80), (1500, 64, 192)]
+
+
 @pytest.mark.parametrize(
-    "sizes",
-    [(7, 5, 3), (33, 64, 128), (128, 1024, 48), (64, 192, 768), (1000, 32, 80), (1500, 64, 192)],
+    ("sizes", "threads", "records", "dtype"),
+    pairs(SIZES, [1, 2, 4], [1, 2, 3], [torch.float32, torch.float64]),
+    indirect=["threads"],
 )
-@pytest.mark.parametrize("threads", [1, 2, 4], indirect=True)
-@pytest.mark.parametrize("records", [1, 2, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_products_do_not_depend_on_their_operands_layout(
     sizes: tuple[int, int, int], records: int, dtype: torch.dtype, threads: None
 ) -> None:

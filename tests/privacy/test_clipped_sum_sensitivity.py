@@ -4,12 +4,11 @@ hold.
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -28,10 +27,17 @@ from dpoptim.gradients.products import (
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.summation_groups import number_of_groups
 from dpoptim.gradients.sums import Sums
+from privacy.test_adversarial_records import (
+    FLOAT_CASES,
+    KINDS,
+    WAYS,
+    LinearLoss,
+    cheap_measures,
+    cotangent_sum,
+    poison,
+)
 from support import (
-    CASES,
     LIBRARIES,
-    WITHOUT_ORACLE,
     Case,
     by_engine,
     clipped,
@@ -43,66 +49,6 @@ pytestmark = [
     pytest.mark.usefixtures("library"),
     pytest.mark.parametrize("library", LIBRARIES, indirect=True),
 ]
-FLOAT_CASES = [case for case in CASES + WITHOUT_ORACLE if not case.integers]
-
-
-def poison(x: Tensor, kinds: list[str]) -> Tensor:
-    """Make adversarial records, one kind for each row."""
-    x = x.clone()
-    for i, kind in enumerate(kinds):
-        if kind == "huge":
-            x[i] *= 1e20
-        elif kind == "largest":
-            x[i] = torch.finfo(x.dtype).max
-        elif kind == "tiny":
-            x[i] *= 1e-30
-        elif kind == "zero":
-            x[i] = 0
-        elif kind == "nan":
-            x[i].view(-1)[-1] = math.nan
-        elif kind == "inf":
-            x[i].view(-1)[0] = math.inf
-        elif kind == "copy":
-            x[i] = x[0]
-        elif kind == "steep":
-            x[i] *= 1e4
-    return x
-
-
-KINDS = ["plain", "huge", "largest", "tiny", "zero", "nan", "inf", "copy", "steep"]
-
-
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    kinds=st.lists(st.sampled_from(KINDS), min_size=8, max_size=8),
-    seed=st.integers(0, 1000),
-    exponent=st.integers(-3, 3),
-    style=st.sampled_from(["flat", "automatic"]),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-    removed=st.integers(0, 7),
-)
-@pytest.mark.parametrize("case", FLOAT_CASES, ids=lambda case: case.name)
-def test_removing_one_adversarial_record(
-    case: Case,
-    kinds: list[str],
-    seed: int,
-    exponent: int,
-    style: str,
-    dtype: torch.dtype,
-    removed: int,
-) -> None:
-    torch.manual_seed(seed)
-    model = case.build().to(dtype)
-    x, target = case.inputs(8, dtype)
-    x = poison(x, kinds)
-    clipping = Clipping(10.0**exponent, style)
-    keep = [i for i in range(8) if i != removed]
-    # "sum": under a mean, autograd itself scales by the realised batch, and the forward pass
-    # rounds differently.
-    whole = by_engine(model, x, target, clipping, capacity=8, reduction="sum")
-    without = by_engine(model, x[keep], target[keep], clipping, capacity=8, reduction="sum")
-    assert all(torch.isfinite(s).all() for s in whole)
-    assert joint_norm([a - b for a, b in zip(whole, without, strict=True)]) <= clipping.norm
 
 
 @pytest.mark.parametrize("case", FLOAT_CASES, ids=lambda case: case.name)
@@ -436,33 +382,6 @@ def test_norms_are_never_read_low(entries: int, exponent: int, spread: int, seed
     assert bool((read[normal] <= true[normal] * (1 + 2 * (32 + 4) * 2.0**-24 + 1e-7)).all())
 
 
-class LinearLoss(nn.Module):
-    """A layer and a loss that is linear in its output, so that a test chooses both factors of the
-    gradient.
-    """
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(inputs, outputs, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
-def cotangent_sum(
-    model: nn.Module, x: Tensor, g: Tensor, clip_norm: float, capacity: int
-) -> list[Tensor]:
-    """The engine's sum where record i's gradient is ``sum_t outer(g[i, t], x[i, t])``."""
-    engine = Engine(model, Clipping(clip_norm), capacity=capacity, reduction="sum")
-    engine.attach()
-    try:
-        engine.begin_microbatch(len(x))
-        (model(x) * g).sum().backward()
-        return engine.split(engine.take())
-    finally:
-        engine.detach()
-
-
 def test_clip_factors_do_not_depend_on_how_many_records_share_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -540,49 +459,9 @@ def test_one_record_with_extreme_factors_adds_at_most_the_bound(
     assert joint_norm(total) <= clip_norm
 
 
-@pytest.fixture(params=["ghost_norms", "alone", "ghost_norms alone"])
+@pytest.fixture(params=WAYS)
 def cheaply_measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claim all norms of sequences first; or form one record's gradients after the other's."""
-    way = dict.fromkeys(request.param.split(), True)
-    monkeypatch.setattr(
-        SequenceOuter, "chosen", lambda self, public: replace(self, most=public.most, **way)
-    )
-
-
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    size=st.integers(-8, 12),
-    residue=st.integers(-9, 0),
-    clip_exponent=st.integers(-6, 3),
-    records=st.integers(2, 5),
-    seed=st.integers(0, 50),
-)
-@pytest.mark.usefixtures("cheaply_measured")
-def test_a_wrong_claim_never_breaks_the_bound(
-    size: int, residue: int, clip_exponent: int, records: int, seed: int
-) -> None:
-    """SequenceOuter that all but cancel: the Gram form's rounding is larger than the gradient that
-    is left.
-    """
-    torch.manual_seed(seed)
-    model = LinearLoss(32, 24)
-    signs = torch.tensor([1.0, -1.0]).repeat(8)[None, :, None]
-    x = 10.0**size * (
-        torch.randn(records, 1, 32) * signs + 10.0**residue * torch.randn(records, 16, 32)
-    )
-    g = torch.ones(records, 16, 24) + 10.0**residue * torch.randn(records, 16, 24)
-    clip_norm = 10.0**clip_exponent
-    for one in range(records):
-        total = cotangent_sum(model, x[one : one + 1], g[one : one + 1], clip_norm, 1)
-        assert joint_norm(total) <= clip_norm
-    keep = range(1, records)
-    whole, without = (
-        cotangent_sum(model, x[rows], g[rows], clip_norm, records)
-        for rows in (range(records), keep)
-    )
-    assert joint_norm([a - b for a, b in zip(whole, without, strict=True)]) <= clip_norm
+    cheap_measures(request.param, monkeypatch)
 
 
 @pytest.mark.usefixtures("cheaply_measured")
@@ -740,24 +619,3 @@ def test_squares_that_underflow_in_float64_are_not_read_as_zero(bag: bool) -> No
     total = engine.split(engine.take())
     engine.detach()
     assert joint_norm(total) <= norm
-
-
-def test_who_is_left_out_changes_no_other_records_layout() -> None:
-    """LayerNorm's gradients may be views; leaving a record out made copies, which another kernel
-    sums (1.05 C).
-    """
-    rows = 64_000
-    torch.manual_seed(0)
-    model = nn.LayerNorm(513)
-    x = torch.randn(1, 513).repeat(rows, 1)
-    sums = []
-    for value in (math.nan, 1.0):
-        engine = Engine(model, Clipping(1.0), capacity=rows, reduction="sum")
-        engine.attach()
-        engine.begin_microbatch(rows)
-        changed = x.clone()
-        changed[0, 0] = value
-        model(changed).sum().backward()
-        sums.append([part.clone() for part in engine.split(engine.take())])
-        engine.detach()
-    assert joint_norm([a - b for a, b in zip(*sums, strict=True)]) <= 1.0

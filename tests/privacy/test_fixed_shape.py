@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
-from support import joint_norm
+from support import joint_norm, pairs
 
 SLOTS, C = 24, 1.0
 STEEP = {torch.float32: 1e8, torch.float64: 1e17}
@@ -62,9 +62,11 @@ def step(model: nn.Module, x: Tensor, present: Tensor, axis: int, reduction: str
         engine.detach()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 16, 64], indirect=True)
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "threads", "reduction"),
+    pairs(list(MODELS), [1, 2, 16, 64], ["sum", "mean"]),
+    indirect=["threads"],
+)
 @pytest.mark.usefixtures("threads")
 def test_a_record_more_takes_an_empty_slot_and_moves_nobody(name: str, reduction: str) -> None:
     build, shape, dtype = MODELS[name]

@@ -16,7 +16,7 @@ from dpoptim.accounting.event_json import event_to_json
 # One process imports and plans; every run is a fork of it, so that twelve runs do not pay for
 # twelve imports of torch.
 NURSERY = """
-import os, sys, torch, dpoptim
+import functools, os, sys, torch, dpoptim
 from torch.utils.data import TensorDataset
 
 torch.set_num_threads(1)  # a fork does not inherit a thread pool
@@ -24,25 +24,28 @@ torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer imports half of
 plan = dpoptim.DPSGD(clip_norm=1.0).plan(
     n=50, batch_size=10, steps=10_000, noise_multiplier=5.0, delta=1e-5)
 
-def run():
+def run(ledger, steps, say):
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(50, 4), torch.randint(0, 2, (50,)))
-    ledger = dpoptim.Ledger(sys.argv[1])
-    print("ready", os.getpid(), flush=True)
+    say("ready", os.getpid())
     with dpoptim.attach(plan, model, optimizer, data, ledger=ledger) as private:
         for x, y in private.batches():
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             # The first release leaves the process: from here on somebody else has seen a noisy
             # step.
-            print("released", private.steps_done, flush=True)
+            say("released", private.steps_done)
+            if private.steps_done == steps:
+                return
+
+run(dpoptim.Ledger(), 1, lambda *said: None)  # what a first run imports, the others need not
 
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
-        run()
+        run(dpoptim.Ledger(sys.argv[1]), plan.steps, functools.partial(print, flush=True))
         os._exit(0)
     os.waitpid(child, 0)
     print("gone", flush=True)

@@ -52,7 +52,7 @@ def test_without_privacy_the_best_of_the_rates_is_taken(tmp_path: Path) -> None:
 )
 def test_every_row_of_a_table_learns(tmp_path, smoothing) -> None:
     rows = das_table(
-        tmp_path, blobs(), Recipe(steps=(1.0, 2.0), smoothing=smoothing), seeds=2, epsilons=(4.0,)
+        tmp_path, blobs(), Recipe((1.0, 2.0), smoothing, epochs=10), seeds=2, epsilons=(4.0,)
     )
     assert rows[-1].clipped_at == PRIVATE
     assert min(row.accuracy for row in rows) > 80  # a third by chance

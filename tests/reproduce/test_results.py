@@ -5,6 +5,7 @@ accuracies are beside this file.
 """
 
 from collections.abc import Callable
+from itertools import product
 from types import ModuleType
 
 import numpy as np
@@ -40,16 +41,6 @@ def test_correlated_errors(
     for row in made.against_the_optimum(256):
         ours = known[str(row["passes"]), str(row["strategy"])]
         assert row["over the optimum"] == pytest.approx(float(ours["over the optimum"]), abs=2e-3)
-    monkeypatch.setattr(made, "DECAYS", {"warm-up, cosine": made.WARM_UP})
-    monkeypatch.setattr(made, "MOMENTA", (0.9,))
-    (row,) = made.with_decay(256)
-    (ours,) = (
-        each
-        for each in rows_of("decay_errors.csv")
-        if (each["decay"], each["momentum"], each["passes"]) == ("warm-up, cosine", "0.9", "16")
-    )
-    for name in ("fitted to the decay", "fitted to it, four vectors", "fitted to constant rates"):
-        assert float(ours[name]) == pytest.approx(row[name], abs=2e-3)
     monkeypatch.setattr(made, "CELLS", [(10, 2.0)])
     monkeypatch.setattr(made, "BANDS", (1, 8))
     (row,) = made.against_dp_sgd()
@@ -61,6 +52,50 @@ def test_correlated_errors(
     assert {key: float(value) for key, value in ours.items()} == pytest.approx(row, rel=1e-3)
 
 
+def test_rows_of_errors_under_decays(bench: Callable[[str], ModuleType]) -> None:
+    made, rows = bench("correlated_errors"), rows_of("decay_errors.csv")
+    assert [(float(row["momentum"]), row["decay"], int(row["passes"])) for row in rows] == list(
+        product(made.MOMENTA, made.DECAYS, made.PASSES)
+    )
+    fitted = ("fitted to the decay", "fitted to it, four vectors", "fitted to constant rates")
+    for row in rows:
+        assert 1 <= float(row[fitted[0]]) <= min(float(row[name]) for name in fitted[1:])
+
+
+@pytest.mark.figures
+def test_errors_under_decays(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bench("correlated_errors")
+    monkeypatch.setattr(made, "PASSES", (16,))
+    monkeypatch.setattr(made, "DECAYS", {"warm-up, cosine": made.WARM_UP})
+    monkeypatch.setattr(made, "MOMENTA", (0.9,))
+    (row,) = made.with_decay(256)
+    (ours,) = (
+        each
+        for each in rows_of("decay_errors.csv")
+        if (each["decay"], each["momentum"], each["passes"]) == ("warm-up, cosine", "0.9", "16")
+    )
+    for name in ("fitted to the decay", "fitted to it, four vectors", "fitted to constant rates"):
+        assert float(ours[name]) == pytest.approx(row[name], abs=2e-3)
+
+
+def test_rows_of_batches_apart(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every cell is there, in the columns that a small run has."""
+    made, rows = bench("min_separation"), rows_of("min_separation.csv")
+    assert [(int(row["epochs"]), float(row["epsilon"])) for row in rows] == list(made.CELLS)
+    monkeypatch.setattr(made, "N", 240)
+    monkeypatch.setattr(made, "BATCH", 60)
+    again = made.compared(1, 4.0)
+    assert list(again) == list(rows[0])
+    for row in (again, *rows):
+        assert float(row["b-min-sep"]) > 0
+        assert float(row["error over cyclic Poisson"]) > 0
+
+
+@pytest.mark.figures
 def test_errors_on_batches_apart(
     bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

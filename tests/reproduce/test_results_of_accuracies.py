@@ -14,13 +14,14 @@ import torch
 from PIL import Image
 
 from committed import RESULTS, columns, fashion, rows_of
-from dpoptim.data import FASHION_MNIST_DIRECTORY
+from dpoptim.data import FASHION_MNIST_DIRECTORY, Data
 from dpoptim.runs.models import build_model
 
 ACCURACIES = [
     path.stem.removeprefix("accuracy_") for path in sorted(RESULTS.glob("accuracy_*.csv"))
 ]
 CNN_SHAPES = {"pixels": (1, 28, 28), "J=1": (9, 14, 14), "J=2": (81, 7, 7)}
+LONG = {"cnn", "rates", "views"}  # to train once
 
 
 @pytest.mark.parametrize("name", ACCURACIES)
@@ -35,7 +36,10 @@ def test_runs_of_accuracies_are_whole(bench: Callable[[str], ModuleType], name: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ACCURACIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.figures] * (name in LONG)) for name in ACCURACIES],
+)
 def test_a_run_of_accuracies(bench: Callable[[str], ModuleType], name: str, tmp_path: Path) -> None:
     """The first on digits."""
     made, tasks = bench("accuracy"), bench("accuracy_tasks")
@@ -59,14 +63,20 @@ def test_a_run_of_accuracies(bench: Callable[[str], ModuleType], name: str, tmp_
         assert getattr(found, tail) == pytest.approx(getattr(known, tail), abs=1.0)
 
 
-@fashion
 @pytest.mark.parametrize("name", ["mechanisms", "rates", "scales", "views"])
 def test_accuracies_are_of_settings_that_the_command_has(
-    bench: Callable[[str], ModuleType], name: str
+    bench: Callable[[str], ModuleType], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No line is left of what the command once tried, and every group of settings was tested."""
-    made = bench("accuracy")
-    request = made.Request(Path(FASHION_MNIST_DIRECTORY))
+    """Which do not depend on what the images show.
+
+    No line is left of what the command once tried, and every group of settings was tested.
+    """
+    made, tasks = bench("accuracy"), bench("accuracy_tasks")
+    x, y = np.zeros((2, 1, 28, 28), np.float32), np.zeros(2, np.int64)
+    images = Data("Fashion-MNIST", x, y, x, y, tuple("0123456789"), public=True)
+    monkeypatch.setattr(tasks, "load_fashion_mnist", lambda *given: images)
+    monkeypatch.setattr(tasks, "CHOOSING", 1)
+    request = made.Request(Path("nowhere"))
     groups = [group for _, each in made.EXPERIMENTS[name](request) for group in each]
     rows = made.Table(RESULTS / f"accuracy_{name}.csv").rows
     assert {made.settings(row) for row in rows} <= {trial for group in groups for trial in group}
@@ -187,7 +197,7 @@ def test_colour_images_are_made_of_pictures(
 
 
 @fashion
-@pytest.mark.slow
+@pytest.mark.figures
 def test_a_run_that_the_cnn_was_chosen_by(bench: Callable[[str], ModuleType]) -> None:
     made = bench("choose_cnn")
     trial = replace(made.GARMENTS, activation="ReLU")

@@ -52,7 +52,7 @@ def test_das_tables_quote_the_paper_and_hold_every_cell() -> None:
 
 
 @fashion
-@pytest.mark.slow
+@pytest.mark.figures
 def test_clip_norms_of_das_table_6_and_a_cell_of_it() -> None:
     """The percentiles, the private choice, and one seed of three at the smallest constant."""
     case = replace(fashion_case(Path(FASHION_MNIST_DIRECTORY)), l2=0.0)
@@ -77,7 +77,7 @@ def test_clip_norms_of_das_table_6_and_a_cell_of_it() -> None:
 
 
 @fashion
-@pytest.mark.slow
+@pytest.mark.figures
 def test_a_seed_without_privacy() -> None:
     case = replace(fashion_case(Path(FASHION_MNIST_DIRECTORY)), l2=0.0)
     (row,) = (row for row in rows_of("das_baselines.csv") if row["data"] == case.name)
@@ -86,7 +86,7 @@ def test_a_seed_without_privacy() -> None:
 
 
 @fashion
-@pytest.mark.slow
+@pytest.mark.figures
 def test_a_network_at_one_clip_norm() -> None:
     """One seed of three of the cell at epsilon 4 and clip norm 3."""
     scaled = [(x * one_pass.SCALE, y) for x, y in one_pass.load(FASHION_MNIST_DIRECTORY)]
@@ -149,17 +149,20 @@ def test_the_settings_of_fangs_theorem() -> None:
     assert found.excess == pytest.approx(float(known["excess"]), rel=0.3)
 
 
-@fashion
-@pytest.mark.slow
-def test_other_budgets() -> None:
-    """One seed of three of the first line; and every cell is there."""
+def test_other_budgets_hold_every_cell() -> None:
     rows = rows_of("fang_fig5.csv")
     assert columns(fang_budgets.Score) == set(rows[0])
     assert [(float(row["epsilon"]), float(row["delta"]), row["method"]) for row in rows] == [
         (*pair, method) for pair in fang_budgets.BUDGETS for method in fang_budgets.METHODS
     ]
+
+
+@fashion
+@pytest.mark.figures
+def test_other_budgets() -> None:
+    """One seed of three of the first line."""
     (x, y), _, test = one_pass.load(FASHION_MNIST_DIRECTORY)
-    row = rows[0]
+    row = rows_of("fang_fig5.csv")[0]
     plan = fang.methods(1.0)[row["method"]].plan(
         n=fang_budgets.RECORDS,
         batch_size=fang_budgets.BATCH,
@@ -172,8 +175,16 @@ def test_other_budgets() -> None:
     assert score == pytest.approx(float(row["accuracy"]), abs=0.03)
 
 
+def test_a_line_for_each_model_and_method_of_value_clipping() -> None:
+    rows = rows_of("fang_fig2.csv")
+    assert columns(fang.Score) == set(rows[0])
+    assert [(row["model"], row["method"]) for row in rows] == [
+        (model, method) for model in fang.MODELS for method in fang.methods(1.0)
+    ]
+
+
 @fashion
-@pytest.mark.slow
+@pytest.mark.figures
 def test_value_clipping_on_a_linear_model() -> None:
     """One seed of three, and a tenth of the steps, on the first line that has value clipping."""
     training, _, test = one_pass.load(FASHION_MNIST_DIRECTORY)

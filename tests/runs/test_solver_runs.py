@@ -46,9 +46,8 @@ def test_n_is_the_number_of_records_that_are_divided_by(tmp_path: Path) -> None:
 
 
 def test_a_solver_that_releases_many_sums_does_not_promise_one(tmp_path: Path) -> None:
-    code, said = train(
-        "--data", "digits", "--method", "noisy-gd", "--epsilon", "4", "--out", str(tmp_path)
-    )
+    settings = ["--data", "digits", "--method", "noisy-gd", "--epsilon", "4", "--no-compare"]
+    code, said = train(*settings, "--out", str(tmp_path))
     assert code == 0, said
     enforced = json.loads((tmp_path / "certificate.json").read_text())["basis"]["enforced"]
     assert not any("at most 1 noisy" in text for text in enforced)

@@ -81,7 +81,7 @@ def without_privacy(rows: int) -> float:
     return float(pipeline.fit(x, y).score(x_new, y_new))
 
 
-@pytest.mark.slow
+@pytest.mark.figures
 @pytest.mark.parametrize(("person", "n", "points"), [(False, 20_000, 2), (True, 5_000, 4)])
 def test_four_commands_come_close_to_training_without_privacy(
     tmp_path: Path, person: bool, n: int, points: int

@@ -47,7 +47,7 @@ def test_corollary_5_7_prints_too_little_noise() -> None:
     printed.
     """
     delta = 1e-6
-    for steps in (4, 64, 1000, 2**20):
+    for steps in (4, 64, 1000, 2**16):
         printed = math.sqrt(math.log2(steps) * math.log(2.5 / delta))
         needed = math.sqrt(1 + math.ceil(math.log2(steps))) * math.sqrt(2 * math.log(2.5 / delta))
         assert needed > math.sqrt(2) * printed

@@ -25,6 +25,7 @@ from dpoptim.sampling import FixedBatches, PoissonSampling, Sampler
 from dpoptim.training.checkpoint import read_checkpoint
 from dpoptim.training.microbatches import BatchQueue
 from dpoptim.training.private_training import PrivateTraining
+from support import pairs
 
 N, FEATURES, CLASSES = 60, 4, 3
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -115,9 +116,7 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5])
-@pytest.mark.parametrize("make", [sgd, adam])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(("name", "steps", "make"), pairs(list(PLANS), [1, 2, 5], [sgd, adam]))
 def test_the_parts_make_the_whole(name: str, make: Make, steps: int, tmp_path: Path) -> None:
     """Without noise: model, optimizer, error state, order of the batches and clip norm all go
     on.

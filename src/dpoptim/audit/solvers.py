@@ -22,6 +22,7 @@ from dpoptim.solvers.momentum_gd import momentum_gd
 from dpoptim.solvers.srgd_settings import SRGD
 from dpoptim.solvers.sufficient_statistics import sufficient_statistics
 
+FEWEST_RUNS = 1000  # of adaptive gradient descent, for its norms
 SOLVERS: dict[str, Callable[[Objective, Budget, int], Any]] = {
     "momentum-gd": lambda o, b, s: momentum_gd(
         o, None, b, lipschitz=1.0, steps=10, step_size=0.1, noise_seed=s
@@ -103,7 +104,7 @@ def adaptive_norms(
     trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out"
 ) -> Finding:
     """Adaptive gradient descent that spends nearly all on norms; a trial is a run: a tenth."""
-    runs, budget = max(1000, trials // 10), Budget(DELTA, mu=mu)
+    runs, budget = max(FEWEST_RUNS, trials // 10), Budget(DELTA, mu=mu)
     found = from_norms(
         runs, seed * 10**6, budget=budget, neighboring=neighboring, confidence=CONFIDENCE
     )

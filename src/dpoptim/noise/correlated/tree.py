@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+from scipy.sparse import coo_array
 from torch import Tensor
 
 from dpoptim.noise.correlated.strategy import NoiseState, Strategy, rounded_up
@@ -111,18 +112,18 @@ def regular_shift(steps: int, separation: int, estimate: str) -> float:
             rest *= 1 - weights[height]
     shares /= np.linalg.norm(shares, axis=1, keepdims=True)
     step = np.arange(steps)
-    pairs, values = [], []
+    which, nodes, values = [], [], []
     for height in range(heights):
         closes = ((step >> height) + 1 << height) - 1  # the node of this height around each step
         inside = closes < steps
         closed = closes[inside]
         trailing = (~closed & (closed + 1)).astype(np.float64)  # 2^height of the highest node
-        pairs.append(step[inside] % separation * steps + closed)
+        which.append(step[inside] % separation)
+        nodes.append(closed)
         values.append(shares[np.log2(trailing).astype(np.int64), height])
-    which, place = np.unique(np.concatenate(pairs), return_inverse=True)
-    entries = np.bincount(place, weights=np.concatenate(values))
-    squares = np.bincount(which // steps, weights=entries**2)
-    return float(np.sqrt(squares.max()))
+    places = np.concatenate(which), np.concatenate(nodes)
+    entries = coo_array((np.concatenate(values), places), (separation, steps)).tocsr()  # added up
+    return float(np.sqrt(entries.power(2).sum(axis=1).max()))
 
 
 def largest_squared_shift(
