@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-# Under 15 minutes on two cores; what `make test-all` adds takes as long again.
+# Under 15 minutes on two cores; what `make test-all` adds takes some minutes more.
 LEFT_OUT = -m "not figures"
 
 .PHONY: demo test test-all tests check lint audit torture bench docs clean
