@@ -3,6 +3,12 @@
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
+
+from torch import Tensor
+
+from dpoptim import huge_pages
+from dpoptim.torch_internals import pytree
 
 # of glibc's mallopt: free memory at the end above which that goes back, and the shortest block that
 # is mapped by itself and goes back when it is freed
@@ -21,8 +27,26 @@ def freed_memory_given_back() -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(*UNKNOWN):
-            ctypes.CDLL(None).malloc_trim(0)
+        give_back()
+
+
+def give_back() -> None:
+    """Give what is free now back to the system."""
+    with suppress(*UNKNOWN):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def give_back_before_loss(results: Any) -> None:
+    """Give back what a forward pass left free, if it returned a block in huge pages.
+
+    Its loss takes several blocks as large, which are mapped and would count on top of what is free
+    in the heap. What is given back comes again as fresh pages, about as many as those are that the
+    block would have taken in small ones.
+    """
+    for leaf in (results,) if isinstance(results, Tensor) else pytree.tree_leaves(results):
+        if isinstance(leaf, Tensor) and huge_pages.holds(leaf) and leaf.requires_grad:
+            give_back()
+            return
 
 
 def keep_freed_memory() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from dpoptim.errors import PrivacyError
+from dpoptim.freed_memory import give_back_before_loss
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
 from dpoptim.gradients.contents import Contents
 from dpoptim.gradients.forwards import FrozenForward, OwnForward, PerSampleForward, StillForward
@@ -116,6 +117,7 @@ class HookManager:
             self._outside.end()
         if self.recorder.looks:
             self.recorder.look(output)
+        give_back_before_loss(output)
         self.rows = self._delivered if self._delivered is not None else self.rows
         if self._state is not None:
             self._state.after_forward()
