@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+from threading import Event
 
 import pytest
 
@@ -39,6 +40,7 @@ def test_what_is_kept_is_used_again() -> None:
 
 def test_other_systems_keep_what_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr(freed_memory, "KEPT", Event())
     with freed_memory.freed_memory_given_back():
         pass
     freed_memory.keep_freed_memory()

@@ -3,11 +3,13 @@
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from threading import Event
 
 # of glibc's mallopt: free memory at the end above which that goes back, and the shortest block that
 # is mapped by itself and goes back when it is freed
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 MOST = 2**31 - 1
+KEPT = Event()  # whether this process was told to keep what it frees
 UNKNOWN = (OSError, TypeError, AttributeError)  # no such library, or function: another system's
 
 
@@ -21,7 +23,13 @@ def freed_memory_given_back() -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(*UNKNOWN):
+        give_back()
+
+
+def give_back() -> None:
+    """Give what is free now back to the system, unless it is to be kept."""
+    with suppress(*UNKNOWN):
+        if not KEPT.is_set():
             ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -37,6 +45,7 @@ def keep_freed_memory() -> None:
         >>> import dpoptim
         >>> dpoptim.keep_freed_memory()  # doctest: +SKIP
     """
+    KEPT.set()
     with suppress(*UNKNOWN):
         allocator = ctypes.CDLL(None)
         allocator.mallopt(MMAP_THRESHOLD, MOST)

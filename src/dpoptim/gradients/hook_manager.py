@@ -13,6 +13,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
 from dpoptim.gradients.contents import Contents
 from dpoptim.gradients.forwards import FrozenForward, OwnForward, PerSampleForward, StillForward
+from dpoptim.gradients.huge_pages import give_back_before_loss
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters, for_records
 from dpoptim.gradients.layers.folded import FoldedRule
@@ -116,6 +117,7 @@ class HookManager:
             self._outside.end()
         if self.recorder.looks:
             self.recorder.look(output)
+        give_back_before_loss(output)
         self.rows = self._delivered if self._delivered is not None else self.rows
         if self._state is not None:
             self._state.after_forward()
