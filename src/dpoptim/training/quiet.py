@@ -80,12 +80,14 @@ def other_weights(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
+def quiet(
+    model: nn.Module, run: Callable[[], list[Tensor]], *, as_trained: bool = False
+) -> Iterator[None]:
     """Make the model deterministic, in training mode if that can be; everything is `put_back`.
 
     Dropout layers are switched off. If ``run`` still draws random numbers, they are always the
-    same; where that cannot be done, the whole model goes to evaluation mode. It runs with
-    gradients, which losses with gradient penalties take.
+    same; where that cannot be done, the whole model goes to evaluation mode, unless it is wanted
+    ``as_trained``. It runs with gradients, which losses with gradient penalties take.
     """
     with put_back(model), ExitStack() as noise, torch.enable_grad():
         for module in model.modules():
@@ -93,7 +95,7 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
                 module.eval()
         if draws_random_numbers(run):
             noise.enter_context(FixedNoise())
-            if depends_on_seed(run):
+            if not as_trained and depends_on_seed(run):
                 model.eval()
         yield
 

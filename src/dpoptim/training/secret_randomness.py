@@ -23,7 +23,13 @@ def secret_randomness(stream: KeyStream) -> Iterator[None]:
     """
     words = np.empty(3, dtype=np.uint64)
     stream.words(words)
-    for_torch, for_numpy, for_python = (int(word) for word in words)
+    with seeded(*(int(word) for word in words)):
+        yield
+
+
+@contextmanager
+def seeded(for_torch: int, for_numpy: int, for_python: int) -> Iterator[None]:
+    """Seed torch's, numpy's and Python's generators; put them back at the end."""
     numpys, pythons = np.random.get_state(), random.getstate()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     try:
