@@ -179,6 +179,19 @@ def test_what_a_model_hands_on_lets_records_meet_though_they_pass_alone(
         trained(model, data(), isolation=isolation)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_layers_that_numpy_drops_are_served(seed: int) -> None:
+    """By chance they were, or were told that records are mixed."""
+
+    class Dropping(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            dropped = self.training and float(np.random.rand()) < 0.5
+            return super().forward(x) * (1 if dropped else 2)
+
+    np.random.seed(seed)
+    assert trained(Dropping(D, 3), data())[1].steps_done == 2
+
+
 def test_numbers_drawn_by_numpy_are_no_memory() -> None:
     class Drawing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -41,3 +42,9 @@ def seeded(for_torch: int, for_numpy: int, for_python: int) -> Iterator[None]:
     finally:
         np.random.set_state(numpys)
         random.setstate(pythons)
+
+
+def states_of_other_generators() -> tuple[object, ...]:
+    """Numpy's and Python's states, which any draw changes; comparable."""
+    state = cast("tuple[Any, ...]", np.random.get_state())
+    return random.getstate(), state[1].tobytes(), state[2:]
