@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import dpoptim
 
@@ -334,6 +334,30 @@ def test_a_class_derived_from_opacus_wrapper_is_a_wrapper() -> None:
     loop.model = Mine(loop.model)
     with pytest.raises(dpoptim.PrivacyError, match="Opacus' Mine"):
         loop.run()
+
+
+class OfTable(Dataset[Any]):
+    """Hands on the attributes of the table that it reads."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data, self.table = data, Frame(x=torch.zeros(4))
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.data[place]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "table":
+            raise AttributeError(name)
+        return getattr(self.table, name)
+
+
+def test_data_sets_that_hand_on_a_table_are_no_tables() -> None:
+    loop = Loop()
+    loop.data = OfTable(loop.data)
+    loop.run()
 
 
 class CountsCalls(torch.optim.Optimizer):
