@@ -79,6 +79,15 @@ def test_a_record_s_sums_are_its_own(given: Rows, threads: int) -> None:
         assert torch.equal(whole[i], other[i])
 
 
+def test_signs_of_conjugates_are_turned() -> None:
+    """Imaginary parts of conjugates lie in memory with the other sign: biases moved uphill."""
+    g = torch.randn(3, 5, 1, dtype=torch.complex64).conj().imag
+    assert g.is_neg()
+    scaled, whole = sum_normalised(g, None, torch.ones(3, 5), g)
+    torch.testing.assert_close(whole, g.double().sum(1).float())
+    torch.testing.assert_close(scaled, g.double().square().sum(1).float())
+
+
 def test_many_records_are_dealt_to_threads() -> None:
     generator = torch.Generator().manual_seed(0)
     x, g = (torch.randn(33, 65, 96, generator=generator) for _ in range(2))

@@ -34,6 +34,24 @@ def memories_unseen() -> Fault:
     return patch.object(isolation, "refuse_memory", lambda model, sample: None)
 
 
+def memories_of_evaluation_looked_for() -> Fault:
+    """What a model keeps is looked for in evaluation mode."""
+    honest = isolation.quiet
+    return patch.object(
+        isolation, "quiet", lambda model, run, *, as_trained=False: honest(model, run)
+    )
+
+
+def parameters_of_groups_not_compared() -> Fault:
+    """Settings are compared, and not whose they are."""
+    honest = optimizer_hooks.settings_of
+
+    def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, list[Any]]:
+        return {name: each for name, each in honest(optimizer).items() if name != "params"}
+
+    return patch.object(optimizer_hooks, "settings_of", settings_of)
+
+
 def settings_of_microbatches() -> Fault:
     """Nobody compares what a step ends with to what it began with."""
     return patch.object(OptimizerHooks, "_refuse_other_settings", lambda hooks, optimizer: None)

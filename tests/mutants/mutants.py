@@ -400,6 +400,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "later batches",
     ),
     Mutant(
+        "states that only training hands on",
+        "training.quiet",
+        _l.memories_of_evaluation_looked_for,
+        "later batches",
+    ),
+    Mutant(
+        "parameters moved to another group within a step",
+        "training.optimizer_hooks.settings_of",
+        _l.parameters_of_groups_not_compared,
+        "later batches",
+    ),
+    Mutant(
         "settings changed within a step",
         "training.OptimizerHooks",
         _l.settings_of_microbatches,

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import dpoptim
 
@@ -95,6 +95,28 @@ def weight_decay_of_microbatches(loop: Loop) -> None:
         loop.optimizer.param_groups[0]["weight_decay"] += 0.1
 
     loop.run(decay, physical_batch_size=2)
+
+
+def averages_of_microbatches(loop: Loop) -> None:
+    """A list of an optimizer of one's own, which is written into."""
+    loop.optimizer.param_groups[0]["betas"] = [0.9, 0.99]
+
+    def remember_less(loop: Loop) -> None:
+        loop.optimizer.param_groups[0]["betas"][0] *= 0.9
+
+    loop.run(remember_less, physical_batch_size=2)
+
+
+def rates_of_other_parameters(loop: Loop) -> None:
+    loop.optimizer = torch.optim.SGD(
+        [{"params": [p], "lr": 0.1 * place} for place, p in enumerate(loop.model.parameters())]
+    )
+
+    def swap(loop: Loop) -> None:
+        first, second = loop.optimizer.param_groups
+        first["params"], second["params"] = second["params"], first["params"]
+
+    loop.run(swap, physical_batch_size=2)
 
 
 def tuple_of_tensors(loop: Loop) -> None:
@@ -223,6 +245,8 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     table_of_pandas: r"train_set is a Frame, of which.*Fix: torch\.utils\.data\.TensorDataset",
     schedule_of_microbatches: r"lr was changed.*Fix: scheduler\.step\(\)",
     weight_decay_of_microbatches: r"weight_decay was changed.*Fix: .*private\.finished_step",
+    averages_of_microbatches: r"betas was changed.*Fix: ",
+    rates_of_other_parameters: r"params was changed.*Fix: ",
     tuple_of_tensors: r"tuple of tensors.*Fix: torch\.utils\.data\.TensorDataset",
     accumulation_by_accelerate: r"gradient_accumulation_steps=4.*Fix: .*physical_batch_size",
     **dict.fromkeys((traced, scripted, exported), r"Fix: export the model after the `with`"),
@@ -310,6 +334,50 @@ def test_a_class_derived_from_opacus_wrapper_is_a_wrapper() -> None:
     loop.model = Mine(loop.model)
     with pytest.raises(dpoptim.PrivacyError, match="Opacus' Mine"):
         loop.run()
+
+
+class OfTable(Dataset[Any]):
+    """Hands on the attributes of the table that it reads."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data, self.table = data, Frame(x=torch.zeros(4))
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.data[place]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "table":
+            raise AttributeError(name)
+        return getattr(self.table, name)
+
+
+def test_data_sets_that_hand_on_a_table_are_no_tables() -> None:
+    loop = Loop()
+    loop.data = OfTable(loop.data)
+    loop.run()
+
+
+class CountsCalls(torch.optim.Optimizer):
+    """Keeps its number of calls in its groups, as timm's Lamb and schedule-free optimizers do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["calls"] = group.get("calls", 0) + 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data -= p.grad / group["calls"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 40])
+def test_calls_that_an_optimizer_counts_are_those_of_steps(size: int) -> None:
+    """They told how many microbatches the first step had, and were refused in the second."""
+    loop = Loop()
+    loop.optimizer = CountsCalls(loop.model.parameters(), {})
+    loop.run(physical_batch_size=size)
+    assert loop.optimizer.param_groups[0]["calls"] == loop.plan.steps > 1
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,10 +1,12 @@
 """`attach` keeps records apart in the fastest way that works, says so once, and lists it."""
 
 import math
+import random
 import re
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -134,6 +136,28 @@ class HandsOn(nn.Module):
         return self.head(outputs[:, -1])
 
 
+class HandsOnInTraining(HandsOn):
+    """Evaluated, it begins anew."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.state = None
+        return super().forward(x)
+
+
+class Centred(nn.Linear):
+    """Subtracts a moving average of what earlier batches gave."""
+
+    mean = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if not self.training:
+            return y
+        before, self.mean = self.mean, 0.9 * self.mean + 0.1 * float(y.detach().mean())
+        return y * (1 + before)
+
+
 class Counts(nn.Linear):
     """A schedule by calls of the model, of which there are as many as records."""
 
@@ -144,15 +168,36 @@ class Counts(nn.Linear):
         return super().forward(x) * (1 + 1 / self.calls)
 
 
-@pytest.mark.parametrize("kind", [HandsOn, Counts])
-@pytest.mark.parametrize("isolation", ["auto", "alone"])
+@pytest.mark.parametrize("kind", [HandsOn, HandsOnInTraining, Centred, Counts])
+@pytest.mark.parametrize("isolation", ["auto", "rules", "alone"])
 def test_what_a_model_hands_on_lets_records_meet_though_they_pass_alone(
     isolation: str, kind: Any
 ) -> None:
     """One of them moved a sum by 3.7 C under "records cannot be mixed", said to be enforced."""
-    model = kind() if kind is HandsOn else kind(D, 3)
+    model = kind() if issubclass(kind, HandsOn) else kind(D, 3)
     with pytest.raises(dpoptim.SamplesInteractError, match=r"(?s)(keeps something|mixed).*Fix"):
         trained(model, data(), isolation=isolation)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_layers_that_numpy_drops_are_served(seed: int) -> None:
+    """By chance they were, or were told that records are mixed."""
+
+    class Dropping(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            dropped = self.training and float(np.random.rand()) < 0.5
+            return super().forward(x) * (1 if dropped else 2)
+
+    np.random.seed(seed)
+    assert trained(Dropping(D, 3), data())[1].steps_done == 2
+
+
+def test_numbers_drawn_by_numpy_are_no_memory() -> None:
+    class Drawing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + float(np.random.randn()) + random.random()
+
+    assert trained(Drawing(D, 3), data(), isolation="alone")[1].steps_done == 2
 
 
 @pytest.mark.parametrize("isolation", ["books", "fast", None, 3])

@@ -33,16 +33,21 @@ class FailsOnce(torch.optim.Optimizer):
 
 
 class HandsOn(nn.Module):
-    """Begins each sequence in the state in which the last one has ended."""
+    """Begins each sequence in the state in which the last one has ended.
 
-    def __init__(self) -> None:
+    Args:
+        evaluated: in evaluation mode, too.
+    """
+
+    def __init__(self, *, evaluated: bool) -> None:
         super().__init__()
         self.memory, self.head = nn.GRU(1, 3, batch_first=True), nn.Linear(3, 1)
-        self.state: Tensor | None = None
+        self.evaluated, self.state = evaluated, None
 
     def forward(self, x: Tensor) -> Tensor:
-        same = self.state is not None and self.state.shape[1] == len(x)
-        states, last = self.memory(x[..., None], self.state if same else None)
+        kept: Tensor | None = self.state if self.training or self.evaluated else None
+        same = kept is not None and kept.shape[1] == len(x)
+        states, last = self.memory(x[..., None], kept if same else None)
         self.state = last.detach()
         return self.head(states[:, -1])
 
@@ -53,7 +58,9 @@ def later_batches() -> str:
         weights_of_a_later_term,
         rests_by_microbatches,
         decays_by_microbatches,
+        moves_to_another_group_by_microbatches,
         hands_states_on,
+        hands_states_on_in_training,
     )
     found = [f"accepted {f.__name__}" for f in refusals if not refused(f)]
     found += filter(None, [another_gradient()])
@@ -118,14 +125,35 @@ def decays_by_microbatches() -> None:
     run(model, optimizer, step, physical_batch_size=4)
 
 
+def moves_to_another_group_by_microbatches() -> None:
+    """Parameters that learn at another rate from one microbatch to the next."""
+    model = nn.Sequential(zeros(FEATURES, 1), zeros(1, 1))
+    groups = [{"params": layer.parameters(), "lr": rate} for rate, layer in enumerate(model)]
+    optimizer = torch.optim.SGD(groups)
+
+    def step(private: PrivateTraining, x: Tensor) -> None:
+        first, second = optimizer.param_groups
+        first["params"], second["params"] = second["params"], first["params"]
+        private.backward(losses_of(model, x))
+
+    run(model, optimizer, step, physical_batch_size=4)
+
+
 def hands_states_on() -> None:
     """A recurrent model that keeps its state, with one record in each microbatch."""
-    model = HandsOn()
+    run_on(HandsOn(evaluated=True), "alone")
 
+
+def hands_states_on_in_training() -> None:
+    """One that does so in training only, whatever its batches are."""
+    run_on(HandsOn(evaluated=False), "auto")
+
+
+def run_on(model: nn.Module, isolation: Choice) -> None:
     def step(private: PrivateTraining, x: Tensor) -> None:
         private.backward(losses_of(model, x))
 
-    run(model, torch.optim.SGD(model.parameters(), lr=1.0), step, isolation="alone")
+    run(model, torch.optim.SGD(model.parameters(), lr=1.0), step, isolation=isolation)
 
 
 def another_gradient() -> str:

@@ -90,5 +90,5 @@ def _compiled_sums(
 
 
 def _row_by_row(x: Tensor) -> Tensor:
-    """(B, T, p) with columns side by side."""
-    return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+    """(B, T, p) with columns side by side, and their signs with them, unlike a conjugate's."""
+    return x.resolve_neg() if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()

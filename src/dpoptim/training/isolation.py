@@ -31,6 +31,7 @@ from dpoptim.training.isolation_words import (
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
 from dpoptim.training.quiet import put_back, quiet
+from dpoptim.training.secret_randomness import seeded
 
 NOT_FIRST = "its outputs do not have the batch axis first"
 MOST_TRIALS = 16
@@ -100,7 +101,10 @@ def choose_isolation(
         sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
         if sample is None or (sample.folded and choice == "vmap"):
             return unprobed(choice, batch_axis, NOT_FIRST)
-        return chosen_by_trials(model, sample, choice, placement)
+        chosen = chosen_by_trials(model, sample, choice, placement)
+    if chosen.sample is not None:
+        refuse_memory(model, chosen.sample)
+    return chosen
 
 
 def chosen_by_trials(
@@ -122,8 +126,6 @@ def chosen_by_trials(
         isolation = slower_way(model, sample, trials, isolation, failure)
     if isolation.folded and (gaps := with_gaps(model, sample, placement, isolation)):
         isolation, first = Isolation.of("alone"), first or gaps
-    if isolation.alone:
-        refuse_memory(model, sample)
     return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
 
 
@@ -240,22 +242,26 @@ def moved(a: Tensor, b: Tensor) -> bool:
 
 @torch.no_grad()
 def refuse_memory(model: nn.Module, sample: Sample) -> None:
-    """Refuse a model that computes another output for a record alone after another record.
+    """Refuse a model that computes another output for a record after another one.
+
+    In the mode in which it is trained: what it does in evaluation says nothing of that.
 
     Raises:
         SamplesInteractError: so records would meet even where they pass alone.
     """
     one, other = sample.records([0]), sample.records([1])
-    with quiet(model, lambda: one.outputs(model)):
-        before = one.outputs(model)
-        other.outputs(model)
-        after = one.outputs(model)
-    if any(map(moved, before, after)):
+    found = []
+    with quiet(model, lambda: one.outputs(model), as_trained=True):
+        for each in (other, one, one):
+            with seeded(0, 0, 0):
+                found.append(each.outputs(model))
+    if any(map(moved, *found[1:])):
         raise SamplesInteractError(
             "the model keeps something from one forward pass to the next (hidden states, a memory, "
             "a count of calls): what it computed for a record depended on those before, so that "
             "records would meet even where they pass alone. Fix: let each forward pass begin anew; "
-            "a recurrent layer is given no state of an earlier batch."
+            "a recurrent layer is given no state of an earlier batch, calls are counted outside of "
+            "the model, and random numbers are drawn from torch's generator."
         )
 
 

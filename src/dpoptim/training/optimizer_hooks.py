@@ -42,6 +42,7 @@ class OptimizerHooks:
         self._pass_on()
         # of each optimizer, at the first microbatch of a step
         self._settings: dict[int, dict[str, list[Any]]] = {}
+        self._groups: dict[int, list[dict[str, Any]]] = {}  # where step() has nothing to do yet
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
             before = optimizer.register_step_pre_hook(self._before_step)
@@ -94,11 +95,14 @@ class OptimizerHooks:
         self._refuse_other_settings(optimizer)
         if self._steps.state == "complete":
             self._settings.clear()
+            self._groups.clear()
             self._steps.release()
             self._pass_on()
             if self._steps.moved:
                 self._iterates.leave()
             self._gradients.begin(optimizer, moves=self._steps.moved)
+        else:
+            self._groups[id(optimizer)] = [dict(group) for group in optimizer.param_groups]
         return changed
 
     def _refuse_other_settings(self, optimizer: torch.optim.Optimizer) -> None:
@@ -106,7 +110,7 @@ class OptimizerHooks:
         now = settings_of(optimizer)
         now["requires_grad"] = [p.requires_grad for p in self._engine.parameters]
         begun = self._settings.setdefault(id(optimizer), now)
-        if changed := [name for name in begun if begun[name] != now.get(name)]:
+        if changed := [name for name in {**begun, **now} if begun.get(name) != now.get(name)]:
             raise PrivacyError(
                 f"{changed[0]} was changed between two microbatches of one step: how many a step "
                 "has is private, and schedules must not count them. Fix: scheduler.step(), or "
@@ -119,16 +123,24 @@ class OptimizerHooks:
     ) -> None:
         if self._steps.moved:
             self._gradients.used(optimizer)
+        # without gradients it moved nothing, but some count their calls in here, as timm's Lamb
+        before = self._groups.pop(id(optimizer), ())
+        for group, kept in zip(optimizer.param_groups, before, strict=False):
+            group.clear()
+            group.update(kept)
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, list[Any]]:
-    """Each setting of an optimizer in its groups, such as ``lr``, as plain numbers."""
+    """Each setting of an optimizer in its groups, such as ``lr``, and whose it is."""
     names = {name: None for group in optimizer.param_groups for name in group if name != "params"}
-    return {name: [plain(group.get(name)) for group in optimizer.param_groups] for name in names}
+    found = {name: [plain(group.get(name)) for group in optimizer.param_groups] for name in names}
+    return {**found, "params": [[*map(id, group["params"])] for group in optimizer.param_groups]}
 
 
 def plain(setting: Any) -> Any:
-    """Numbers that are not written into meanwhile, as tensors and arrays are."""
+    """Numbers that are not written into meanwhile, as tensors, arrays and lists are."""
+    if isinstance(setting, list | tuple):
+        return [plain(each) for each in setting]
     return setting.tolist() if isinstance(setting, Tensor | np.ndarray) else setting
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dpoptim.torch_internals import SpectralNormalised, local_part
 from dpoptim.training.fixed_noise import FixedNoise
+from dpoptim.training.secret_randomness import states_of_other_generators
 
 COPIED_PARAMETERS = 1 << 26
 MOVED = 1e-2  # of itself, a parameter
@@ -80,20 +81,23 @@ def other_weights(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
+def quiet(
+    model: nn.Module, run: Callable[[], list[Tensor]], *, as_trained: bool = False
+) -> Iterator[None]:
     """Make the model deterministic, in training mode if that can be; everything is `put_back`.
 
     Dropout layers are switched off. If ``run`` still draws random numbers, they are always the
-    same; where that cannot be done, the whole model goes to evaluation mode. It runs with
-    gradients, which losses with gradient penalties take.
+    same; where that cannot be done, the whole model goes to evaluation mode, unless it is wanted
+    ``as_trained``. It runs with gradients, which losses with gradient penalties take.
     """
     with put_back(model), ExitStack() as noise, torch.enable_grad():
         for module in model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
                 module.eval()
-        if draws_random_numbers(run):
+        elsewhere = draws_elsewhere(run)
+        if elsewhere or draws_random_numbers(run):
             noise.enter_context(FixedNoise())
-            if depends_on_seed(run):
+            if not as_trained and (elsewhere or depends_on_seed(run)):
                 model.eval()
         yield
 
@@ -120,6 +124,13 @@ def draws_random_numbers(run: Callable[[], list[Tensor]]) -> bool:
     before = torch.get_rng_state()
     run()
     return not torch.equal(before, torch.get_rng_state()) or depends_on_seed(run)
+
+
+def draws_elsewhere(run: Callable[[], list[Tensor]]) -> bool:
+    """Whether a run moves numpy's or Python's generator, which nothing here fixes."""
+    before = states_of_other_generators()
+    run()
+    return states_of_other_generators() != before
 
 
 def depends_on_seed(run: Callable[[], list[Tensor]]) -> bool:

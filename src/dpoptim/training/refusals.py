@@ -129,11 +129,13 @@ def refuse_data(train_set: Dataset[Any]) -> None:
             "train_set is a tuple of tensors, each of which would be one record. Fix: "
             "torch.utils.data.TensorDataset(*tensors)."
         )
-    if hasattr(given, "iloc"):  # pandas' and others': an index is a column's name there
+    # of pandas and others; a data set may hand on a table's attributes
+    if hasattr(given, "iloc") and not isinstance(given, Dataset):
         raise TypeError(
-            f"train_set is a {type(given).__name__}, of which an index names a column. Fix: "
-            "torch.utils.data.TensorDataset(torch.tensor(table[features].to_numpy(dtype="
-            '"float32")), torch.tensor(table[target].to_numpy())).'
+            f"train_set is a {type(given).__name__}, of which an index names a column or a label, "
+            "and no place. Fix: torch.utils.data.TensorDataset(torch.tensor(table[features]."
+            'to_numpy(dtype="float32")), torch.tensor(table[target].to_numpy())); of one column, '
+            "table[name].tolist()."
         )
     if isinstance(given, Mapping) and 0 not in given:
         raise TypeError(

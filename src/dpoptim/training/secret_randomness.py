@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +24,13 @@ def secret_randomness(stream: KeyStream) -> Iterator[None]:
     """
     words = np.empty(3, dtype=np.uint64)
     stream.words(words)
-    for_torch, for_numpy, for_python = (int(word) for word in words)
+    with seeded(*(int(word) for word in words)):
+        yield
+
+
+@contextmanager
+def seeded(for_torch: int, for_numpy: int, for_python: int) -> Iterator[None]:
+    """Seed torch's, numpy's and Python's generators; put them back at the end."""
     numpys, pythons = np.random.get_state(), random.getstate()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     try:
@@ -35,3 +42,9 @@ def secret_randomness(stream: KeyStream) -> Iterator[None]:
     finally:
         np.random.set_state(numpys)
         random.setstate(pythons)
+
+
+def states_of_other_generators() -> tuple[object, ...]:
+    """Numpy's and Python's states, which any draw changes; comparable."""
+    state = cast("tuple[Any, ...]", np.random.get_state())
+    return random.getstate(), state[1].tobytes(), state[2:]
