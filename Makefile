@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-# Under 15 minutes on two cores; what `make test-all` adds takes some minutes more.
+# Minutes on two cores (19 on slow ones); what `make test-all` adds takes some more.
 LEFT_OUT = -m "not figures"
 
 .PHONY: demo test test-all tests check lint audit torture bench docs clean
