@@ -179,6 +179,20 @@ def test_what_a_model_hands_on_lets_records_meet_though_they_pass_alone(
         trained(model, data(), isolation=isolation)
 
 
+def test_a_memory_that_could_not_be_tried_is_taken_on_trust() -> None:
+    class Choosy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if not bool((x == 1).all()):
+                raise ValueError
+            return super().forward(x)
+
+    chosen = choose_isolation(Choosy(D, 3), TensorDataset(torch.ones(8, D)), "alone")
+    assert [each.kind for each in chosen.basis] == ["enforced", "trusted"]
+    assert "keeps nothing from one record's" in chosen.basis[1].text
+    (only,) = choose_isolation(nn.Linear(D, 3), data(), "alone").basis
+    assert only.kind == "enforced"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_layers_that_numpy_drops_are_served(seed: int) -> None:
     """By chance they were, or were told that records are mixed."""

@@ -87,9 +87,10 @@ def choose_isolation(
     watch_batch_statistics(model)
     if choice == "alone":
         with put_back(model):
-            found, _ = working_sample(model, train_set, batch_axis, collate)
-        if found is not None:
-            refuse_memory(model, found)
+            found, reason = working_sample(model, train_set, batch_axis, collate)
+        if found is None:
+            return Chosen(Isolation.of("alone"), (enforced(ALONE), forgets(reason)), None)
+        refuse_memory(model, found)
         return Chosen(Isolation.of("alone"), (enforced(ALONE),), None)
     if choice == "vmap":
         placement.refuse(Isolation.of("vmap"))
@@ -187,6 +188,13 @@ def not_probed(reason: str) -> Assumption:
     return trusted(
         "the model treats records independently, and every layer has them on its first axis (not "
         f"tested on random inputs: {reason}; see dpoptim.check)",
+    )
+
+
+def forgets(reason: str) -> Assumption:
+    return trusted(
+        "the model keeps nothing from one record's forward pass to the next one's (not tested on "
+        f"random inputs: {reason})",
     )
 
 
