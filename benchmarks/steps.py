@@ -36,7 +36,8 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def made(work: Workload, device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """Model and batch."""
-    model = work.build().to(device)
+    with torch.device(device):
+        model = work.build()
     x, y = work.data()
     return model, x.to(device), y.to(device)
 
@@ -170,8 +171,10 @@ def vmapped(work: Workload) -> Step:
     return step
 
 
-def opacus(work: Workload, *, ghost: bool) -> Step:
-    """Opacus with hooks, or ghost clipping; with its float32 noise."""
+def opacus(
+    work: Workload, *, ghost: bool, device: str = "cpu", narrow: torch.dtype | None = None
+) -> Step:
+    """Opacus with hooks, or ghost clipping; with its float32 noise. ``narrow``: as for `plain`."""
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -179,10 +182,9 @@ def opacus(work: Workload, *, ghost: bool) -> Step:
 
     if work.huge_table and not ghost:
         raise MemoryError("per-record gradients of the table")
-    model, (x, y) = (
-        ModuleValidator.fix(work.looked_up() if work.looked_up else work.build()),
-        work.data(),
-    )
+    with torch.device(device):
+        model = ModuleValidator.fix((work.looked_up or work.build)())
+    x, y = (part.to(device) for part in work.data())
     common = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": len(x)}
     if not ghost:
         wrapped: nn.Module = GradSampleModule(model)
@@ -190,7 +192,9 @@ def opacus(work: Workload, *, ghost: bool) -> Step:
 
         def step() -> None:
             optimizer.zero_grad()
-            work.loss(wrapped(x), y, "mean").backward()
+            with torch.autocast(device, narrow) if narrow else nullcontext():
+                loss = work.loss(wrapped(x), y, "mean")
+            loss.backward()
             optimizer.step()
 
         return step
@@ -207,7 +211,9 @@ def opacus(work: Workload, *, ghost: bool) -> Step:
 
     def ghost_step() -> None:
         optimizer.zero_grad()
-        criterion(fast(x), y).backward()
+        with torch.autocast(device, narrow) if narrow else nullcontext():
+            loss = criterion(fast(x), y)
+        loss.backward()
         optimizer.step()
 
     return ghost_step

@@ -98,11 +98,10 @@ class Block(nn.Module):
 class LlamaBlock(nn.Module):
     """Pre-norm with RMSNorm, grouped queries, rotary positions and a gated unit."""
 
-    def __init__(self, width: int, heads: int, key_heads: int) -> None:
+    def __init__(self, width: int, heads: int, key_heads: int, hidden: int) -> None:
         super().__init__()
         self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
         self.attention = Attention(width, heads, key_heads, causal=True, rotary=True, bias=False)
-        hidden = 8 * width // 3
         self.gate, self.up = (
             nn.Linear(width, hidden, bias=False),
             nn.Linear(width, hidden, bias=False),
@@ -158,11 +157,19 @@ def gpt(
     )
 
 
-def llama() -> nn.Module:
-    blocks: list[nn.Module] = [LlamaBlock(256, 8, 2) for _ in range(4)]
-    return LanguageModel(
-        blocks, nn.RMSNorm(256), 256, vocabulary=VOCABULARY, places=None, tied=False
-    )
+def llama(
+    width: int = 256,
+    depth: int = 4,
+    heads: int = 8,
+    key_heads: int = 2,
+    *,
+    hidden: int = 682,
+    vocabulary: int = VOCABULARY,
+    tied: bool = False,
+) -> nn.Module:
+    blocks: list[nn.Module] = [LlamaBlock(width, heads, key_heads, hidden) for _ in range(depth)]
+    norm = nn.RMSNorm(width)
+    return LanguageModel(blocks, norm, width, vocabulary=vocabulary, places=None, tied=tied)
 
 
 class Adapted(nn.Module):
@@ -178,11 +185,12 @@ class Adapted(nn.Module):
         return self.linear(x) + self.up(self.down(x))
 
 
-def adapted_gpt() -> nn.Module:
-    model = gpt().requires_grad_(False)
+def adapted(model: nn.Module) -> nn.Module:
+    """The model, frozen, with low-rank updates of all linear layers inside of blocks."""
+    model.requires_grad_(False)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(module, Attention | Block) and isinstance(child, nn.Linear):
+            if isinstance(module, Attention | Block | LlamaBlock) and isinstance(child, nn.Linear):
                 setattr(module, name, Adapted(child))
     return model
 
@@ -350,7 +358,7 @@ WORKLOADS = {
         Workload("small CNN", mnist_net, image(256, 1, 28, 28), labels(256, 10), classes),
         Workload("GPT", gpt, words, words, tokens),
         Workload("GPT, tied", lambda: gpt(tied=True), words, words, tokens),
-        Workload("GPT, LoRA", adapted_gpt, words, words, tokens),
+        Workload("GPT, LoRA", lambda: adapted(gpt()), words, words, tokens),
         Workload("Llama-like", llama, words, words, tokens),
         Workload("ViT", VisionTransformer, image(64, 64, 48), labels(64, 10), classes),
         Workload("GELU written out", FeedForwards, image(64, 64, 128), labels(64, 10), classes),

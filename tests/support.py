@@ -439,7 +439,7 @@ class Recurrent(nn.Module):
             x.shape[axis],
             self.layer.hidden_size,
         )
-        start = (x.select(1 - axis, 0)[:, :1] * 0).expand(shape)
+        start = (x.select(1 - axis, 0)[:, :1] * 0).expand(shape).contiguous()
         out, last = self.layer(x, (start, start) if isinstance(self.layer, nn.LSTM) else start)
         last = last[0] if isinstance(last, tuple) else last
         return self.head(out[..., : self.layer.hidden_size].movedim(axis, 0).sum(1)) + self.state(

@@ -1,10 +1,10 @@
 """Models that live on another device than the CPU: the same sums, the same runs, and no tensor
 left behind on the CPU.
 
-Run by `test_second_device.py`. No accelerator is needed: `pretend.cpp` makes a device of the CPU's
-memory. PyTorch refuses operations that mix it with CPU tensors, as it does with CUDA's, so a
-tensor made on the wrong device fails here as it would there. The kernels are the CPU's: what a
-real accelerator rounds otherwise, and how fast it is, is not seen.
+Run by `test_second_device.py`, on a GPU where there is one. No accelerator is needed: `pretend.cpp`
+makes a device of the CPU's memory. PyTorch refuses operations that mix it with CPU tensors, as it
+does with CUDA's, so a tensor made on the wrong device fails here as it would there. The kernels
+are the CPU's: what a real accelerator rounds otherwise, and how fast it is, is not seen then.
 """
 
 import copy
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from devices.pretend import register
+from devices import pretend
 from dpoptim.clipping import Clipping
 from dpoptim.estimators import (
     DPLinearRegression,
@@ -47,7 +47,11 @@ FUSED = ("lstm", "lstm-time-major", "gru-both-ways")
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    return register(Path(os.environ["SECOND_DEVICE"]))
+    where = os.environ["SECOND_DEVICE"]
+    if where != "cuda":
+        return pretend.register(Path(where))
+    torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "ieee"
+    return torch.device("cuda:0")
 
 
 def test_it_is_a_device_of_its_own(device: torch.device) -> None:
@@ -202,8 +206,8 @@ def test_a_language_model_of_hugging_face(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_device_is_asked_what_it_can_multiply(dtype: torch.dtype, device: torch.device) -> None:
-    """This one has no products of narrow matrices with float32 results."""
-    assert not multiplies_narrow(device, dtype)
+    """The pretended one has no products of narrow matrices with float32 results."""
+    assert multiplies_narrow(device, dtype) == (device.type == "cuda")
     assert not multiplies_narrow(torch.device("cpu"), dtype)
 
 
@@ -223,12 +227,13 @@ METHODS = {
 
 def problem(device: torch.device | str) -> tuple[nn.Module, TensorDataset]:
     torch.manual_seed(0)
-    model = (
-        nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double().to(device)
-    )
-    x = torch.randn(N, FEATURES, dtype=torch.float64)
+    with torch.device("cpu"):  # whose random numbers they are
+        model = nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
+        x = torch.randn(N, FEATURES, dtype=torch.float64)
+        columns = torch.randn(FEATURES, CLASSES).double()
+    model.to(device)
     return model, TensorDataset(
-        x.to(device), (x @ torch.randn(FEATURES, CLASSES).double()).argmax(1).to(device)
+        x.to(device), (x @ columns).argmax(1).to(device)
     )
 
 
@@ -465,7 +470,7 @@ def test_a_device_that_draws_wrongly_is_refused_before_anything_is_charged(
         n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5
     )
     with dpoptim.Ledger() as ledger:
-        with pytest.raises(RuntimeError, match="noise cannot be drawn on pretend"):
+        with pytest.raises(RuntimeError, match=f"noise cannot be drawn on {device.type}"):
             dpoptim.attach(
                 plan, model, torch.optim.SGD(model.parameters(), lr=0.1), data, ledger=ledger
             )

@@ -1,5 +1,5 @@
-"""Runs `on_a_second_device.py` in a process of its own: a device that is registered stays, for all
-tests that follow.
+"""Runs `on_a_second_device.py` in processes of their own: a device that is registered stays, for
+all tests that follow.
 """
 
 import os
@@ -9,24 +9,34 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from devices.pretend import build
 
 
-def test_everything_works_on_a_second_device(tmp_path: Path) -> None:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None or sys.platform != "linux":
-        pytest.skip("needs Linux and a C++ compiler, g++ or clang++, to make a second device")
-    library = tmp_path / "pretend.so"
-    build(compiler, library)
+def run(device: str) -> None:
     tests = Path(__file__).with_name("on_a_second_device.py")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", str(tests)]
     run = subprocess.run(
         command,
-        env=os.environ | {"SECOND_DEVICE": str(library)},
+        env=os.environ | {"SECOND_DEVICE": device},
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     assert " passed" in run.stdout
+
+
+def test_everything_works_on_a_pretended_device(tmp_path: Path) -> None:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("needs Linux and a C++ compiler, g++ or clang++, to make a second device")
+    library = tmp_path / "pretend.so"
+    build(compiler, library)
+    run(str(library))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_everything_works_on_a_gpu() -> None:
+    run("cuda")

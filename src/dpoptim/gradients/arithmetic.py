@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from torch import Tensor
 from dpoptim.torch_internals import autocast_is_on, matmul_precision
 
 NARROW = (torch.float16, torch.bfloat16)
+# what of torch.backends may compute float32 in TF32 or narrower
+MAY_ROUND = [("cuda", "matmul"), *(("cudnn", kind) for kind in ("conv", "rnn"))]
+MAY_ROUND += [("mkldnn", kind) for kind in ("matmul", "conv", "rnn")]
 EXACT = ("none", "ieee")  # precisions of float32 products
 AS_IT_IS = nullcontext()
 
@@ -60,16 +64,32 @@ def without_autocast(device: str) -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False) if on else AS_IT_IS
 
 
+def in_full(backends: Sequence[Any]) -> ExitStack:
+    """Let these of torch.backends compute in float32 what is float32, until it is closed."""
+    restored = ExitStack()
+    for backend in backends:
+        restored.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
+        backend.fp32_precision = "ieee"
+    return restored
+
+
+def no_tf32() -> ExitStack:
+    """Keep all operations from TF32, where they use it: what is compared must be told from it.
+
+    PyTorch's convolutions and recurrent layers use it on GPUs unless they are told not to, and then
+    no record's gradient is what it is alone, by a thousandth of it.
+    """
+    named = [getattr(getattr(torch.backends, name), kind) for name, kind in MAY_ROUND]
+    return in_full([each for each in named if each.fp32_precision not in EXACT])
+
+
 def exact_arithmetic() -> AbstractContextManager[object]:
     """Keep products as precise as the theorem in `products` assumes: no TF32 and no autocast."""
     rounding = [name for name in ("cuda", "mkldnn") if matmul_precision(name) not in EXACT]
     narrow = devices_under_autocast()
     if not rounding and not narrow:
         return AS_IT_IS
-    restored = ExitStack()
-    for backend in [getattr(torch.backends, name).matmul for name in rounding]:
-        restored.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
-        backend.fp32_precision = "ieee"
+    restored = in_full([getattr(torch.backends, name).matmul for name in rounding])
     for device in narrow:
         restored.enter_context(torch.autocast(device, enabled=False))
     return restored

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpoptim.gradients.ghost_norms import shortening
 from dpoptim.gradients.norms import in_blocks, raised, row_squared_norms
-from dpoptim.gradients.parts import add_group, parts_of, sum_of_group
+from dpoptim.gradients.parts import add_group, most_at_once, parts_of, sum_of_group
 from dpoptim.gradients.per_sample_grads import Chunk, OneByOne
 from dpoptim.gradients.products import GROUP_ROWS
 from dpoptim.gradients.record_by_record import room, sum_in_turn
@@ -54,6 +54,7 @@ def add_claimed(
         weights: float64, (k, B); zero where a record does not count.
     """
     claimed, entries, block = claims.squared, claims.entries, claims.block
+    most = most_at_once(claimed.device)
     held = torch.zeros_like(claimed, dtype=torch.bool)
     measured = torch.empty_like(claimed)
 
@@ -68,12 +69,12 @@ def add_claimed(
         return values, weights[:, part] * torch.where(held[part], 1.0, factors)
 
     if claims.at_once:
-        of_group = sum_of_group(group, parts_of(group, entries), measuring)
+        of_group = sum_of_group(group, parts_of(group, entries, most), measuring)
         held[group] = raised(measured[group], entries, block) <= claimed[group]  # no if NaN
         if of_group is not None and bool((held[group] | (weights[:, group] == 0).all(0)).all()):
             sums.add(of_group)
             return
-    add_group(sums, group, parts_of(group, entries), shortened)
+    add_group(sums, group, parts_of(group, entries, most), shortened)
 
 
 def add_claimed_in_turn(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import Units
+from dpoptim.gradients.joined import Joined
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.per_sample_grads import Outer, PerSampleGrad
 from dpoptim.gradients.products import GROUP_ROWS, Groups
@@ -89,8 +90,8 @@ class ClippedSum:
         of all others are known.
         """
         norms_of = [*gradients]
-        rows = self._single_rows(gradients) if sums[0].count == 1 else None
-        if rows is not None and not gradients and self._at_once(rows, sums, observer):
+        rows = self._together(gradients, sums[0].count)
+        if type(rows) is SingleRows and not gradients and self._at_once(rows, sums, observer):
             for place in range(len(sums)):
                 finish(place)
             return
@@ -111,9 +112,13 @@ class ClippedSum:
             observer(norms.whole(), tapers, norms.squared)
         self.add_weighted(together, factors, sums, finish, rows)
 
-    def _single_rows(self, gradients: dict[int, PerSampleGrad]) -> SingleRows | None:
-        """Those that are of single rows, taken out of ``gradients``."""
-        rows = SingleRows.among(gradients, self.units.of)
+    def _together(
+        self, gradients: dict[int, PerSampleGrad], count: int
+    ) -> SingleRows | Joined | None:
+        """Those of several parameters that are taken together, taken out of ``gradients``."""
+        rows: SingleRows | Joined | None = Joined.among(gradients, self.units.of)
+        if rows is None and count == 1:
+            rows = SingleRows.among(gradients, self.units.of)
         for place in rows.places if rows is not None else ():
             del gradients[place]
         return rows
@@ -134,7 +139,7 @@ class ClippedSum:
         self,
         gradients: Mapping[int, PerSampleGrad],
         places: Iterable[int],
-        rows: SingleRows | None = None,
+        rows: SingleRows | Joined | None = None,
     ) -> Norms:
         """Measure what is summed together.
 
@@ -143,30 +148,31 @@ class ClippedSum:
             rows: of those that are not among ``gradients``.
         """
         squared: dict[str, list[Tensor]] = {self.units.of[i]: [] for i in places}
-        lengths: list[Tensor] = []
         of_units: dict[str, Tensor] = {}
         if rows is not None:
             of_units = rows.measure(self.block)
             for unit, of_rows in of_units.items():
                 squared[unit].append(self.scaled_squares(of_rows))
-            if self.common_factor:
-                lengths.append(self.scaled_squares(rows.longest()))
         Outer.measure_together(
             [each for each in gradients.values() if isinstance(each, Outer)], self.block
         )
         for i, each in gradients.items():
             measured = each.squared_norms(self.groups, self.block)
             squared[self.units.of[i]].append(self.scaled_squares(measured))
-            longest = each.longest() if self.common_factor else None
-            if longest is not None:
-                lengths.append(self.scaled_squares(longest))
         return Norms(
             {
                 unit: parts[0] if unit in of_units and len(parts) == 1 else self._added(parts)
                 for unit, parts in squared.items()
             },
-            self._stacked(lengths).amax(0) if self.common_factor else None,
+            self._longest([*gradients.values(), *([] if rows is None else [rows])]),
         )
+
+    def _longest(self, measured: Iterable[PerSampleGrad | SingleRows | Joined]) -> Tensor | None:
+        """As of `Norms`."""
+        if not self.common_factor:
+            return None
+        lengths = [each.longest() for each in measured]
+        return self._stacked([self.scaled_squares(x) for x in lengths if x is not None]).amax(0)
 
     def _added(self, parts: list[Tensor]) -> Tensor:
         """In memory of its own, to be added to."""
@@ -212,7 +218,7 @@ class ClippedSum:
         factors: Mapping[str, Tensor],
         sums: Sequence[Sums],
         finish: Callable[[int], None] = lambda place: None,
-        rows: SingleRows | None = None,
+        rows: SingleRows | Joined | None = None,
     ) -> None:
         """Add the weighted sums, without records of factor zero; ``gradients`` is emptied."""
         weights = {unit: self.scaled(each) for unit, each in factors.items()}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpoptim.gradients.choose_formula import PublicSizes, kept
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.parts import add_group, all_groups, parts_of
+from dpoptim.gradients.parts import CACHE_BLOCK, add_group, all_groups, parts_of
 from dpoptim.gradients.per_sample_grads import OneByOne, PerSampleGrad, zero_outside
 from dpoptim.gradients.products import Groups, add_weighted_rows
 from dpoptim.gradients.sums import Sums
@@ -31,6 +31,7 @@ class Lazy(PerSampleGrad):
         most: records that a pass may have. Public, as it decides how they are formed, and whether
             they are kept for the sum, which rounds otherwise then.
         singly: what forms them for `record_by_record`, if anything does.
+        at_once: elements that are best formed at once; see `most_at_once`.
         at_any_size: whether that is the faster way for small gradients, too.
         alone: whether they are formed in that way, and not kept.
     """
@@ -42,6 +43,7 @@ class Lazy(PerSampleGrad):
     keep: Tensor | None = None
     most: int = 1
     singly: OneByOne | None = None
+    at_once: int = CACHE_BLOCK
     at_any_size: bool = False
     alone: bool = False
     _kept: Tensor | None = field(default=None, repr=False)
@@ -59,7 +61,7 @@ class Lazy(PerSampleGrad):
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         if kept(self.most, self.entries):
-            for part in parts_of(slice(0, self.records), self.per_record):
+            for part in parts_of(slice(0, self.records), self.per_record, self.at_once):
                 formed = self.form(part, self.most)
                 if len(formed) == self.records:
                     self._kept = formed
@@ -78,7 +80,7 @@ class Lazy(PerSampleGrad):
         )
 
     def _parts(self, group: slice) -> Iterator[slice]:
-        return parts_of(group, max(self.entries, self.per_record))
+        return parts_of(group, max(self.entries, self.per_record), self.at_once)
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         if self._kept is not None:

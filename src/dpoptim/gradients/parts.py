@@ -6,6 +6,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from dpoptim.gradients.choose_formula import MEMORY_CAP
 from dpoptim.gradients.products import GROUP_ROWS, Groups, slices
 from dpoptim.gradients.sums import Sums
 
@@ -26,8 +27,13 @@ def at_once(elements_per_record: int, most: int = CACHE_BLOCK) -> int:
     return max(1, most // max(1, elements_per_record))
 
 
+def most_at_once(device: torch.device) -> int:
+    """Elements that are best formed at once: what stays in cache, or what an accelerator holds."""
+    return CACHE_BLOCK if device.type == "cpu" else MEMORY_CAP
+
+
 def parts_of(group: slice, elements_per_record: int, most: int = CACHE_BLOCK) -> Iterator[slice]:
-    """Records of a group that are formed at once: what stays in cache, one at least."""
+    """Records of a group that are formed at once, one at least."""
     size = at_once(elements_per_record, most)
     for start in range(group.start, group.stop, size):
         yield slice(start, min(start + size, group.stop))

@@ -18,6 +18,8 @@ from torch import Tensor
 from dpoptim.compiled import library
 from dpoptim.compiled_work import A_NUMBER, Piece, Task, run_in_turn
 from dpoptim.gradients import native
+from dpoptim.gradients.arithmetic import computed_in, widened
+from dpoptim.gradients.choose_formula import MEMORY_CAP
 
 IN_CACHE = 1 << 17  # elements of a temporary
 ROWS = struct.Struct("=14q")  # `Rows` of `position_sums.c`
@@ -32,11 +34,13 @@ def adds_up() -> tuple[Piece, int]:
 
 
 def sum_positions(g: Tensor) -> Tensor:
-    """Sum (B, T, p) over T: shape (B, p)."""
+    """Sum (B, T, p) over T, narrow numbers in float32: shape (B, p)."""
+    if g.is_cpu:
+        (g,) = widened([g])
     if native.serves(g):
         _, sums = _compiled_sums(g)
         return sums
-    return never_alone(g).sum(1)[: len(g)]
+    return never_alone(g).sum(1, dtype=computed_in(g.dtype))[: len(g)]
 
 
 def sum_normalised(
@@ -53,9 +57,10 @@ def sum_normalised(
     """
     if all(native.serves(each) for each in (x, scale, g)):
         return _compiled_sums(g, x, mean, scale)
-    step = max(1, IN_CACHE // max(1, x[0].numel())) if len(x) else 1
+    most = IN_CACHE if x.is_cpu else MEMORY_CAP
+    step = max(1, most // max(1, x[0].numel())) if len(x) else 1
     parts = []
-    for start in range(0, max(1, len(x)), step):  # large temporaries cost more than arithmetic
+    for start in range(0, max(1, len(x)), step):  # temporaries beyond cache cost more than sums
         rows = slice(start, start + step)
         centred = x[rows] if mean is None else x[rows] - mean[rows, :, None]
         parts.append(sum_positions((centred * scale[rows, :, None]).mul_(g[rows])))

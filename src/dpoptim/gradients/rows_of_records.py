@@ -141,6 +141,7 @@ def _(rows: Lazy, count: int, K: int) -> PerSampleGrad:
     return Lazy(
         *(form, count // K, rows.entries, K * max(rows.per_record, rows.entries)),
         singly=singly,
+        at_once=rows.at_once,
         at_any_size=rows.at_any_size,
     )
 

@@ -1,7 +1,7 @@
 """Gradients that are sums over positions or time steps: lazy, or by ghost norms first."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Self
@@ -9,11 +9,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dpoptim.gradients import native
+from dpoptim.gradients import fused_outer, native
 from dpoptim.gradients.arithmetic import NARROW, multiplies_narrow, widened
 from dpoptim.gradients.batch_invariant import matrices, record_matrices, record_products
 from dpoptim.gradients.choose_formula import CLAIMED_POSITIONS, PublicSizes, kept
 from dpoptim.gradients.claimed_sums import Claims, add_claimed, add_claimed_in_turn
+from dpoptim.gradients.fused_outer import FusedOuter, Lookups
 from dpoptim.gradients.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.multiplication import (
     INNER,
@@ -23,7 +24,14 @@ from dpoptim.gradients.multiplication import (
     transposed_product,
 )
 from dpoptim.gradients.norms import NORM_BLOCK, raised, row_squared_norms
-from dpoptim.gradients.parts import add_group, all_groups, at_once, flat, parts_of
+from dpoptim.gradients.parts import (
+    add_group,
+    all_groups,
+    at_once,
+    flat,
+    most_at_once,
+    parts_of,
+)
 from dpoptim.gradients.per_sample_grads import (
     Chunk,
     Dense,
@@ -51,7 +59,8 @@ class SequenceOuter(PerSampleGrad):
     What autocast made narrow is widened where gradients are formed, a part at a time, or measured,
     unless the device multiplies it to float32 as it is.
 
-    They are formed, and kept for the sum where memory allows (see `Lazy`). Where that is dear they
+    On accelerators they are formed twice, and never kept (`fused_outer`). Elsewhere
+    they are formed, and kept for the sum where memory allows (see `Lazy`). Where that is dear they
     are formed for one record after the other (`alone`: see `record_by_record`). Where that takes
     too much memory as well, `ghost_norms` gets by without: the norm that enters the clip factor is
     the *ghost norm*, by the Gram form ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the
@@ -60,6 +69,7 @@ class SequenceOuter(PerSampleGrad):
 
     Attributes:
         most: records that a pass may have, public.
+        fused: whether `fused_outer` measures and adds them.
         short: whether filling up so few positions for oneDNN costs more than it gains.
         rows: positions of each record where these are a record's rows, each of one position;
             public.
@@ -70,9 +80,11 @@ class SequenceOuter(PerSampleGrad):
     ghost_norms: bool = False
     most: int = 1
     alone: bool = False
+    fused: bool = False
     short: bool = False
     rows: int | None = None
     _kept: Tensor | None = field(default=None, repr=False)
+    _fused: FusedOuter | None = field(default=None, repr=False)
     _ghost: Tensor | None = field(default=None, repr=False)
     _longest: Tensor | None = field(default=None, repr=False)
     _block: int = NORM_BLOCK
@@ -91,6 +103,8 @@ class SequenceOuter(PerSampleGrad):
         return torch.float32 if self.g.dtype in NARROW else self.g.dtype
 
     def chosen(self, public: PublicSizes) -> Self:
+        if fused_outer.serves(self.g):
+            return replace(self, most=public.most, fused=True)
         kept = replace(self, most=public.most, alone=False, short=False, ghost_norms=False)
         positions = self.rows or public.positions
         return kept if positions is None else kept._by_positions(public, positions)
@@ -126,7 +140,7 @@ class SequenceOuter(PerSampleGrad):
 
     def bias(self) -> Dense:
         """Gradients of the bias beside such a weight."""
-        return Dense(sum_positions(*widened([self.g])))
+        return Dense(sum_positions(self.g))
 
     def sides(self, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """``g`` and ``a`` of some records, in the dtype of the gradients."""
@@ -142,7 +156,8 @@ class SequenceOuter(PerSampleGrad):
         both_narrow = self.g.dtype in NARROW and self.a.dtype == self.g.dtype
         as_they_are = both_narrow and multiplies_narrow(self.g.device, self.g.dtype)
         g, a = (self.g[part], self.a[part]) if as_they_are else self.sides(part)
-        return flat(record_products(g, a, room, together=at_once(self.entries)))
+        together = at_once(self.entries, most_at_once(self.g.device))
+        return flat(record_products(g, a, room, together=together))
 
     def one_by_one(self) -> list[Chunk]:
         """Chunks of a few rows of the weight each."""
@@ -224,6 +239,9 @@ class SequenceOuter(PerSampleGrad):
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         self._block = block
+        if self.fused:
+            self._fused = FusedOuter.of(self.g, self.a, self._lookups())
+            return self._fused.squared_norms()
         if self.ghost_norms:
             self._ghost, self._longest = self._ghost_norms(groups, block)
             # by what measuring reads too high, so that hardly anything is shortened
@@ -234,18 +252,25 @@ class SequenceOuter(PerSampleGrad):
         if kept(self.most, self.entries):
             self._kept = self._room(records)
         squared = []
-        for part in chain.from_iterable(
-            parts_of(group, self.entries) for group in all_groups(groups)
-        ):
+        for part in chain.from_iterable(self._parts(group) for group in all_groups(groups)):
             formed = self.form(part, None if self._kept is None else self._kept[part])
             squared.append(row_squared_norms(formed, block=block))
         return squared[0] if len(squared) == 1 else torch.cat(squared)
+
+    def _parts(self, group: slice) -> Iterator[slice]:
+        return parts_of(group, self.entries, most_at_once(self.g.device))
+
+    def _lookups(self) -> Lookups | None:
+        return None
 
     def _ghost_norms(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
         """Squared ghost norms, and those of the longest ``g[i, t]``: float64, (B,) each."""
         return ghost_squared_norms(*self.sides())
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
+        if self._fused is not None:
+            self._fused.add_weighted_sums(sums, weights, groups)
+            return
         if self._kept is not None:
             add_weighted_rows(sums, self._kept, weights, groups)
             return
@@ -255,7 +280,7 @@ class SequenceOuter(PerSampleGrad):
                 add_group(
                     sums,
                     group,
-                    parts_of(group, self.entries),
+                    self._parts(group),
                     lambda part: (form(part), weights[:, part]),
                 )
             elif self.alone:
@@ -280,6 +305,8 @@ class SequenceOuter(PerSampleGrad):
         return form
 
     def without(self, keep: Tensor) -> Self:
+        if self._fused is not None:
+            return self  # which takes nothing of records that have no weight
         kept = None if self._kept is None else zero_outside(self._kept, keep)
         ghost = None if self._ghost is None else zero_outside(self._ghost, keep)
         return replace(

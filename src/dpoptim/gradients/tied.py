@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.batch_invariant import aligned_records, gram
+from dpoptim.gradients.fused_outer import Lookups
 from dpoptim.gradients.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.per_sample_grads import Chunk, PerSampleGrad
@@ -39,7 +40,7 @@ def merge(
         table = join_tables(lookups, records)
         assert isinstance(table, Rows)
         head = heads[0]
-        return TiedHead(head.g, head.a, head.ghost_norms, most, head.alone, table=table)
+        return TiedHead(head.g, head.a, head.ghost_norms, most, head.alone, head.fused, table=table)
 
     def form(part: slice, _: int) -> Tensor:
         return sum((use.materialise(part) for use in uses[1:]), start=uses[0].materialise(part))
@@ -101,6 +102,10 @@ class TiedHead(SequenceOuter):
         index, g = self.table.index[part], self.table.g[part]
         self._as_matrices(formed).scatter_add_(1, index[:, :, None].expand_as(g), g)
 
+    def _lookups(self) -> Lookups:
+        assert self.table is not None
+        return Lookups.of(self.table.index, self.table.g)
+
     def _ghost_norms(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
         assert self.table is not None
         index, rows = self.table.index, self.table.g
@@ -117,4 +122,6 @@ class TiedHead(SequenceOuter):
 
     def without(self, keep: Tensor) -> "TiedHead":
         assert self.table is not None
+        if self._fused is not None:
+            return self
         return replace(super().without(keep), table=self.table.without(keep))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpoptim.gradients.arithmetic import no_tf32
 from dpoptim.torch_internals import SpectralNormalised, local_part
 from dpoptim.training.fixed_noise import FixedNoise
 from dpoptim.training.secret_randomness import states_of_other_generators
@@ -88,9 +89,10 @@ def quiet(
 
     Dropout layers are switched off. If ``run`` still draws random numbers, they are always the
     same; where that cannot be done, the whole model goes to evaluation mode, unless it is wanted
-    ``as_trained``. It runs with gradients, which losses with gradient penalties take.
+    ``as_trained``. It runs with gradients, which losses with gradient penalties take, and without
+    TF32.
     """
-    with put_back(model), ExitStack() as noise, torch.enable_grad():
+    with put_back(model), ExitStack() as noise, torch.enable_grad(), no_tf32():
         for module in model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
                 module.eval()

@@ -17,7 +17,7 @@ from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches, Compiled, Fo
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.multiplication import onednn_multiplies
-from dpoptim.gradients.parts import flat
+from dpoptim.gradients.parts import flat, most_at_once
 from dpoptim.gradients.per_sample_grads import Dense, OneByOne
 from dpoptim.gradients.position_sums import never_alone
 from dpoptim.torch_internals import convolution_backward
@@ -110,7 +110,12 @@ class ConvolutionRule(LayerRule[Convolution]):
             singly = ByPatches(module, x, g)
         elif by_groups:
             singly = AFewAtOnce(form, len(g), together(entries, AT_LEAST), entries)
-        weight = Lazy(form, len(g), entries, per_record, singly=singly, at_any_size=compiled)
+        weight = Lazy(
+            *(form, len(g), entries, per_record),
+            singly=singly,
+            at_once=most_at_once(g.device),
+            at_any_size=compiled,
+        )
         if module.bias is None:
             return {"weight": weight}
         return {

@@ -5,7 +5,6 @@ Their RMSNorms need none: they scale normalised data by a bare parameter (see `s
 
 from torch import Tensor, nn
 
-from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
 from dpoptim.gradients.multiplication import linear
 from dpoptim.gradients.per_sample_grads import Dense
@@ -40,4 +39,4 @@ class TransposedLinearRule(LayerRule[nn.Module]):
         weight = positions(saved[0], g)
         if module._parameters.get("bias") is None:
             return {"weight": weight}
-        return {"weight": weight, "bias": Dense(sum_positions(*widened([one_axis(g)])))}
+        return {"weight": weight, "bias": Dense(sum_positions(one_axis(g)))}

@@ -1,0 +1,166 @@
+"""Gradients that a Triton kernel measures and adds up, tile by tile.
+
+On a GPU where there is one; else in Triton's interpreter, if it is there and asked for
+(``TRITON_INTERPRET=1``), which cannot multiply bfloat16.
+"""
+
+import contextlib
+import importlib.util
+import os
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping
+from dpoptim.gradients import fused_outer
+from dpoptim.gradients.fused_outer import FusedOuter, Lookups
+from dpoptim.gradients.sums import Sums
+from support import by_engine, joint_norm
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda:0" if GPU else "cpu")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None or not (GPU or INTERPRETED),
+        reason="needs Triton and a GPU, or its interpreter (TRITON_INTERPRET=1)",
+    ),
+    # the interpreter's, which needs NumPy before 2.4 for that
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
+DTYPES = [torch.float32, torch.bfloat16 if GPU else torch.float16]
+# records, positions, rows, columns
+SHAPES = [(5, 7, 20, 33), (3, 70, 130, 70), (9, 1, 8, 300), (2, 3, 1, 5), (1, 33, 17, 1)]
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's tensors lie on the CPU."""
+    if not GPU:
+        monkeypatch.setattr(
+            fused_outer, "serves", lambda x: x.dtype in (torch.float32, torch.float16)
+        )
+        monkeypatch.setattr(fused_outer, "on_device_of", lambda x: contextlib.nullcontext())
+
+
+def sides(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Both sides, and the gradients that they make, in float64."""
+    torch.manual_seed(0)
+    B, T, p, d = shape
+    g, a = (torch.randn(B, T, n, device=DEVICE).to(dtype) for n in (p, d))
+    return g, a, torch.einsum("btp,btd->bpd", g.double(), a.double())
+
+
+def lookups(shape: tuple[int, ...], exact: Tensor) -> tuple[Lookups, Tensor]:
+    """Of rows some of which come often, and the gradients with them."""
+    B, _, p, d = shape
+    index = torch.randint(0, p, (B, 11), device=DEVICE) // torch.tensor([1, 2] * 5 + [9]).to(DEVICE)
+    values = torch.randn(B, 11, d, device=DEVICE)
+    places = index[:, :, None].expand_as(values)
+    return Lookups.of(index, values), exact.scatter_add(1, places, values.double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_norms_and_sums_are_those_of_the_gradients(
+    shape: tuple[int, ...], dtype: torch.dtype, tied: bool
+) -> None:
+    g, a, exact = sides(shape, dtype)
+    table = None
+    if tied:
+        table, exact = lookups(shape, exact)
+    fused, weights = FusedOuter.of(g, a, table), torch.rand(len(g), device=DEVICE)
+    squared = exact.flatten(1).square().sum(1)
+    torch.testing.assert_close(fused.squared_norms(), squared, rtol=1e-5, atol=0)
+    for group in (slice(0, len(g)), slice(1, len(g)), slice(0, 0)):
+        found = fused.weighted_sum(weights, group).double()
+        expected = torch.einsum("b,bpd->pd", weights[group].double(), exact[group]).flatten()
+        scale = squared.sum().sqrt()
+        torch.testing.assert_close(found / scale, expected / scale, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_measured_is_what_is_added_in_any_company(dtype: torch.dtype) -> None:
+    """Positions cancel, so that what is left is rounding, which another order would change."""
+    shape = (6, 70, 40, 24)
+    g, a, _ = sides(shape, dtype)
+    g[:, 35:], a[:, 35:] = -g[:, :35], a[:, :35]
+    a[:, 35:] *= 1 + 2**-6
+    table = Lookups.of(
+        torch.randint(0, 40, (6, 9), device=DEVICE), torch.randn(6, 9, 24, device=DEVICE)
+    )
+    together = FusedOuter.of(g, a, table)
+    squared = together.squared_norms()
+    for i in range(len(g)):
+        here = slice(i, i + 1)
+        alone = FusedOuter.of(g[here], a[here], Lookups(table.index[here], table.values[here]))
+        assert torch.equal(alone.squared_norms(), squared[here])
+        ones = torch.ones(len(g), device=DEVICE)
+        added = together.weighted_sum(ones, here)
+        assert torch.equal(added, alone.weighted_sum(ones[:1], slice(0, 1)))
+        measured = added.double().square().sum() * (1 + 2**-30)
+        torch.testing.assert_close(measured, squared[i], rtol=1e-12, atol=0)
+
+
+def test_records_without_weight_need_not_be_finite() -> None:
+    g, a, exact = sides((4, 5, 6, 7), torch.float32)
+    g[2] = torch.nan
+    weights = torch.tensor([1.0, 2.0, 0.0, 0.5], dtype=torch.float64, device=DEVICE)
+    sums = Sums([42], DEVICE)
+    FusedOuter.of(g, a).add_weighted_sums(sums, weights[None], [[3], [1]])
+    (found,) = sums.settle()
+    expected = torch.einsum("b,bpd->pd", weights[[0, 1, 3]], exact[[0, 1, 3]]).flatten()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert not bool(FusedOuter.of(g, a).squared_norms()[2].isfinite())
+
+
+def test_large_groups_are_added_in_float64() -> None:
+    """As the theorem asks of more than 160 records."""
+    g = torch.ones(400, 1, 2, device=DEVICE)
+    a = torch.ones(400, 1, 3, device=DEVICE)
+    a[1:] = 2.0**-24  # which one after the other would not change 1
+    sums = Sums([6], DEVICE)
+    ones = torch.ones(1, 400, dtype=torch.float64, device=DEVICE)
+    FusedOuter.of(g, a).add_weighted_sums(sums, ones, [[400]])
+    (found,) = sums.settle()
+    torch.testing.assert_close(
+        found, torch.full_like(found, 1 + 399 * 2.0**-24), rtol=1e-12, atol=0
+    )
+
+
+def test_sums_of_several_ways_to_weigh() -> None:
+    g, a, exact = sides((4, 5, 6, 7), torch.float32)
+    weights = torch.rand(2, 4, dtype=torch.float64, device=DEVICE)
+    sums = Sums([42], DEVICE, ((1.0, 0.0), (0.0, 1.0)))
+    FusedOuter.of(g, a).add_weighted_sums(sums, weights, [[4]])
+    expected = torch.einsum("kb,bpd->kpd", weights, exact).flatten(1)
+    torch.testing.assert_close(torch.stack(sums.settle()), expected, rtol=0, atol=1e-5)
+
+
+class Tied(nn.Module):
+    """A language model of two words' width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.inner = nn.Embedding(19, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 19, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.inner(self.words(x))))
+
+
+@pytest.mark.parametrize("style", ["flat", "automatic", "per-layer"])
+def test_engines_sum_as_without_it(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        model, x = Tied().to(DEVICE), torch.randint(0, 19, (7, 5), device=DEVICE)
+        target = torch.randn(7, device=DEVICE)
+        if not fused:
+            monkeypatch.setattr(fused_outer, "serves", lambda x: False)
+        found.append(by_engine(model, x, target, Clipping(0.5, style), capacity=7))
+    difference = joint_norm([a - b for a, b in zip(*found, strict=True)])
+    assert 0 < difference < 1e-5 * joint_norm(found[1])
