@@ -232,9 +232,7 @@ def problem(device: torch.device | str) -> tuple[nn.Module, TensorDataset]:
         x = torch.randn(N, FEATURES, dtype=torch.float64)
         columns = torch.randn(FEATURES, CLASSES).double()
     model.to(device)
-    return model, TensorDataset(
-        x.to(device), (x @ columns).argmax(1).to(device)
-    )
+    return model, TensorDataset(x.to(device), (x @ columns).argmax(1).to(device))
 
 
 def train(

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import Units
+from dpoptim.gradients.fused_outer import FusedOuter, squared_norms_together
 from dpoptim.gradients.joined import Joined
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.per_sample_grads import Outer, PerSampleGrad
 from dpoptim.gradients.products import GROUP_ROWS, Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
+from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.single_rows import SingleRows, largest
 from dpoptim.gradients.sums import Sums
 
@@ -156,9 +158,16 @@ class ClippedSum:
         Outer.measure_together(
             [each for each in gradients.values() if isinstance(each, Outer)], self.block
         )
+        fused = dict[tuple[str, torch.device], list[FusedOuter]]()
         for i, each in gradients.items():
-            measured = each.squared_norms(self.groups, self.block)
-            squared[self.units.of[i]].append(self.scaled_squares(measured))
+            unit = self.units.of[i]
+            if isinstance(each, SequenceOuter) and each.fused:
+                fused.setdefault((unit, each.g.device), []).append(each.fuse())
+            else:
+                measured = each.squared_norms(self.groups, self.block)
+                squared[unit].append(self.scaled_squares(measured))
+        for (unit, _), several in fused.items():
+            squared[unit].append(self.scaled_squares(squared_norms_together(several)))
         return Norms(
             {
                 unit: parts[0] if unit in of_units and len(parts) == 1 else self._added(parts)

@@ -14,6 +14,8 @@ a GPU where there is one: compilers and processors are the vendor's.)
 """
 
 import importlib.util
+import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -54,123 +56,134 @@ class Lookups:
         rows = values.float().gather(1, order[:, :, None].expand_as(values))
         return cls(ordered.int(), rows)
 
+    def edges(self, rows: int, tiles: int) -> Tensor:
+        """Where each of so many tiles of ``rows`` begins and ends in `index`: (B, tiles + 1)."""
+        ends = torch.arange(tiles + 1, dtype=torch.int32, device=self.index.device) * rows
+        ends = ends.expand(len(self.index), -1).contiguous()
+        return torch.searchsorted(self.index, ends, out_int32=True)
 
-@dataclass(frozen=True)
+
 class FusedOuter:
     """Gradients ``sum_t outer(g[i, t], a[i, t])`` of each record, on an accelerator.
 
-    Attributes:
-        g, a: (B, T, p) and (B, T, d), both of one dtype: float32, or narrower; dense, on 64-byte
-            boundaries.
+    Args:
+        g, a: (B, T, p) and (B, T, d): float32, or narrower.
         lookups: that are added.
     """
 
-    g: Tensor
-    a: Tensor
-    lookups: Lookups | None = None
-
-    @classmethod
-    def of(cls, g: Tensor, a: Tensor, lookups: Lookups | None = None) -> "FusedOuter":
+    def __init__(self, g: Tensor, a: Tensor, lookups: Lookups | None = None) -> None:
         if g.dtype != a.dtype:
             g, a = g.float(), a.float()
-        g, a = (aligned(x.contiguous()) for x in (g, a))
-        return cls(g, a, lookups)
+        if not g.shape[1]:  # nothing would be written
+            g, a = (x.new_zeros(len(x), 1, x.shape[2]) for x in (g, a))
+        # both passes get the same addresses and strides, and so the same compiled function
+        self._g, self._a = (aligned(x.contiguous()) for x in (g, a))
+        self._records, self._shape = len(g), (g.shape[2], a.shape[2])
+        narrow = g.dtype in NARROW
+        rows, columns = (
+            min(WIDE if narrow else WIDE // 2, max(LEAST, 1 << (size - 1).bit_length()))
+            for size in self._shape
+        )
+        down, wide = -(-g.shape[2] // rows), -(-a.shape[2] // columns)
+        self.tiles = down * wide if min(self._shape) else 0
+        self._nothing = placeholders(g.device)
+        self._tables, each = self._nothing[1:], 0
+        if lookups is not None:
+            self._tables = lookups.index, lookups.values, lookups.edges(rows, down)
+            each = lookups.index.shape[1]
+        self._constants = {
+            **{"T": self._g.shape[1], "p": g.shape[2], "d": a.shape[2], "lookups": each},
+            **{"LOOKED_UP": lookups is not None, "BLOCK_T": 64 if narrow else 32},
+            **{"BLOCK_P": rows, "BLOCK_D": columns, "PRECISION": "ieee" if narrow else "tf32x3"},
+            **{"num_warps": 8 if rows * columns > 64 * 64 else 4},
+        }
 
     def squared_norms(self) -> Tensor:
         """Each record's squared norm, not read low: float64, (B,)."""
-        B = len(self.g)
-        squares = self.g.new_empty(B, self._tiles, dtype=torch.float64)
-        if not squares.numel():
-            return squares.sum(1)
-        some = self.g.new_empty(LEAST, dtype=torch.float32)
-        self._run(B, some, squares, some, measuring=1, begin=0, end=B, share=1)
-        return squares.sum(1).mul_(RAISED_IN_FLOAT64)
+        return squared_norms_together([self])
 
-    def weighted_sum(self, weights: Tensor, group: slice) -> Tensor:
-        """``sum_i weights[i] * gradient_i`` over a group of records: float32, (p d,).
+    def measure(self, squares: Tensor, column: int) -> None:
+        """Write squared norms of each record's tiles, (B, tiles), to columns of ``squares``.
 
         Args:
-            weights: float32, (B,).
+            squares: float64, (B, more).
         """
-        # as many shares as keep the device at work
-        shares = max(1, PROGRAMS // max(1, self._tiles))
-        terms = self._terms(weights, group, -(-(group.stop - group.start) // shares))
-        return terms[0] if len(terms) == 1 else terms.sum(0)
-
-    def _terms(self, weights: Tensor, group: slice, share: int) -> Tensor:
-        """The sums of so many records each: float32, (shares, p d)."""
-        entries = self.g.shape[2] * self.a.shape[2]
-        shares = 0 if group.stop == group.start else -(-(group.stop - group.start) // share)
-        terms = self.g.new_empty(shares, entries, dtype=torch.float32)
-        if terms.numel():
-            some = self.g.new_empty(LEAST, dtype=torch.float64)
-            records = {"begin": group.start, "end": group.stop, "share": share}
-            self._run(shares, aligned(weights), some, terms, measuring=0, **records)
-        return terms
+        if self.tiles and self._records:
+            share = self._share(self._records)
+            part = slice(0, self._records)
+            weights, total = self._nothing[0], self._nothing[2]
+            self._run(part, share, (weights, squares, total), 1, column, squares.shape[1], 0)
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         """As of `PerSampleGrad`; records of weight zero need not be finite."""
-        narrow = weights.float()
+        weights = weights.contiguous()
         for group in all_groups(groups):
             many = group.stop - group.start > GROUP_ROWS
-            of_group = self._exact_sum if many else self.weighted_sum
-            terms = [of_group(each, group) for each in narrow]
+            of_group = self._exact_sum if many else self._sum
+            terms = [of_group(weights, way, group) for way in range(len(weights))]
             sums.add(terms[0] if len(terms) == 1 else torch.cat(terms))
 
-    def _exact_sum(self, weights: Tensor, group: slice) -> Tensor:
-        """`weighted_sum` in float64, of any number of records."""
-        entries = self.g.shape[2] * self.a.shape[2]
-        total = self.g.new_zeros(entries, dtype=torch.float64)
-        for part in parts_of(group, entries, MEMORY_CAP):
-            total += self._terms(weights, part, share=1).sum(0, dtype=torch.float64)
+    def _sum(self, weights: Tensor, way: int, group: slice) -> Tensor:
+        """``sum_i weights[way, i] * gradient_i`` over a group of records: float32, (p d,)."""
+        terms = self._terms(weights, way, group, self._share(group.stop - group.start))
+        return terms[0] if len(terms) == 1 else terms.sum(0)
+
+    def _exact_sum(self, weights: Tensor, way: int, group: slice) -> Tensor:
+        """The same in float64, of any number of records."""
+        total = self._g.new_zeros(math.prod(self._shape), dtype=torch.float64)
+        for part in parts_of(group, len(total), MEMORY_CAP):
+            total += self._terms(weights, way, part, 1).sum(0, dtype=torch.float64)
         return total
 
-    @property
-    def _blocks(self) -> tuple[int, int, int]:
-        """Positions, rows and columns that are multiplied at a time."""
-        wide = WIDE if self.g.dtype in NARROW else WIDE // 2
-        rows, columns = (
-            min(wide, max(LEAST, 1 << (x.shape[2] - 1).bit_length())) for x in (self.g, self.a)
-        )
-        return (64 if self.g.dtype in NARROW else 32), rows, columns
+    def _terms(self, weights: Tensor, way: int, group: slice, share: int) -> Tensor:
+        """The sums of so many records each: float32, (shares, p d)."""
+        shares = -(-(group.stop - group.start) // share)
+        terms = self._g.new_empty(shares, math.prod(self._shape), dtype=torch.float32)
+        if terms.numel():
+            self._run(group, share, (weights, self._nothing[0], terms), 0, 0, 0, way)
+        return terms
 
-    @property
-    def _tiles(self) -> int:
-        _, rows, columns = self._blocks
-        return -(-self.g.shape[2] // rows) * -(-self.a.shape[2] // columns)
-
-    def _edges(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Lookups, and where each row of tiles begins among a record's."""
-        if self.lookups is None:
-            none = self.g.new_empty(LEAST, dtype=torch.float32)
-            return none.int(), none, none.int(), 0
-        index, (_, rows, _) = self.lookups.index, self._blocks
-        ends = torch.arange(-(-self.g.shape[2] // rows) + 1, device=index.device) * rows
-        ends = ends.int().expand(len(index), -1).contiguous()
-        edges = torch.searchsorted(index, ends, out_int32=True)
-        return index, self.lookups.values, edges, index.shape[1]
+    def _share(self, records: int) -> int:
+        """Records that a program takes in turn: by the layer's shape, and how many there are."""
+        return max(1, -(-records // max(1, PROGRAMS // max(1, self.tiles))))
 
     def _run(
-        self, turns: int, weights: Tensor, squares: Tensor, total: Tensor, **settings: int
+        self,
+        group: slice,
+        share: int,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        *numbers: int,
     ) -> None:
-        positions, rows, columns = self._blocks
-        index, values, edges, lookups = self._edges()
-        narrow = self.g.dtype in NARROW
-        with on_device_of(self.g):
-            kernel()[(self._tiles * turns,)](
-                *(self.g, self.a, weights, squares, total, index, values, edges),
-                **settings,
-                T=self.g.shape[1],
-                p=self.g.shape[2],
-                d=self.a.shape[2],
-                lookups=lookups,
-                LOOKED_UP=self.lookups is not None,
-                BLOCK_T=positions,
-                BLOCK_P=rows,
-                BLOCK_D=columns,
-                PRECISION="ieee" if narrow else "tf32x3",
-                num_warps=8 if rows * columns > 64 * 64 else 4,
+        """Run `measure_or_add` on some records, ``share`` of them for each program."""
+        measuring, column, across, way = numbers
+        turns = -(-(group.stop - group.start) // share)
+        with on_device_of(self._g):
+            kernel()[(self.tiles * turns,)](
+                *(self._g, self._a, *tensors, *self._tables),
+                *(measuring, group.start, group.stop, share, column, across, way, self._records),
+                **self._constants,
             )
+
+
+def squared_norms_together(several: Sequence[FusedOuter]) -> Tensor:
+    """Squared norms of the gradients of several layers together, not read low: float64, (B,)."""
+    first = several[0]
+    squares = first._g.new_empty(
+        first._records, sum(each.tiles for each in several), dtype=torch.float64
+    )
+    column = 0
+    for each in several:
+        each.measure(squares, column)
+        column += each.tiles
+    return squares.sum(1).mul_(RAISED_IN_FLOAT64)
+
+
+@cache
+def placeholders(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For arguments that are not used: float64, int32, float32 and int32."""
+    dtypes = torch.float64, torch.int32, torch.float32, torch.int32
+    some = [torch.zeros(LEAST, dtype=dtype, device=device) for dtype in dtypes]
+    return some[0], some[1], some[2], some[3]
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:
@@ -200,9 +213,12 @@ def compiles_on(device: torch.device) -> bool:
     g = torch.arange(24.0, device=device).view(2, 3, 4)
     a = torch.ones(2, 3, 5, device=device)
     try:
-        found = FusedOuter.of(g, a).weighted_sum(torch.ones(2, device=device), slice(0, 2))
+        sums = Sums([20], device)
+        ones = torch.ones(1, 2, dtype=torch.float64, device=device)
+        FusedOuter(g, a).add_weighted_sums(sums, ones, [[2]])
     except torch.OutOfMemoryError:
         raise  # says nothing of what the device can do
     except Exception:  # whatever a compiler says of a device that it does not know
         return False
-    return torch.equal(found.view(4, 5), g.sum((0, 1))[:, None].expand(4, 5))
+    expected = g.sum((0, 1), dtype=torch.float64)[:, None].expand(4, 5)
+    return torch.equal(sums.settle()[0].view(4, 5), expected)

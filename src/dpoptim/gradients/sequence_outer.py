@@ -240,8 +240,7 @@ class SequenceOuter(PerSampleGrad):
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         self._block = block
         if self.fused:
-            self._fused = FusedOuter.of(self.g, self.a, self._lookups())
-            return self._fused.squared_norms()
+            return self.fuse().squared_norms()
         if self.ghost_norms:
             self._ghost, self._longest = self._ghost_norms(groups, block)
             # by what measuring reads too high, so that hardly anything is shortened
@@ -259,6 +258,11 @@ class SequenceOuter(PerSampleGrad):
 
     def _parts(self, group: slice) -> Iterator[slice]:
         return parts_of(group, self.entries, most_at_once(self.g.device))
+
+    def fuse(self) -> FusedOuter:
+        """The gradients as `fused_outer` measures and adds them."""
+        self._fused = FusedOuter(self.g, self.a, self._lookups())
+        return self._fused
 
     def _lookups(self) -> Lookups | None:
         return None

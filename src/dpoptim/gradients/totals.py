@@ -156,6 +156,13 @@ def means_of(
 ) -> list[Tensor]:
     """`mean_of` each, to the same bits; of those that are small by one compiled call."""
     divide, given, means = compiled_means(), list[bytes](), list[Tensor]()
+    if totals and not totals[0].is_cpu:
+        means = [
+            total if dtype == total.dtype != torch.float64 else total.to(dtype, copy=True)
+            for total, dtype in zip(totals, dtypes, strict=True)
+        ]
+        torch._foreach_div_(means, divisor)  # in few calls, which take longer than dividing
+        return [mean.data for mean in means]
     for total, dtype in zip(totals, dtypes, strict=True):
         small = total.is_cpu and total.is_contiguous() and total.numel() <= MEAN_BLOCK
         usual = dtype == torch.float32 and total.dtype in AS_IT_CAME
