@@ -5,6 +5,7 @@ The reference is tested everywhere. The kernels run on a GPU where there is one,
 Triton's interpreter (``TRITON_INTERPRET=1``, where Triton is installed); else they are not tested.
 """
 
+import ctypes
 import importlib.util
 import math
 import os
@@ -233,22 +234,29 @@ def test_seeds_repeat_and_calls_do_not() -> None:
     assert not torch.equal(drawn(KeyStream()), drawn(KeyStream()))
 
 
-@pytest.mark.parametrize("wrong", ["one draw", "scale", "sign of the tail", "no noise"])
+@pytest.mark.parametrize(
+    "wrong", ["one draw", "scale", "sign of the tail", "no noise", "retries use the throws' words"]
+)
 def test_a_device_that_adds_something_else_is_refused(wrong: str) -> None:
-    def launch(regions: Any, tables: Any, dtype: Any, key: Any, std: Any) -> None:
-        if wrong != "no noise":
-            launch_reference(regions, tables, dtype, key, std)
-        spoilt = {"one draw": 1 + 2**-50, "scale": 1.01}
+    def nonce_before(key: bytes, nonce: int, first: int, blocks: int) -> Any:
+        return keystream(key, max(nonce - 1, 0), first, blocks)
 
-        def spoil(each: np.ndarray) -> None:
-            if wrong == "one draw":
-                each[77] = np.nextafter(each[77], math.inf)
-            elif wrong == "scale":
-                each *= spoilt["scale"]
-            else:
-                np.copyto(each, 1 + abs(each - 1), where=abs(each - 1) > 1.7 * 4.04)
+    def spoil(each: np.ndarray) -> None:
+        if wrong == "one draw":
+            each[77] = np.nextafter(each[77], math.inf)
+        elif wrong == "scale":
+            each *= 1.01
+        elif wrong == "sign of the tail":
+            np.copyto(each, 1 + abs(each - 1), where=abs(each - 1) > 1.7 * 4.04)
 
-        on_memory(regions, np.float64, spoil)
+    def launch(regions: Any, *given: Any) -> None:
+        if wrong == "retries use the throws' words":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(reference, "keystream", nonce_before)
+                launch_reference(regions, *given)
+        elif wrong != "no noise":
+            launch_reference(regions, *given)
+            on_memory(regions, np.float64, spoil)
 
     with (
         launched_by(launch),
@@ -258,8 +266,7 @@ def test_a_device_that_adds_something_else_is_refused(wrong: str) -> None:
 
 
 def on_memory(regions: torch.Tensor, kind: type, change: Any) -> None:
-    import ctypes
-
+    """Change the entries of all regions but small ones."""
     for address, entries in regions.tolist():
         if entries > 77:
             memory = (ctypes.c_char * (entries * np.dtype(kind).itemsize)).from_address(address)
@@ -344,8 +351,8 @@ def test_kernels_with_a_bug_are_refused(wrong: str, monkeypatch: pytest.MonkeyPa
     with_tail(monkeypatch, (REGION,))
     chacha, attempted, layers = kernels.chacha, kernels.attempted, on_device.tables()
 
-    def one_nonce(counter: Any, nonce: Any, *key: Any) -> Any:
-        return chacha(counter, nonce * 0, *key)
+    def nonce_before(counter: Any, nonce: Any, *key: Any) -> Any:
+        return chacha(counter, kernels.tl.maximum(nonce - 1, 0), *key)
 
     def unsigned(place: Any, *given: Any) -> Any:
         moved, layer, settled = attempted(place, *given)
@@ -360,7 +367,7 @@ def test_kernels_with_a_bug_are_refused(wrong: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(on_device, "tables_on", lambda device: layers)
     else:
         name, bug = {
-            "retries use the throws' words": ("chacha", one_nonce),
+            "retries use the throws' words": ("chacha", nonce_before),
             "sign of the tail": ("attempted", unsigned),
             "refused are kept": ("attempted", kept),
         }[wrong]

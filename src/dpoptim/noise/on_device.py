@@ -62,12 +62,13 @@ def launch_with(
 
 def regions_of(targets: Sequence[Tensor]) -> Tensor:
     """Addresses and numbers of entries, int64 (regions, 2), on the device of the targets."""
-    parts = []
-    for each in targets:
-        start = np.arange(0, each.numel(), REGION)
-        address = each.data_ptr() + start * each.element_size()
-        parts.append(np.stack([address, np.minimum(each.numel() - start, REGION)], 1))
-    table, device = torch.from_numpy(np.concatenate(parts)), targets[0].device
+    address, entries = np.array([(each.data_ptr(), each.numel()) for each in targets]).T
+    regions = -(-entries // REGION)
+    before = np.repeat(np.cumsum(regions) - regions, regions)  # of other targets
+    start = (np.arange(len(before)) - before) * REGION
+    begins = np.repeat(address, regions) + start * targets[0].element_size()
+    lengths = np.minimum(np.repeat(entries, regions) - start, REGION)
+    table, device = torch.from_numpy(np.stack([begins, lengths], 1)), targets[0].device
     pinned = device.type == "cuda"  # so that nothing waits for the copy
     return (table.pin_memory() if pinned else table).to(device, non_blocking=pinned)
 
