@@ -33,11 +33,12 @@ from dpoptim.estimators import (
 )
 from dpoptim.gradients.arithmetic import multiplies_narrow
 from dpoptim.gradients.oracle import engine_sums
-from dpoptim.noise import KeyStream, add_normal, on_device
-from dpoptim.noise.on_device import normals
+from dpoptim.noise import KeyStream, add_normal
+from dpoptim.noise.on_device_reference import draws
 from dpoptim.solvers import Budget, LinearProblem, ModuleProblem, Objective, noisy_gd
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.training import refusals
+from drawn_by_reference import launch, launched_by
 from support import CASES, Case, by_engine, joint_norm, record_loss
 
 ROWS, N, FEATURES, CLASSES = 9, 60, 4, 3
@@ -433,44 +434,45 @@ def test_estimators_stay_on_the_cpu(kind: type[BaseEstimator], device: torch.dev
 def test_noise_of_large_tensors_is_drawn_there(
     dtype: torch.dtype, default: bool, device: torch.device
 ) -> None:
-    """The draws that the same operations make on the CPU, in parts; small tensors get those of
-    the CPU's own noise.
+    """Where there are kernels; small tensors get the draws of the CPU's own noise, and so do large
+    ones where there are none.
     """
     sizes = (1000, (1 << 18) + 5)
     torch.set_default_device(device if default else None)
     try:
-        small, large = (torch.ones(size, dtype=dtype, device=device) for size in sizes)
+        small, large, there = (
+            torch.ones(size, dtype=dtype, device=device) for size in (*sizes, sizes[1])
+        )
         for out in (small, large):
             add_normal(KeyStream.from_seed(1, "noise"), out, 3.0)
+        with launched_by(launch):
+            add_normal(KeyStream.from_seed(1, "noise"), there, 3.0)
     finally:
         torch.set_default_device(None)
-    expected = torch.ones(sizes[0], dtype=dtype)
-    add_normal(KeyStream.from_seed(1, "noise"), expected, 3.0)
-    assert torch.equal(small.cpu(), expected)
-    drawn = normals(KeyStream.from_seed(1, "noise").branch(), sizes[1], torch.device("cpu"))
-    assert torch.equal(
-        large.cpu(), torch.ones(sizes[1], dtype=torch.float64).add(drawn, alpha=3.0).to(dtype)
-    )
+    for out in (small, large):
+        expected = torch.ones(len(out), dtype=torch.float64)
+        add_normal(KeyStream.from_seed(1, "noise"), expected, 3.0)
+        assert torch.equal(out.cpu(), expected.to(dtype))
+    secret = bytearray(32)
+    KeyStream.from_seed(1, "noise").branch().fill(secret)
+    drawn = torch.from_numpy(1.0 + 3.0 * draws(bytes(secret), [sizes[1]]))
+    assert torch.equal(there.cpu(), drawn.to(dtype))
 
 
 def test_a_device_that_draws_wrongly_is_refused_before_anything_is_charged(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        on_device,
-        "tables_on",
-        lambda device: tuple(torch.ones(1024, device=device) for _ in range(2)),
-    )
+    def wrong(regions: Tensor, tables: Tensor, dtype: torch.dtype, key: Any, std: Any) -> None:
+        launch(regions, tables, dtype, key, (std[0], std[1] + 1))
+
     monkeypatch.setattr(refusals, "LEAST_ON_DEVICE", 1)
-    on_device.check.cache_clear()
     model, data = problem(device)
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(
         n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5
     )
-    with dpoptim.Ledger() as ledger:
+    with dpoptim.Ledger() as ledger, launched_by(wrong):
         with pytest.raises(RuntimeError, match=f"noise cannot be drawn on {device.type}"):
             dpoptim.attach(
                 plan, model, torch.optim.SGD(model.parameters(), lr=0.1), data, ledger=ledger
             )
         assert not list(ledger.entries())
-    on_device.check.cache_clear()

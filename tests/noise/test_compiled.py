@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dpoptim import compiled, compiled_work
 from dpoptim.noise import KeyStream, add_normal, fill_standard_normal, gaussian, keystream, ziggurat
 from dpoptim.noise import stream as stream_module
+from dpoptim.noise.layers import EDGES, LAYERS
 
 pytestmark = pytest.mark.skipif(
     ziggurat.functions() is None, reason="this package was built without compiled functions"
@@ -168,8 +169,8 @@ def test_draws_are_the_same_for_any_number_of_threads(
 def test_throws_are_settled_to_the_last_bit_as_without(seed: int, n: int, zeros: bool) -> None:
     """In the tail too, which one throw in 20,000 is in; and as many words are used."""
     random = np.random.default_rng(seed)
-    layer = random.integers(0, 3, n) if zeros else random.integers(1, ziggurat.LAYERS, n)
-    inner, outer = ziggurat._EDGES[layer + 1], ziggurat._EDGES[layer]
+    layer = random.integers(0, 3, n) if zeros else random.integers(1, LAYERS, n)
+    inner, outer = EDGES[layer + 1], EDGES[layer]
     place = random.uniform(inner, outer) * random.choice([-1.0, 1.0], n)
     found = []
     for leave_out in (lambda patch: None, without):

@@ -72,8 +72,8 @@ def test_draws_that_are_settled_afterwards_are_added_to_the_sum(
     """Half of them are unsettled here, and their sums are looked up again."""
     few = few_rows(300, 7, 0.5, torch.float32, 2)
     table = in_full(few)
-    monkeypatch.setattr(ziggurat, "_LAYERS", ziggurat._LAYERS * [1.0, 0.5])
-    monkeypatch.setattr(ziggurat, "_INNER", ziggurat._INNER * 0.5)
+    monkeypatch.setattr(ziggurat, "STEP_AND_INNER", ziggurat.STEP_AND_INNER * [1.0, 0.5])
+    monkeypatch.setattr(ziggurat, "INNER", ziggurat.INNER * 0.5)
     add_normal(KeyStream.from_seed(1, "test"), table, 0.3)
     add_normal(KeyStream.from_seed(1, "test"), few, 0.3)
     assert torch.equal(few.out, table.float())

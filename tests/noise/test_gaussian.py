@@ -16,6 +16,7 @@ import torch
 from scipy import stats
 
 from dpoptim.noise import KeyStream, add_normal, fill_standard_normal, gaussian, series, ziggurat
+from dpoptim.noise.layers import EDGES, FLOOR, LAYERS, RISE, TAIL_START
 
 
 def normals(n: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -72,7 +73,7 @@ def test_splice_frequencies(sample: np.ndarray) -> None:
     """Draws beyond 3, R and 4.5 sigma, both signs, as often as due: exact tests, 6 x 1e-7 in
     all.
     """
-    for edge in (3.0, ziggurat.TAIL_START, 4.5):
+    for edge in (3.0, TAIL_START, 4.5):
         for side in (sample, -sample):
             count = int((side > edge).sum())
             assert stats.binomtest(count, sample.size, stats.norm.sf(edge)).pvalue > 1e-7
@@ -84,7 +85,7 @@ def test_tail_has_the_conditional_law() -> None:
 
     Beyond 5.77 sigma, where float32 torch.randn ends, 45 draws are due; |z| never ends before 6.
     """
-    start = ziggurat.TAIL_START
+    start = TAIL_START
     drawn = ziggurat.tail(KeyStream.from_seed(2, "noise"), 300_000)
     assert drawn.shape == (300_000,)
     assert drawn.min() > start
@@ -110,7 +111,7 @@ def test_tail_reaches_13_sigma(monkeypatch) -> None:
 
 
 def test_layer_zero_settles_into_the_tail_with_its_sign() -> None:
-    edge = ziggurat._EDGES
+    edge = EDGES
     place = np.concatenate(
         [np.full(5000, 0.5 * (edge[0] + edge[1])), np.full(5000, -0.5 * (edge[0] + edge[1]))]
     )
@@ -128,7 +129,7 @@ def test_curved_end_of_a_layer(layer: int) -> None:
     are compared with f(x) - f(x_i) over the end: false alarm 1e-7 each.
     """
     stream = KeyStream.from_seed(4, f"layer {layer}")
-    outer, inner = ziggurat._EDGES[layer], ziggurat._EDGES[layer + 1]
+    outer, inner = EDGES[layer], EDGES[layer + 1]
     n = 100_000
     place = inner + (outer - inner) * (np.arange(n) + 0.5) / n
     settled = ziggurat.settle(stream, place.copy(), np.full(n, layer))
@@ -149,12 +150,12 @@ def test_share_of_draws_that_need_settling() -> None:
     where, place, layer = ziggurat.throw(
         KeyStream.from_seed(5, "noise"), out, ziggurat.Scratch.of(n)
     )
-    share = 1 - (ziggurat._EDGES[1:] / ziggurat._EDGES[:-1]).mean()
+    share = 1 - (EDGES[1:] / EDGES[:-1]).mean()
     assert 0.004 < share < 0.005
     assert abs(len(where) - n * share) < 5.4 * math.sqrt(n * share)
     np.testing.assert_array_equal(out[where], place)
-    assert (np.abs(place) >= ziggurat._EDGES[layer + 1]).all()
-    assert (np.abs(place) <= ziggurat._EDGES[layer]).all()
+    assert (np.abs(place) >= EDGES[layer + 1]).all()
+    assert (np.abs(place) <= EDGES[layer]).all()
 
 
 def test_tables_against_40_digits() -> None:
@@ -162,21 +163,21 @@ def test_tables_against_40_digits() -> None:
     1e-13.
     """
     with mp.workdps(40):
-        edges = [mp.mpf(float(x)) for x in ziggurat._EDGES]
-        per_layer = [1 / (2 * ziggurat.LAYERS * x) for x in edges[:-1]]
+        edges = [mp.mpf(float(x)) for x in EDGES]
+        per_layer = [1 / (2 * LAYERS * x) for x in edges[:-1]]
         start = mp.mpf("4.0388498461095045227144234053359312047009919554155")
         area = start * mp.exp(-(start**2) / 2) + mp.sqrt(mp.pi / 2) * mp.erfc(start / mp.sqrt(2))
         assert abs(edges[1] / start - 1) < 1e-15
-        whole = mp.sqrt(mp.pi / 2) / (ziggurat.LAYERS * area)  # the share of throws that are kept
+        whole = mp.sqrt(mp.pi / 2) / (LAYERS * area)  # the share of throws that are kept
         full = mp.mpf(0)
-        for i in range(ziggurat.LAYERS):
+        for i in range(LAYERS):
             # In the middle of the curved end of layer i; below it layers 0 .. i - 1 are full.
             if i:
                 x = (edges[i] + edges[i + 1]) / 2
-                kept = (mp.exp(-(x**2) / 2) - float(ziggurat._FLOOR[i])) / float(ziggurat._RISE[i])
+                kept = (mp.exp(-(x**2) / 2) - float(FLOOR[i])) / float(RISE[i])
                 assert abs((full + kept * per_layer[i]) / whole / mp.npdf(x) - 1) < 1e-13
             full += per_layer[i]
-        tail_share = (1 - edges[1] / edges[0]) / ziggurat.LAYERS / whole
+        tail_share = (1 - edges[1] / edges[0]) / LAYERS / whole
         assert abs(tail_share / mp.erfc(start / mp.sqrt(2)) - 1) < 1e-13
 
 

@@ -7,7 +7,7 @@ import dpoptim
 
 SOURCE = Path(dpoptim.__file__).parent
 DRAWS = re.compile(
-    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|draw_normal_ahead|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_(?!choice)|randint|rand_like|cauchy_|secrets\.|exponential_choice|torch\.distributions|rng\.normal|noise\.on_device|noise\.chacha|noise\.exact_coins"
+    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|draw_normal_ahead|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_(?!choice)|randint|rand_like|cauchy_|secrets\.|exponential_choice|torch\.distributions|rng\.normal|noise\.on_device|noise\.kernels|noise\.exact_coins"
 )
 # Who may draw at all, and what for. Outside noise/ only the gate may call add_normal, and draw
 # ahead for it.
@@ -20,7 +20,7 @@ ALLOWED = {
     "noise/choice.py": None,
     "noise/exact_coins.py": None,
     "noise/on_device.py": None,
-    "noise/chacha.py": None,
+    "noise/kernels.py": None,
     "training/refusals.py": {"noise.on_device"},  # asks whether a device would draw rightly
     "noise/ziggurat.py": None,
     "noise/stream.py": None,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of, write_out
-from dpoptim.noise.on_device import normals
+from dpoptim.noise.on_device import DTYPES, add_there, draws_on
 from dpoptim.noise.stream import BLOCK_WORDS, KeyStream, this_process
 from dpoptim.noise.ziggurat import (
     Scratch,
@@ -36,8 +36,8 @@ from dpoptim.noise.ziggurat import (
 _BEGAN = this_process()
 _CHUNK = 64 * BLOCK_WORDS
 _PIECE = 16 * _CHUNK  # what visits the host at a time when the tensor lives elsewhere
-LEAST_ON_DEVICE = 1 << 18  # entries for which hundreds of calls elsewhere are worth while
-_AT_ONCE = 1 << 22  # of its entries, drawn in 164 MiB of room
+LEAST_ON_DEVICE = 1 << 18  # entries of a vector for which kernels elsewhere are compiled
+_AT_ONCE = 1 << 22  # of its entries that are copied to float64 there, in 32 MiB
 _LEAST_AHEAD = 1 << 12  # entries for which a thread is worth waking
 # Its vectors multiply and add with one rounding there (tests/noise/test_compiled.py).
 _TORCH_FUSES = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
@@ -50,9 +50,9 @@ def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None 
     Args:
         stream: where the randomness comes from.
         out: a contiguous floating-point tensor of any shape, dtype and device. Draws are made in
-            float64 and rounded to `out.dtype`: on the CPU, or where a large tensor lies
-            (`on_device`), so that a seed's draws depend on that; a small tensor elsewhere is
-            written through pinned memory.
+            float64 and rounded to `out.dtype`: on the CPU, or where a large tensor lies if
+            Triton has kernels for the device (`on_device`), so that a seed's draws depend on that;
+            other tensors elsewhere are written through the CPU's memory.
         threads: how many may draw at once when `out` has more than 2^20 entries; None means
             `torch.get_num_threads()`. It does not change what a seeded stream draws.
 
@@ -83,7 +83,8 @@ def add_normal(
 
     `std` is a standard deviation in the units of `out`, finite and >= 0; 0 leaves `out` as it is.
     The rest is as for `fill_standard_normal`. On the CPU the noise exists only in blocks of up to
-    2^14 that stay in cache, elsewhere in pieces of 2^22, never as a second tensor like `out`.
+    2^14 that stay in cache, elsewhere in registers or pieces of 2^22, never as a second tensor
+    like `out`.
 
     Args:
         stream: where the randomness comes from.
@@ -152,12 +153,15 @@ def _draw(stream: KeyStream, out: Sequence[Vector], std: float | None, threads: 
     if not flat:
         return
     workers = threads or torch.get_num_threads()
-    if flat[0].device.type == "cpu":
+    device = flat[0].device
+    if device.type == "cpu":
         _draw_on_cpu(stream, flat, std, workers)
-    elif sum(map(len, flat)) < LEAST_ON_DEVICE:
-        _draw_through_host(stream, flat, std, workers)
-    else:
+    elif sum(map(len, flat)) >= LEAST_ON_DEVICE and all(
+        draws_on(device, each.dtype) for each in flat
+    ):
         _draw_where_it_lies(stream, flat, std)
+    else:
+        _draw_through_host(stream, flat, std, workers)
 
 
 Stretch = list[Vector]  # consecutive entries of a vector that lies in several flat tensors
@@ -187,10 +191,10 @@ def _put_stretch(stretch: Stretch, z: Tensor, std: float | None) -> None:
         _put(target, each, std)
 
 
-def _together(stretch: Stretch, *, pin_memory: bool = False) -> Tensor:
-    """A float64 copy of a stretch on the host, in one tensor."""
+def _together(stretch: Stretch, device: torch.device | str, *, pin_memory: bool = False) -> Tensor:
+    """A float64 copy of a stretch on a device, in one tensor."""
     whole = torch.empty(
-        sum(map(len, stretch)), dtype=torch.float64, device="cpu", pin_memory=pin_memory
+        sum(map(len, stretch)), dtype=torch.float64, device=device, pin_memory=pin_memory
     )
     for copy, each in zip(whole.split([*map(len, stretch)]), stretch, strict=True):
         copy.copy_(each.dense() if isinstance(each, FewRows) else each)
@@ -198,9 +202,19 @@ def _together(stretch: Stretch, *, pin_memory: bool = False) -> Tensor:
 
 
 def _draw_where_it_lies(stream: KeyStream, flat: Sequence[Vector], std: float | None) -> None:
-    for stretch in _stretches(flat, _AT_ONCE):
-        entries = sum(map(len, stretch))
-        _put_stretch(stretch, normals(stream.branch(), entries, stretch[0].device), std)
+    """Add to tensors in place, and to others in float64, a stretch at a time."""
+    if std is None:
+        for each in memory_of(flat):
+            each.zero_()
+        std = 1.0
+    for dtype in DTYPES:
+        if alike := [each for each in flat if isinstance(each, Tensor) and each.dtype == dtype]:
+            add_there(stream, alike, std)
+    others = [each for each in flat if isinstance(each, FewRows) or each.dtype not in DTYPES]
+    for stretch in _stretches(others, _AT_ONCE):
+        whole = _together(stretch, stretch[0].device)
+        add_there(stream, [whole], std)
+        _put_stretch(stretch, whole, None)
 
 
 def _draw_through_host(
@@ -208,7 +222,7 @@ def _draw_through_host(
 ) -> None:
     """Draw in pinned memory, a stretch at a time; copies block: each is there before the next."""
     for stretch in _stretches(flat, _PIECE):
-        host = _together(stretch, pin_memory=stretch[0].device.type == "cuda")
+        host = _together(stretch, "cpu", pin_memory=stretch[0].device.type == "cuda")
         _draw_on_cpu(stream, [host], std, workers)
         _put_stretch(stretch, host, None)
 

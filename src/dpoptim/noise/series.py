@@ -15,6 +15,7 @@ ODD_TERMS = np.array([1 / (2 * k + 1) for k in range(11)])  # of that of log, bu
 _LOG2_E, _SQRT_HALF = 1.4426950408889634, 0.7071067811865476
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _ROUNDING = 1.5 * 2.0**52  # to which a number is added to round it
+CONSTANTS = (_LOG2_E, _SQRT_HALF, _LN2_HIGH, _LN2_LOW, _ROUNDING)
 
 
 def exponential(x: Floats) -> Floats:

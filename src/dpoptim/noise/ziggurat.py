@@ -29,6 +29,8 @@ How right it is
       (tested against 40-digit arithmetic), so `settle` decides one draw in 2^50 otherwise. They
       are made of products and sums in one order: a seed's draws are the same on every processor.
     * The keystream in place of random words: see `KeyStream`.
+    * On an accelerator (`kernels`) all of this holds of ChaCha20's words: tables, products, exp and
+      log are these, compared with the CPU's to the last bit on a sample before the first use.
 
     What is left belongs to adding noise in floating point at all: the last bits of `sum + z` can
         betray
@@ -54,38 +56,23 @@ from dpoptim.compiled import PLACE, REAL, WHOLE, function, library
 from dpoptim.compiled_work import Piece, address
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of
 from dpoptim.noise.keystream import compiled_keystream
+from dpoptim.noise.layers import (
+    FLOOR,
+    INNER,
+    LAYERS,
+    RISE,
+    STEP,
+    STEP_AND_INNER,
+    TAIL_START,
+    Floats,
+)
 from dpoptim.noise.series import ODD_TERMS, TERMS, exponential, logarithm
 from dpoptim.noise.stream import KeyStream
 
-Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Throws = tuple[Indices, Floats, Indices]  # as `throw` returns them
 
-LAYERS = 1024
-# The R at which 1,024 layers of equal area end at f = 1, solved in 50 digits.
-TAIL_START = 4.0388498461095045227144234053359312
-_AREA = 0.0012263246463530880728853709377271370619  # R f(R) + integral of f beyond R
 _LAYER_BITS = np.int64(LAYERS - 1)
-
-
-def _edges() -> Floats:
-    """x_0 > x_1 = R > ... > x_1024 = 0; x_0 = area / f(R): layer 0's width as a rectangle."""
-    edges = [_AREA / np.exp(-0.5 * TAIL_START**2), TAIL_START]
-    while len(edges) < LAYERS:
-        x = edges[-1]
-        edges.append(np.sqrt(-2.0 * np.log(np.exp(-0.5 * x * x) + _AREA / x)))
-    return np.array([*edges, 0.0])
-
-
-_EDGES = _edges()
-_HEIGHTS = np.exp(-0.5 * _EDGES**2)
-# a word read as a signed integer times this is a place in the layer
-_STEP = _EDGES[:-1] * 2.0**-63
-# nearer to 0 than this, the layer lies under the curve over its whole height
-_INNER = _EDGES[1:].copy()
-_LAYERS = np.stack([_STEP, _INNER], 1)
-_FLOOR = _HEIGHTS[:-1].copy()
-_RISE = np.diff(_HEIGHTS)
 
 IN, ADDED_TO, OVER_ROWS, OF_DOUBLES = 0, 1, 2, 4  # ways of `ziggurat.c` to put draws into numbers
 A_DRAW = 100  # multiplications that take as long
@@ -94,11 +81,6 @@ ENTRY = 8  # bytes of a scratch's numbers
 # `Draws` of `ziggurat.c`: what is said of the keystream, of the target, and of what lies outside
 DRAWS = struct.Struct("=QQQqqQQdQQQQQ")
 CURVE = struct.Struct("=QQQQQd")  # `Curve` of `settle.c`
-
-
-def tables() -> tuple[Floats, Floats]:
-    """For each layer: what a signed word is multiplied with, and the edge of its inner part."""
-    return _STEP, _INNER
 
 
 @dataclass(frozen=True)
@@ -184,7 +166,7 @@ def places_of(words: NDArray[np.uint64], out: Floats, scratch: Scratch) -> Throw
         assert n <= len(scratch.where)
         assert out.flags.c_contiguous
         assert words.flags.c_contiguous
-        given = (words.ctypes.data, n, _LAYERS.ctypes.data, out.ctypes.data)
+        given = (words.ctypes.data, n, STEP_AND_INNER.ctypes.data, out.ctypes.data)
         m = library.places(*given, *scratch.addresses[:3])
         return scratch.where[:m].copy(), scratch.edge[:m].copy(), scratch.layer[:m].copy()
     layer, edge, outside = scratch.layer[:n], scratch.edge[:n], scratch.outside[:n]
@@ -193,9 +175,9 @@ def places_of(words: NDArray[np.uint64], out: Floats, scratch: Scratch) -> Throw
     # distance.
     np.bitwise_and(signed, _LAYER_BITS, layer)
     # "wrap" and "clip" write straight into out, "raise" would not
-    _STEP.take(layer, out=out, mode="wrap")
+    STEP.take(layer, out=out, mode="wrap")
     np.multiply(out, signed, out)
-    _INNER.take(layer, out=edge, mode="wrap")
+    INNER.take(layer, out=edge, mode="wrap")
     magnitude = words.view(np.float64)  # the words are spent, so their memory is free
     np.absolute(out, magnitude)
     np.greater_equal(magnitude, edge, outside)
@@ -263,7 +245,7 @@ def _throw_onto(
 
     def draw(key: bytes, number: int, start: int) -> tuple[int, int]:
         given = DRAWS.pack(
-            *(address(key), number, start, entries, way, _at(_LAYERS)),
+            *(address(key), number, start, entries, way, _at(STEP_AND_INNER)),
             *(memory.data_ptr(), 0.0 if std is None else std),
             *[each + ENTRY * before for each in outside],
             *(found, 0 if rows is None else ctypes.addressof(rows)),
@@ -296,7 +278,7 @@ def settle(stream: KeyStream, place: Floats, layer: Indices) -> Floats:
     settled = np.empty(len(place))
     unsettled = np.arange(len(place))
     while len(unsettled):
-        height = _FLOOR.take(layer) + _uniforms(stream, len(place)) * _RISE.take(layer)
+        height = FLOOR.take(layer) + _uniforms(stream, len(place)) * RISE.take(layer)
         beyond = layer == 0
         refused = (height >= exponential(-0.5 * place * place)) & ~beyond
         beyond_where, refused_where = beyond.nonzero()[0], refused.nonzero()[0]
@@ -315,7 +297,7 @@ def _settled_by_one_call(stream: KeyStream, place: Floats, layer: Indices) -> Fl
     assert library is not None
     settled, layers = place.copy(), layer.copy()
     room = np.empty((3, n))  # of numbers that are as long as indices
-    tables = (_LAYERS, _FLOOR, _RISE, TERMS, ODD_TERMS)
+    tables = (STEP_AND_INNER, FLOOR, RISE, TERMS, ODD_TERMS)
     curve = CURVE.pack(*map(_at, tables), TAIL_START)
 
     def run(key: bytes, number: int, start: int) -> tuple[int, None]:

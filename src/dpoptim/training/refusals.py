@@ -18,7 +18,7 @@ from dpoptim.gradients.layers.embedding import refuse_options
 from dpoptim.gradients.model_watch import refuse_frozen_or_unfrozen
 from dpoptim.gradients.refusals import refuse_wrapped
 from dpoptim.noise.gaussian import LEAST_ON_DEVICE
-from dpoptim.noise.on_device import check as check_noise
+from dpoptim.noise.on_device import draws_on
 from dpoptim.plan import Plan, require_plan
 from dpoptim.torch_internals import global_step_hooks, gradient_hooks
 from dpoptim.training.collation import refuse_missing
@@ -217,9 +217,10 @@ def refuse_devices(plan: Plan, engine: Engine) -> None:
     entries: Counter[torch.device] = Counter()
     for p in engine.parameters:
         entries[p.device] += p.numel()
-    for device, count in entries.items():
-        if plan.noise_multiplier > 0 and device.type != "cpu" and count >= LEAST_ON_DEVICE:
-            check_noise(device)
+    for device, dtype in {(p.device, p.dtype): None for p in engine.parameters}:
+        large = device.type != "cpu" and entries[device] >= LEAST_ON_DEVICE
+        if plan.noise_multiplier > 0 and large:
+            draws_on(device, dtype)
 
 
 def parameters_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[nn.Parameter]:
