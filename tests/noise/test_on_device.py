@@ -377,11 +377,14 @@ def test_kernels_with_a_bug_are_refused(wrong: str, monkeypatch: pytest.MonkeyPa
 
 
 @needs_interpreter
-def test_what_does_not_fit_a_list_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bound", "value"), [("LISTED", 20), ("ATTEMPTS", 0)])
+def test_what_is_not_settled_is_no_number(
+    bound: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rather than a sum without noise that nobody sees."""
     from dpoptim.noise import kernels
 
-    monkeypatch.setattr(kernels, "LISTED", kernels.tl.constexpr(20))
+    monkeypatch.setattr(kernels, bound, kernels.tl.constexpr(value))
     out = torch.zeros(REGION)
     add_there(KeyStream(), [out], 1.0)
     assert 20 < int(out.isnan().sum()) < 110

@@ -31,6 +31,7 @@ REGION = tl.constexpr(1 << 14)  # entries: 8 words of each lane of each program
 LISTED = tl.constexpr(256)  # of a region's entries: more, of 70 expected, have odds below 2^-200
 SETTLERS = tl.constexpr(128)  # lanes of a program that settles
 PARTS = tl.constexpr(2)  # programs for the list of a region, of which the second is seldom needed
+ATTEMPTS = tl.constexpr(64)  # more have odds below 2^-250; a device that errs must not hang
 LAYERS = tl.constexpr(layers.LAYERS)
 # Places in `on_device.tables`: step, inner, floor and rise of each layer, then these.
 EXP_TERMS = tl.constexpr(4 * layers.LAYERS)
@@ -231,7 +232,7 @@ def add_settled(
     counter = (region * REGION + at).to(tl.uint32)
     missing = there.to(tl.int32)
     attempt = region * 0
-    while tl.sum(missing, 0) > 0:
+    while (tl.sum(missing, 0) > 0) & (attempt < ATTEMPTS):
         attempt += 1
         words = chacha(counter, attempt, k0, k1, k2, k3, k4, k5, k6, k7)
         moved, moved_layer, settled = attempted(
@@ -240,6 +241,7 @@ def add_settled(
         place = tl.where(missing != 0, moved, place)
         layer = tl.where(missing != 0, moved_layer, layer)
         missing = tl.where(settled, 0, missing)
+    place = tl.where(missing != 0, float("nan"), place)
     total = tl.load(target + at, mask=there, other=0.0).to(tl.float64) + std * place
     tl.store(target + at, total.to(ELEMENT), mask=there)
 
