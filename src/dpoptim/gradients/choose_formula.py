@@ -14,6 +14,8 @@ CLAIMED_POSITIONS = 512
 # multiplications for ghost norms that take as long as to write, read and add one number of a
 # record's gradient
 CLAIMED_FOR_A_NUMBER = 64
+# share of the multiplications for gradients that ghost norms may take on accelerators
+CLAIMED_THERE = 0.5
 # entries of a convolution's kernel that make as much work, by whatever products
 LARGE_KERNEL = 1 << 15
 
@@ -74,6 +76,14 @@ class PublicSizes:
         for_a_number = positions * positions * (p + d) / (p * d)
         short = positions <= CLAIMED_POSITIONS and for_a_number <= CLAIMED_FOR_A_NUMBER
         return short and not self.common_factor
+
+    def worth_claiming_there(self, positions: int, p: int, d: int) -> bool:
+        """Whether an accelerator is to be told ghost norms (`fused_outer`).
+
+        They take positions (p + d) multiplications for each p d, and three calls. Not where a
+        common factor rounds them: see `worth_claiming`.
+        """
+        return positions * (p + d) <= CLAIMED_THERE * p * d and not self.common_factor
 
 
 def kept(most: int, entries: int) -> bool:

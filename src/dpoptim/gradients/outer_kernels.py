@@ -6,6 +6,8 @@ Import it where `fused_outer.serves`: Triton is no requirement.
 import triton
 import triton.language as tl
 
+ADD, MEASURE, BOTH = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # kinds of work
+
 
 @triton.jit
 def looked_up(found, index, values, edges, record, tile, tiles, rows, columns, d, lookups):
@@ -22,7 +24,7 @@ def looked_up(found, index, values, edges, record, tile, tiles, rows, columns, d
 
 @triton.jit(
     do_not_specialize=[
-        *("measuring", "begin", "end", "share"),
+        *("work", "begin", "end", "share"),
         *("column", "across", "way", "records"),
     ]
 )
@@ -35,7 +37,8 @@ def measure_or_add(
     index,
     values,
     edges,
-    measuring,
+    wanted,
+    work,
     begin,
     end,
     share,
@@ -55,10 +58,10 @@ def measure_or_add(
 ):
     """Take ``share`` of the records from begin to end, in one tile of their gradients.
 
-    Measuring: write the squared norm of each record's tile to ``squares`` (B, across), float64, in
-    the columns from ``column`` on. Otherwise write ``sum_i weights[way, i] * gradient_i`` to
-    ``total``, float32, (shares, p, d). One compiled function does both, so that it is the same
-    numbers that are measured and added.
+    To measure is to write the squared norm of each record's tile to ``squares`` (B, across),
+    float64, in the columns from ``column`` on; to add, to write ``sum_i weights[way, i] *
+    gradient_i`` to ``total``, float32, (shares, p, d); nothing is done unless it is ``wanted``. One
+    compiled function does it all, so that it is the same numbers that are measured and added.
 
     Records and their positions are one loop, so that the next record is on its way from memory
     while the last is multiplied.
@@ -74,7 +77,8 @@ def measure_or_add(
     found = tl.zeros((BLOCK_P, BLOCK_D), dtype=tl.float32)
     sums = tl.zeros((BLOCK_P, BLOCK_D), dtype=tl.float32)
     nothing = tl.program_id(0).to(tl.int64) * 0  # makes numbers ones of 64 bits
-    for step in range(0, (last - first) * steps):
+    go = tl.load(wanted)
+    for step in range(0, (last - first) * steps * go):
         record = nothing + first + step // steps
         t = (step % steps) * BLOCK_T + tl.arange(0, BLOCK_T)
         there = (t < T)[:, None]
@@ -104,14 +108,119 @@ def measure_or_add(
                     d,
                     lookups,
                 )
-            if measuring != 0:
+            if work != ADD:
                 exact = found.to(tl.float64)
                 tl.store(squares + record * across + column + tile, tl.sum(exact * exact))
-            else:
+            if work != MEASURE:
                 weight = tl.load(weights + way * records + record).to(tl.float32)
                 sums += tl.where(weight == 0, 0.0, weight * found)  # also of what is not finite
             found = tl.zeros((BLOCK_P, BLOCK_D), dtype=tl.float32)
-    if measuring == 0:
-        inside = (rows < p)[:, None] & (columns < d)[None, :]
+    if work != MEASURE:
+        inside = (rows < p)[:, None] & (columns < d)[None, :] & (go != 0)
         place = (nothing + turn) * p * d + rows[:, None] * d + columns[None, :]
         tl.store(total + place, sums, mask=inside)
+
+
+@triton.jit
+def gram_products(
+    g,
+    a,
+    squares,
+    lengths,
+    T,
+    p,
+    d,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add up ``(g_s . g_t) (a_s . a_t)`` for two blocks of a record's positions.
+
+    Writes the sum, twice it for different blocks, to ``squares``, and that of ``|g_t| |a_t|`` to
+    ``lengths``: float64, (B, blocks, blocks), zero above the diagonal.
+    """
+    blocks = tl.cdiv(T, BLOCK_T)
+    number = tl.program_id(0)
+    record = (number // (blocks * blocks)).to(tl.int64)
+    here, there = (number // blocks) % blocks, number % blocks
+    s, t = here * BLOCK_T + tl.arange(0, BLOCK_T), there * BLOCK_T + tl.arange(0, BLOCK_T)
+    ks = tl.arange(0, BLOCK_K)
+    below = (there <= here).to(tl.int32)
+    of_g = tl.zeros((BLOCK_T, BLOCK_T), dtype=tl.float32)
+    of_a = tl.zeros((BLOCK_T, BLOCK_T), dtype=tl.float32)
+    for start in range(0, p * below, BLOCK_K):
+        k = start + ks
+        inside = (k < p)[None, :]
+        left = tl.load(
+            g + (record * T + s[:, None]) * p + k[None, :], (s < T)[:, None] & inside, 0.0
+        )
+        right = tl.load(
+            g + (record * T + t[:, None]) * p + k[None, :], (t < T)[:, None] & inside, 0.0
+        )
+        of_g = tl.dot(left, tl.trans(right), of_g, input_precision=PRECISION)
+    for start in range(0, d * below, BLOCK_K):
+        k = start + ks
+        inside = (k < d)[None, :]
+        left = tl.load(
+            a + (record * T + s[:, None]) * d + k[None, :], (s < T)[:, None] & inside, 0.0
+        )
+        right = tl.load(
+            a + (record * T + t[:, None]) * d + k[None, :], (t < T)[:, None] & inside, 0.0
+        )
+        of_a = tl.dot(left, tl.trans(right), of_a, input_precision=PRECISION)
+    products = of_g.to(tl.float64) * of_a.to(tl.float64)
+    own = tl.sum(tl.where(s[:, None] == t[None, :], products, 0.0), 1)
+    tl.store(squares + number, tl.sum(products) * tl.where(here == there, 1, 2))
+    tl.store(lengths + number, tl.sum(tl.sqrt(tl.maximum(own, 0.0))))
+
+
+@triton.jit
+def claim(squares, lengths, claims, parts, BLOCK: tl.constexpr):
+    """Add up a record's `gram_products`: the squared ghost norm, raised by about its rounding."""
+    record = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    squared = tl.zeros((BLOCK,), dtype=tl.float64)
+    length = tl.zeros((BLOCK,), dtype=tl.float64)
+    for start in range(0, parts, BLOCK):
+        inside = start + place < parts
+        squared += tl.load(squares + record * parts + start + place, inside, 0.0)
+        length += tl.load(lengths + record * parts + start + place, inside, 0.0)
+    whole = tl.sum(length)
+    found = tl.sum(squared)
+    found = tl.where(found > 0, found, found * 0.0)  # NaN stays, as a maximum would not have it
+    ghost = found + whole * whole * 2.0**-22
+    tl.store(claims + record, ghost + ghost * 2.0**-20)
+
+
+@triton.jit(do_not_specialize=["begin", "way", "records"])
+def hold(
+    squares,
+    claims,
+    weights,
+    shorter,
+    exceeded,
+    begin,
+    way,
+    records,
+    parts,
+    BLOCK: tl.constexpr,
+):
+    """Find whether what was added of a record is longer than was claimed, and shorten it then.
+
+    Writes its weight, or less, to ``shorter``, and 1 to ``exceeded`` where it is less.
+    """
+    record = begin + tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    squared = tl.zeros((BLOCK,), dtype=tl.float64)
+    for start in range(0, parts, BLOCK):
+        inside = start + place < parts
+        squared += tl.load(squares + record * parts + start + place, inside, 0.0)
+    measured = tl.sum(squared)
+    measured += measured * 2.0**-30  # what adding up may have lost
+    claimed = tl.load(claims + record)
+    weight = tl.load(weights + way * records + record)
+    fits = (measured <= claimed) | (weight == 0)  # not if it is NaN
+    factor = tl.sqrt(claimed / measured)
+    factor = tl.where(factor < 1, factor, 0.0)
+    tl.store(shorter + way * records + record, tl.where(fits, weight, weight * factor))
+    tl.atomic_max(exceeded, tl.where(fits, 0, 1))

@@ -104,7 +104,11 @@ class SequenceOuter(PerSampleGrad):
 
     def chosen(self, public: PublicSizes) -> Self:
         if fused_outer.serves(self.g):
-            return replace(self, most=public.most, fused=True)
+            positions = self.rows or public.positions
+            claimed = positions is not None and public.worth_claiming_there(
+                positions, self.g.shape[2], self.a.shape[2]
+            )
+            return replace(self, most=public.most, fused=True, ghost_norms=claimed)
         kept = replace(self, most=public.most, alone=False, short=False, ghost_norms=False)
         positions = self.rows or public.positions
         return kept if positions is None else kept._by_positions(public, positions)
@@ -261,7 +265,8 @@ class SequenceOuter(PerSampleGrad):
 
     def fuse(self) -> FusedOuter:
         """The gradients as `fused_outer` measures and adds them."""
-        self._fused = FusedOuter(self.g, self.a, self._lookups())
+        lookups = self._lookups()
+        self._fused = FusedOuter(self.g, self.a, lookups, ghost_norms=self.ghost_norms)
         return self._fused
 
     def _lookups(self) -> Lookups | None:
