@@ -53,7 +53,7 @@ def llama_1b() -> torch.nn.Module:
     return adapted(model.to(torch.bfloat16))
 
 
-GPT_2, LLAMA = labels(8, 50_257, 1024), labels(4, 128_256, 1024)
+GPT_2, LLAMA = labels(16, 50_257, 1024), labels(8, 128_256, 1024)
 LARGE = {
     work.name: work
     for work in (
@@ -67,8 +67,8 @@ LARGE = {
         Workload(
             "ViT-B",
             lambda: VisionTransformer(768, 12, 12, patches=196, numbers=768, classes=1000),
-            image(64, 196, 768),
-            labels(64, 1000),
+            image(128, 196, 768),
+            labels(128, 1000),
             classes,
         ),
         Workload("Llama-1B, LoRA", llama_1b, LLAMA, LLAMA, words),
