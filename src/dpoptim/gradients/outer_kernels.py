@@ -49,6 +49,8 @@ def measure_or_add(
     T,
     p,
     d,
+    row_of_g,
+    row_of_a,
     lookups,
     LOOKED_UP: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -62,6 +64,8 @@ def measure_or_add(
     float64, in the columns from ``column`` on; to add, to write ``sum_i weights[way, i] *
     gradient_i`` to ``total``, float32, (shares, p, d); nothing is done unless it is ``wanted``. One
     compiled function does it all, so that it is the same numbers that are measured and added.
+
+    Rows of g and a, of p and d numbers, begin every ``row_of_g`` and ``row_of_a``.
 
     Records and their positions are one loop, so that the next record is on its way from memory
     while the last is multiplied.
@@ -83,12 +87,12 @@ def measure_or_add(
         t = (step % steps) * BLOCK_T + tl.arange(0, BLOCK_T)
         there = (t < T)[:, None]
         left = tl.load(
-            g + record * T * p + t[:, None] * p + rows[None, :],
+            g + (record * T + t[:, None]) * row_of_g + rows[None, :],
             mask=there & (rows < p)[None, :],
             other=0.0,
         )
         right = tl.load(
-            a + record * T * d + t[:, None] * d + columns[None, :],
+            a + (record * T + t[:, None]) * row_of_a + columns[None, :],
             mask=there & (columns < d)[None, :],
             other=0.0,
         )
@@ -130,6 +134,8 @@ def gram_products(
     T,
     p,
     d,
+    row_of_g,
+    row_of_a,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -152,20 +158,20 @@ def gram_products(
         k = start + ks
         inside = (k < p)[None, :]
         left = tl.load(
-            g + (record * T + s[:, None]) * p + k[None, :], (s < T)[:, None] & inside, 0.0
+            g + (record * T + s[:, None]) * row_of_g + k[None, :], (s < T)[:, None] & inside, 0.0
         )
         right = tl.load(
-            g + (record * T + t[:, None]) * p + k[None, :], (t < T)[:, None] & inside, 0.0
+            g + (record * T + t[:, None]) * row_of_g + k[None, :], (t < T)[:, None] & inside, 0.0
         )
         of_g = tl.dot(left, tl.trans(right), of_g, input_precision=PRECISION)
     for start in range(0, d * below, BLOCK_K):
         k = start + ks
         inside = (k < d)[None, :]
         left = tl.load(
-            a + (record * T + s[:, None]) * d + k[None, :], (s < T)[:, None] & inside, 0.0
+            a + (record * T + s[:, None]) * row_of_a + k[None, :], (s < T)[:, None] & inside, 0.0
         )
         right = tl.load(
-            a + (record * T + t[:, None]) * d + k[None, :], (t < T)[:, None] & inside, 0.0
+            a + (record * T + t[:, None]) * row_of_a + k[None, :], (t < T)[:, None] & inside, 0.0
         )
         of_a = tl.dot(left, tl.trans(right), of_a, input_precision=PRECISION)
     products = of_g.to(tl.float64) * of_a.to(tl.float64)
