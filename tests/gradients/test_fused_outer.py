@@ -33,13 +33,6 @@ DTYPES = [torch.float32, torch.bfloat16 if GPU else torch.float16]
 # records, positions, rows, columns
 SHAPES = [(5, 7, 20, 33), (3, 70, 130, 70), (9, 1, 8, 300), (2, 3, 1, 5), (1, 33, 17, 1)]
 SHAPES += [(2, 3, 135, 131)]
-    (5, 7, 20, 33),
-    (3, 70, 130, 70),
-    (9, 1, 8, 300),
-    (2, 3, 1, 5),
-    (1, 33, 17, 1),
-    (2, 3, 135, 131),
-]
 
 
 @pytest.fixture(autouse=True)

@@ -155,14 +155,9 @@ def means_of(
     totals: Sequence[Tensor], divisor: float, dtypes: Sequence[torch.dtype]
 ) -> list[Tensor]:
     """`mean_of` each, to the same bits; of those that are small by one compiled call."""
-    divide, given, means = compiled_means(), list[bytes](), list[Tensor]()
     if totals and not totals[0].is_cpu:
-        means = [
-            total if dtype == total.dtype != torch.float64 else total.to(dtype, copy=True)
-            for total, dtype in zip(totals, dtypes, strict=True)
-        ]
-        torch._foreach_div_(means, divisor)  # in few calls, which take longer than dividing
-        return [mean.data for mean in means]
+        return means_there(totals, divisor, dtypes)
+    divide, given, means = compiled_means(), list[bytes](), list[Tensor]()
     for total, dtype in zip(totals, dtypes, strict=True):
         small = total.is_cpu and total.is_contiguous() and total.numel() <= MEAN_BLOCK
         usual = dtype == torch.float32 and total.dtype in AS_IT_CAME
@@ -175,6 +170,18 @@ def means_of(
     if divide is not None and given:
         divide(len(given), b"".join(given), divisor)
     return means
+
+
+def means_there(
+    totals: Sequence[Tensor], divisor: float, dtypes: Sequence[torch.dtype]
+) -> list[Tensor]:
+    """`means_of` on accelerators: in few calls, which take longer than to divide."""
+    means = [
+        total if dtype == total.dtype != torch.float64 else total.to(dtype, copy=True)
+        for total, dtype in zip(totals, dtypes, strict=True)
+    ]
+    torch._foreach_div_(means, divisor)
+    return [mean.data for mean in means]
 
 
 def mean_of(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
