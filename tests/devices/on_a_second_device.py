@@ -9,7 +9,7 @@ are the CPU's: what a real accelerator rounds otherwise, and how fast it is, is 
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ from dpoptim.estimators import (
 )
 from dpoptim.gradients.arithmetic import multiplies_narrow
 from dpoptim.gradients.oracle import engine_sums
-from dpoptim.noise import KeyStream, add_normal
+from dpoptim.noise import KeyStream, add_normal, on_device
+from dpoptim.noise.few_rows import FewRows, memory_of
+from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device_reference import draws
 from dpoptim.solvers import Budget, LinearProblem, ModuleProblem, Objective, noisy_gd
 from dpoptim.solvers.linear_model import LinearModel
@@ -429,50 +431,96 @@ def test_estimators_stay_on_the_cpu(kind: type[BaseEstimator], device: torch.dev
     np.testing.assert_allclose(*predictions)
 
 
+@pytest.fixture
+def kernels(device: torch.device) -> on_device.Launch:
+    """What starts a GPU's own; the pretended device has the library's reference in their place,
+    which cannot reach a GPU's memory.
+    """
+    if device.type != "cuda":
+        return launch
+    pytest.importorskip("triton")
+    own = on_device.launch_on(device)
+    assert own is not None
+    return own
+
+
 @pytest.mark.parametrize("default", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_noise_of_large_tensors_is_drawn_there(
-    dtype: torch.dtype, default: bool, device: torch.device
+    dtype: torch.dtype, default: bool, device: torch.device, kernels: on_device.Launch
 ) -> None:
     """Where there are kernels; small tensors get the draws of the CPU's own noise, and so do large
     ones where there are none.
     """
-    sizes = (1000, (1 << 18) + 5)
+    large = LEAST_ON_DEVICE + 5
+
+    def drawn(size: int, launch: on_device.Launch | None) -> Tensor:
+        out = torch.ones(size, dtype=dtype, device=device)
+        with launched_by(launch):
+            add_normal(KeyStream.from_seed(1, "noise"), out, 3.0)
+        return out.cpu()
+
     torch.set_default_device(device if default else None)
     try:
-        small, large, there = (
-            torch.ones(size, dtype=dtype, device=device) for size in (*sizes, sizes[1])
-        )
-        for out in (small, large):
-            add_normal(KeyStream.from_seed(1, "noise"), out, 3.0)
-        with launched_by(launch):
-            add_normal(KeyStream.from_seed(1, "noise"), there, 3.0)
+        found = drawn(1000, kernels), drawn(large, None)
+        there = drawn(large, kernels)
     finally:
         torch.set_default_device(None)
-    for out in (small, large):
+    for out in found:
         expected = torch.ones(len(out), dtype=torch.float64)
         add_normal(KeyStream.from_seed(1, "noise"), expected, 3.0)
-        assert torch.equal(out.cpu(), expected.to(dtype))
+        assert torch.equal(out, expected.to(dtype))
     secret = bytearray(32)
     KeyStream.from_seed(1, "noise").branch().fill(secret)
-    drawn = torch.from_numpy(1.0 + 3.0 * draws(bytes(secret), [sizes[1]]))
-    assert torch.equal(there.cpu(), drawn.to(dtype))
+    by_kernels = torch.from_numpy(1.0 + 3.0 * draws(bytes(secret), [large]))
+    assert torch.equal(there, by_kernels.to(dtype))
 
 
+@pytest.fixture
+def wrong_in_float64(kernels: on_device.Launch) -> Iterator[None]:
+    """The device draws, but adds something else to tensors of that dtype."""
+
+    def wrong(
+        regions: Tensor,
+        tables: Tensor,
+        dtype: torch.dtype,
+        key: Sequence[int],
+        std: Sequence[int],
+    ) -> None:
+        off = int(dtype == torch.float64)
+        kernels(regions, tables, dtype, key, (std[0], std[1] + off))
+
+    with launched_by(wrong):
+        yield
+
+
+@pytest.mark.usefixtures("wrong_in_float64")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_device_that_draws_wrongly_is_refused_before_anything_is_charged(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(regions: Tensor, tables: Tensor, dtype: torch.dtype, key: Any, std: Any) -> None:
-        launch(regions, tables, dtype, key, (std[0], std[1] + 1))
-
+    """Also where the parameters' own dtype does well: some of their sums are in float64."""
     monkeypatch.setattr(refusals, "LEAST_ON_DEVICE", 1)
     model, data = problem(device)
+    data = TensorDataset(data.tensors[0].to(dtype), data.tensors[1])
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(
         n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5
     )
-    with dpoptim.Ledger() as ledger, launched_by(wrong):
+    optimizer = torch.optim.SGD(model.to(dtype).parameters(), lr=0.1)
+    with dpoptim.Ledger() as ledger:
         with pytest.raises(RuntimeError, match=f"noise cannot be drawn on {device.type}"):
-            dpoptim.attach(
-                plan, model, torch.optim.SGD(model.parameters(), lr=0.1), data, ledger=ledger
-            )
+            dpoptim.attach(plan, model, optimizer, data, ledger=ledger)
         assert not list(ledger.entries())
+
+
+@pytest.mark.usefixtures("wrong_in_float64")
+def test_what_is_copied_to_float64_is_refused_where_that_goes_wrong(device: torch.device) -> None:
+    """And what lies there in float32 is not."""
+    add_normal(KeyStream(), torch.zeros(LEAST_ON_DEVICE, device=device), 1.0)
+    narrow = torch.zeros(LEAST_ON_DEVICE, dtype=torch.bfloat16, device=device)
+    row, value = torch.tensor([3]), torch.ones(1, 4, dtype=torch.float64)
+    few = FewRows(torch.zeros(LEAST_ON_DEVICE, device=device), 0, row.to(device), value.to(device))
+    for copied in (narrow, few):
+        with pytest.raises(RuntimeError, match=f"noise cannot be drawn on {device.type}"):
+            add_normal(KeyStream(), copied, 1.0)
+        assert not memory_of([copied])[0].any()

@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -391,6 +391,26 @@ def test_what_is_not_settled_is_no_number(
     assert int((out == 0).sum()) == 0
 
 
+@contextmanager
+def nothing_waits() -> Iterator[None]:
+    """Whatever makes the host wait for a GPU, of what PyTorch sees, is an error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+def test_what_waits_for_a_gpu_is_seen() -> None:
+    there = torch.zeros(3, device=DEVICE)
+    with nothing_waits(), pytest.raises(RuntimeError, match="synchronizing"):
+        there.cpu()
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_nothing_waits_for_a_gpu_and_little_room_is_taken(dtype: torch.dtype) -> None:
@@ -403,9 +423,7 @@ def test_nothing_waits_for_a_gpu_and_little_room_is_taken(dtype: torch.dtype) ->
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    with ExitStack() as stack:
-        torch.cuda.set_sync_debug_mode("error")
-        stack.callback(torch.cuda.set_sync_debug_mode, "default")
+    with nothing_waits():
         add_normal(stream, targets, 1.0)
     peak = torch.cuda.max_memory_allocated() - before
     assert peak < (16 if dtype in on_device.DTYPES else 80) * 2**20

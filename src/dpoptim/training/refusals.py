@@ -213,7 +213,10 @@ def refuse_blind_hooks(engine: Engine) -> None:
 
 
 def refuse_devices(plan: Plan, engine: Engine) -> None:
-    """Ask a device before the charge whether it can draw noise, as much is drawn there."""
+    """Ask a device before the charge whether it can draw noise, as much is drawn there.
+
+    For sums in the parameters' dtype, and for those of several terms or few rows, in float64.
+    """
     entries: Counter[torch.device] = Counter()
     for p in engine.parameters:
         entries[p.device] += p.numel()
@@ -221,6 +224,7 @@ def refuse_devices(plan: Plan, engine: Engine) -> None:
         large = device.type != "cpu" and entries[device] >= LEAST_ON_DEVICE
         if plan.noise_multiplier > 0 and large:
             draws_on(device, dtype)
+            draws_on(device, torch.float64)
 
 
 def parameters_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[nn.Parameter]:
