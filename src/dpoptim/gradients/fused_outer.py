@@ -214,7 +214,7 @@ class FusedOuter:
 
 @dataclass(frozen=True)
 class Work:
-    """What `measure_or_add` is to do; see there."""
+    """A task of `measure_or_add`; see there."""
 
     kind: int
     squares: Tensor | None = None
