@@ -16,6 +16,7 @@ from dpoptim.gradients import multiplication, native, row_products
 from dpoptim.gradients.arithmetic import computed_in
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import kernels
+from dpoptim.gradients.onednn_trial import keeps_rows_apart
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
 from dpoptim.gradients.products import margin
 
@@ -238,6 +239,8 @@ def missing(library: str) -> str:
     """Why products by a library cannot be tried here; "" where they can."""
     if library == "oneDNN" and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return "this PyTorch has no products by oneDNN"
+    if library == "oneDNN" and not keeps_rows_apart():
+        return "this PyTorch's oneDNN rounds a row by its company, so multiplies nothing"
     if library == "compiled" and native.library() is None:
         return "this package was built without compiled functions"
     if library == "rows" and not row_products.serve():

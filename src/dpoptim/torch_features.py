@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 import dpoptim.torch_internals as inside
@@ -222,6 +223,18 @@ def _backward_operations() -> bool:
     return all(torch.allclose(a, b) for a, b in zip(expected, found, strict=True))
 
 
+def _checkpointing() -> bool:
+    def sine(x: Tensor, reentrant: bool) -> Tensor:
+        out: Tensor = checkpoint(torch.sin, x, use_reentrant=reentrant)
+        return out.sum()
+
+    x = torch.ones(2, 1, requires_grad=True)
+    with inside.checkpointing_served(), torch.enable_grad():
+        (found,) = torch.autograd.grad(sine(x, True), x)
+        rows = torch.func.vmap(torch.func.grad(sine), (0, None))(x.detach(), False)
+    return torch.equal(found, x.cos()) and torch.equal(rows, x.cos())
+
+
 FEATURES = (
     Feature("per-sample gradients (the end of a backward pass is not seen)", _backward_passes),
     Feature("the watch on roundings under a mean", _graphs),
@@ -233,5 +246,6 @@ FEATURES = (
     Feature("the choice of matrix products under torch.func", _functorch),
     Feature("nested records", _trees),
     Feature("measuring memory, and models that draw noise", _dispatch),
+    Feature("activation checkpointing", _checkpointing),
     Feature("normalisation and convolution layers", _backward_operations),
 )

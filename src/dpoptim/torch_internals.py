@@ -242,11 +242,16 @@ def wrappers_of(module: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
     return [each for each in gc.get_objects() if id(type(each)) in known and each.module is module]
 
 
+BEGIN = "_checkpoint_without_reentrant_generator"
+if hasattr(checkpointing, f"{BEGIN}_impl"):  # which the other one calls from PyTorch 2.14 on
+    BEGIN = f"{BEGIN}_impl"
+
+
 class _Checkpointing:
     """Stand-ins for what activation checkpointing calls."""
 
     reentrant = checkpointing.CheckpointFunction
-    begin = staticmethod(checkpointing._checkpoint_without_reentrant_generator)
+    begin = staticmethod(getattr(checkpointing, BEGIN))
     entered = 0
 
     @staticmethod
@@ -277,11 +282,11 @@ def checkpointing_served() -> Iterator[None]:
     _Checkpointing.entered += 1
     patched: Any = checkpointing
     patched.CheckpointFunction = _Checkpointing
-    patched._checkpoint_without_reentrant_generator = _Checkpointing.outside_of_transforms
+    setattr(patched, BEGIN, _Checkpointing.outside_of_transforms)
     try:
         yield
     finally:
         _Checkpointing.entered -= 1
         if not _Checkpointing.entered:
             patched.CheckpointFunction = _Checkpointing.reentrant
-            patched._checkpoint_without_reentrant_generator = _Checkpointing.begin
+            setattr(patched, BEGIN, _Checkpointing.begin)

@@ -160,7 +160,7 @@ class Frozen(GELU):
 def test_what_runs_without_gradients_is_compiled_and_the_rest_recorded(
     kind: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, compiled_anew: list[str]
 ) -> None:
-    monkeypatch.setattr(frozen, "onednn_multiplies", lambda *_: True)
+    monkeypatch.setattr(frozen, "rows_leave_mkl", lambda *_: True)
     torch.manual_seed(3)
     engine = engine_of(model := kind())
     run, x = torch.compile(model, backend="aot_eager"), torch.randn(ROWS, 7)

@@ -24,7 +24,6 @@ from dpoptim.gradients.multiplication import (
     onednn_multiplies,
     transposed_product,
 )
-from dpoptim.torch_internals import has_onednn
 from support import (
     CASES,
     EVERY_LIBRARY,
@@ -70,7 +69,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.skipif(not has_onednn(), reason="this PyTorch has no products by oneDNN")
+@pytest.mark.skipif(bool(missing("oneDNN")), reason=missing("oneDNN"))
 @pytest.mark.parametrize(
     ("rows", "columns", "by_onednn"),
     [(10, 784, True), (8, 512, False), (8, 513, True), (16, 511, False), (784, 10, False)],

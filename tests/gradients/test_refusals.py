@@ -654,7 +654,7 @@ def test_complex_parameters_are_named_and_what_is_said_to_do_works() -> None:
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # deprecated
 def test_models_of_torch_jit_are_refused_by_name() -> None:
     with pytest.raises(PrivacyError, match=r"compiled by torch.jit.*Fix: attach the model as it"):
         refuse_model(torch.jit.trace(nn.Linear(3, 2), torch.randn(2, 3)))

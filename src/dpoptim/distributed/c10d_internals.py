@@ -1,10 +1,19 @@
-"""Every name of ``torch.distributed`` that is not public, but for those of FSDP."""
+"""Names of ``torch.distributed``, but FSDP's, that are not public or differ by its version."""
 
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
+
+
+def all_gather_single(
+    everyone: Tensor, mine: Tensor, group: dist.ProcessGroup | None, *, async_op: bool = False
+) -> Any:
+    """``dist.all_gather_single``, which PyTorch 2.11 has under its older name alone."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather(everyone, mine, group=group, async_op=async_op)
 
 
 def rendezvous_store() -> Any:

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dpoptim.distributed.c10d_internals import all_gather_single
+
 STRETCH = 1 << 21  # entries, of all ranks' parts together, that travel at a time
 LEAST = 1 << 17  # of one rank's part: shorter messages cost more for their number than their bytes
 Arrive = Callable[[], None]
@@ -129,7 +131,7 @@ def join_parts(
         if len(mine) < length:
             mine = torch.cat([mine, mine.new_zeros(length - len(mine))])
         everyone = mine.new_empty(len(sizes) * length)
-        work = dist.all_gather_single(everyone, mine, group=group, async_op=True)
+        work = all_gather_single(everyone, mine, group=group, async_op=True)
 
         def arrive() -> None:
             work.wait()

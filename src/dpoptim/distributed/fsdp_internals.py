@@ -33,7 +33,14 @@ def states(model: nn.Module) -> list[Any]:
 
 def groups(model: nn.Module) -> list[Any]:
     """Groups of parameters that are gathered together."""
-    return [group for state in states(model) for group in state._fsdp_param_groups]
+    return [group for state in states(model) for group in groups_of(state)]
+
+
+def groups_of(state: Any) -> list[Any]:
+    """The same of one state, which has at most one before PyTorch 2.13, under another name."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def used_in_forward(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
@@ -46,7 +53,7 @@ def used_in_forward(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
     for module in sharded_modules(model):
         module.unshard()
         seen = {id(p) for p in model.parameters()}
-        for group in module._get_fsdp_state()._fsdp_param_groups:
+        for group in groups_of(module._get_fsdp_state()):
             own = {each._unsharded_param: each.sharded_param for each in group.fsdp_params}
             found |= {whole: p for whole, p in own.items() if id(whole) in seen}
         reshard(model)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
 from dpoptim.clipping import Directions
-from dpoptim.distributed.c10d_internals import time_out_of
+from dpoptim.distributed.c10d_internals import all_gather_single, time_out_of
 from dpoptim.distributed.control_groups import control_group, control_groups, lost_groups
 from dpoptim.distributed.exchange import Change, add_parts, join_parts, swap, trade
 from dpoptim.distributed.ranks import Ranks, part_sizes
@@ -199,7 +199,7 @@ class ProcessGroup(Ranks):
         signs = torch.zeros(self.size, 3, dtype=torch.int64)
         with self._connected("agreeing on the next step"):
             mine = torch.tensor([self._run, kind, place], dtype=torch.int64)
-            dist.all_gather_single(signs.view(-1), mine, group=self._control)
+            all_gather_single(signs.view(-1), mine, group=self._control)
         return [
             (kind, place) if run == self._run else (OTHER_RUN, 0)
             for run, kind, place in signs.tolist()
@@ -312,7 +312,7 @@ class ProcessGroup(Ranks):
         lengths = torch.zeros(self.size, dtype=torch.float64)
         with self._exchange("measuring a vector"):
             mine = torch.tensor([norm(parts)], dtype=torch.float64)
-            dist.all_gather_single(lengths, mine, group=self._control)
+            all_gather_single(lengths, mine, group=self._control)
         return math.hypot(*lengths.tolist())
 
     def total(self, local: Tensor) -> Tensor:

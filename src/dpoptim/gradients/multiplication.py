@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients import row_products, spare_room
 from dpoptim.gradients.arithmetic import EXACT
+from dpoptim.gradients.onednn_trial import keeps_rows_apart
 from dpoptim.torch_internals import (
     has_onednn,
     is_functorch_tensor,
@@ -94,12 +95,23 @@ def onednn_forms_gradients(x: Tensor, rows: int, columns: int) -> bool:
     return whole_vectors() and onednn_multiplies(x, rows, columns)
 
 
-def onednn_multiplies(x: Tensor, rows: int, columns: int, *, least: int | None = None) -> bool:
-    """Whether oneDNN multiplies a tensor like ``x`` with a (rows, columns) matrix, or to one.
+def onednn_multiplies(x: Tensor, rows: int, columns: int) -> bool:
+    """Whether oneDNN multiplies tensors like ``x`` to a (rows, columns) matrix."""
+    return better_than_by_mkl(x, rows, columns) and keeps_rows_apart()
+
+
+def rows_leave_mkl(x: Tensor, rows: int, columns: int, *, least: int | None = None) -> bool:
+    """Whether others than MKL, oneDNN or compiled functions, multiply ``x`` with such a matrix."""
+    better = better_than_by_mkl(x, rows, columns, least=least)
+    return better and (compiles_rows() or keeps_rows_apart())
+
+
+def better_than_by_mkl(x: Tensor, rows: int, columns: int, *, least: int | None = None) -> bool:
+    """Whether MKL is slow with a (rows, columns) matrix, and ``x`` may be multiplied elsewhere.
 
     Not below ``least`` entries, or `LEAST_ENTRIES`.
 
-    Not vectors: how it adds up their products depends on how they lie (`batch_invariant`). Nor
+    Not vectors: how oneDNN adds up their products depends on how they lie (`batch_invariant`). Nor
     what only looks like a tensor, such as those that `shared` and torch.func follow through a
     model: they would lose sight of it.
     """
@@ -148,7 +160,7 @@ def linear(
     fits = fit(x, w, bias)
     least = LEAST_OF_LONG if w.shape[-1] >= LONG else None
     thin = fits and w.shape[0] <= THIN and w.shape[1] >= LONG and compiles_thin_rows()
-    elsewhere = may_leave_mkl(x) if thin else fits and onednn_multiplies(x, *w.shape, least=least)
+    elsewhere = may_leave_mkl(x) if thin else fits and rows_leave_mkl(x, *w.shape, least=least)
     if not elsewhere:
         return by_mkl(x, w, bias, spare) if fits else F.linear(x, w, bias)
     bias = None if bias is None else bias.contiguous()  # it is read as if it were
@@ -195,7 +207,7 @@ def onednn_in_blocks(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 def linear_by(w: Tensor, like: Tensor) -> Callable[[Tensor], Tensor]:
     """`linear` with one weight for many inputs of the shape of ``like`` (B, k), chosen once."""
     rows, width = like.shape
-    fits = rows > 0 and like.dtype == w.dtype and onednn_multiplies(like, *w.shape)
+    fits = rows > 0 and like.dtype == w.dtype and rows_leave_mkl(like, *w.shape)
     if fits and compiles_rows():
         return row_products.Panels(w).multiply
     whole = min((size for size in BLOCKS if size >= rows), default=0)
@@ -282,11 +294,7 @@ def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def linear_of_constants(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """`linear` for autograd, of weights without a gradient; under autocast as torch runs it."""
-    if (
-        torch.is_autocast_enabled(x.device.type)
-        or not plain(w)
-        or not onednn_multiplies(x, *w.shape)
-    ):
+    if torch.is_autocast_enabled(x.device.type) or not plain(w) or not rows_leave_mkl(x, *w.shape):
         return F.linear(x, w, bias)
     return LinearOfConstants.apply(x, w, bias)
 

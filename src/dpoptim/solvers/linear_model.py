@@ -26,7 +26,7 @@ from torch import Tensor
 from dpoptim.arguments import one_of, positive_number
 from dpoptim.clipping import SMALLEST_NORM, Clipping
 from dpoptim.gradients.arithmetic import exact_arithmetic
-from dpoptim.gradients.multiplication import linear, onednn_multiplies
+from dpoptim.gradients.multiplication import linear, rows_leave_mkl
 from dpoptim.gradients.norms import row_squared_norms
 from dpoptim.gradients.per_sample_grads import zero_outside
 from dpoptim.gradients.products import add_weighted_outer, consecutive_groups, margin
@@ -99,7 +99,7 @@ class LinearModel:
         matrix = w.view(self.outputs, self.columns).to(x)
         weight, bias = matrix[:, : self.features], matrix[:, self.features :]
         few = 1 < self.outputs <= FEW
-        if onednn_multiplies(x, self.outputs, self.features):
+        if rows_leave_mkl(x, self.outputs, self.features):
             scores = linear(x, weight, bias[:, 0] if self.intercept else None)
             return scores.T.contiguous().T if few else scores
         if few:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.layers.hugging_face import is_transposed_linear
-from dpoptim.gradients.multiplication import linear_of_constants, onednn_multiplies
+from dpoptim.gradients.multiplication import linear_of_constants, rows_leave_mkl
 
 
 def faster_forward(module: nn.Module) -> Callable[..., Tensor] | None:
@@ -19,7 +19,7 @@ def faster_forward(module: nn.Module) -> Callable[..., Tensor] | None:
     ):
         return None
     weight = module._parameters.get("weight")
-    if weight is None or weight.dim() != 2 or not onednn_multiplies(weight, *weight.shape):
+    if weight is None or weight.dim() != 2 or not rows_leave_mkl(weight, *weight.shape):
         return None
     return partial(multiply, module, transposed)
 
