@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument(
         "--profile", action="store_true", help="print the kernels of a step of ours"
     )
-    parser.add_argument("--out", type=Path, help="folder for mixed_precision.csv")
+    parser.add_argument("--out", type=Path, help="folder for the table")
     options = parser.parse_args()
     device = torch.device(options.device)
     rows: list[dict[str, object]] = []
@@ -173,6 +173,7 @@ def main() -> None:
                 {
                     "workload": name,
                     "variant": variant,
+                    "records": len(work.data()[0]),
                     "milliseconds": f"{middle * 1e3:.4g}",
                     "ratio": f"{middle / base:.3g}",
                     "samples_per_second": f"{len(work.data()[0]) / middle:.4g}",
@@ -186,7 +187,8 @@ def main() -> None:
         table.add_row(*map(str, row.values()))
     Console(width=120).print(table)
     if options.out is not None:
-        save_csv(rows, options.out / "mixed_precision.csv")
+        where = "" if device.type == "cpu" else f"_{device.type}"
+        save_csv(rows, options.out / f"mixed_precision{where}.csv")
 
 
 if __name__ == "__main__":

@@ -179,6 +179,11 @@ def test_rows_of_what_is_timed(bench: Callable[[str], ModuleType]) -> None:
         for name in ("GPT", "ViT", "ResNet, GroupNorm")
         for variant in ("plain", "ours", "ours, noise")
     }
+    made = bench("mixed_precision")
+    assert named("mixed_precision_cuda.csv", "workload") == {
+        (name,) for name in (*made.LARGE, "ResNet, wide")
+    }
+    assert named("mixed_precision_cuda.csv", "variant") <= {(name,) for name in made.VARIANTS}
     made = bench("step_time")
     assert {row["variant"] for row in rows_of("step_time.csv")} == set(made.COLUMNS)
     assert {row["workload"] for row in rows_of("step_time.csv")} == set(made.WORKLOADS)
