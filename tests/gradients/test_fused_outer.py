@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import fused_outer
+from dpoptim.gradients import fused_outer, fused_trial
 from dpoptim.gradients.fused_outer import FusedOuter, Lookups
 from dpoptim.gradients.sums import Sums
 from support import by_engine, joint_norm
@@ -40,7 +40,7 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's tensors lie on the CPU."""
     if not GPU:
         monkeypatch.setattr(
-            fused_outer, "serves", lambda x: x.dtype in (torch.float32, torch.float16)
+            fused_trial, "serves", lambda x: x.dtype in (torch.float32, torch.float16)
         )
         monkeypatch.setattr(fused_outer, "on_device_of", lambda x: contextlib.nullcontext())
 
@@ -211,7 +211,35 @@ def test_engines_sum_as_without_it(style: str, monkeypatch: pytest.MonkeyPatch) 
         model, x = Tied().to(DEVICE), torch.randint(0, 19, (7, 5), device=DEVICE)
         target = torch.randn(7, device=DEVICE)
         if not fused:
-            monkeypatch.setattr(fused_outer, "serves", lambda x: False)
+            monkeypatch.setattr(fused_trial, "serves", lambda x: False)
         found.append(by_engine(model, x, target, Clipping(0.5, style), capacity=7))
     difference = joint_norm([a - b for a, b in zip(*found, strict=True)])
     assert 0 < difference < 1e-5 * joint_norm(found[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_device_is_tried_before_it_is_used(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_trial, "KINDS", (DEVICE.type,))
+    tried = fused_trial.compiles_on.__wrapped__
+    assert tried(DEVICE, dtype)
+
+    def wrong(self: FusedOuter, *given: object) -> Tensor:
+        return summed(self, *given) * 1.01
+
+    summed = FusedOuter._sum
+    monkeypatch.setattr(FusedOuter, "_sum", wrong)
+    with pytest.warns(RuntimeWarning, match="compute something else"):
+        assert not tried(DEVICE, dtype)
+
+    def fails(self: FusedOuter, *given: object) -> Tensor:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(FusedOuter, "_sum", fails)
+    with pytest.warns(RuntimeWarning, match="no such instruction"):
+        assert not tried(DEVICE, dtype)
+
+
+def test_other_devices_are_left_alone() -> None:
+    assert not fused_trial.compiles_on.__wrapped__(torch.device("meta"), torch.float32)

@@ -13,7 +13,6 @@ in float64. (tests/gradients/test_fused_outer.py tries to falsify it, in Triton'
 a GPU where there is one: compilers and processors are the vendor's.)
 """
 
-import importlib.util
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -38,7 +37,6 @@ MOST_SHARES = 32
 # what a program takes to begin, or to write a sum that others are added to, in records
 MEASURED, ADDED = 0.25, 1.5
 ADD, MEASURE, BOTH = 0, 1, 2  # kinds of work, as in `outer_kernels`
-OTHERS = ("xpu",)  # kinds of accelerator that Triton compiles for, beside "cuda" (and ROCm's)
 
 
 @dataclass(frozen=True)
@@ -300,28 +298,3 @@ def kernels() -> Any:
     from dpoptim.gradients import outer_kernels
 
     return outer_kernels
-
-
-def serves(x: Tensor) -> bool:
-    """Whether gradients made of such numbers are formed by the kernel."""
-    narrow = x.dtype in NARROW or x.dtype == torch.float32
-    return not x.is_cpu and narrow and compiles_on(x.device)
-
-
-@cache
-def compiles_on(device: torch.device) -> bool:
-    """Whether Triton is there, compiles the kernel for the device, and it multiplies there."""
-    if device.type not in ("cuda", *OTHERS) or importlib.util.find_spec("triton") is None:
-        return False
-    g = torch.arange(24.0, device=device).view(2, 3, 4)
-    a = torch.ones(2, 3, 5, device=device)
-    try:
-        sums = Sums([20], device)
-        ones = torch.ones(1, 2, dtype=torch.float64, device=device)
-        FusedOuter(g, a).add_weighted_sums(sums, ones, [[2]])
-    except torch.OutOfMemoryError:
-        raise  # says nothing of what the device can do
-    except Exception:  # whatever a compiler says of a device that it does not know
-        return False
-    expected = g.sum((0, 1), dtype=torch.float64)[:, None].expand(4, 5)
-    return torch.equal(sums.settle()[0].view(4, 5), expected)

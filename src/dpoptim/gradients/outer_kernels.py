@@ -1,6 +1,6 @@
 """Triton kernels of `fused_outer`: every record's gradient a tile at a time, in registers.
 
-Import it where `fused_outer.serves`: Triton is no requirement.
+Import it where `fused_trial.serves`: Triton is no requirement.
 """
 
 import triton
@@ -120,7 +120,7 @@ def measure_or_add(
                 sums += tl.where(weight == 0, 0.0, weight * found)  # also of what is not finite
             found = tl.zeros((BLOCK_P, BLOCK_D), dtype=tl.float32)
     if work != MEASURE:
-        inside = (rows < p)[:, None] & (columns < d)[None, :] & (go != 0)
+        inside = (rows < p * go)[:, None] & (columns < d)[None, :]
         place = (nothing + turn) * p * d + rows[:, None] * d + columns[None, :]
         tl.store(total + place, sums, mask=inside)
 

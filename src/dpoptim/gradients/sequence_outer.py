@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dpoptim.gradients import fused_outer, native
+from dpoptim.gradients import fused_trial, native
 from dpoptim.gradients.arithmetic import NARROW, multiplies_narrow, widened
 from dpoptim.gradients.batch_invariant import matrices, record_matrices, record_products
 from dpoptim.gradients.choose_formula import CLAIMED_POSITIONS, PublicSizes, kept
@@ -103,7 +103,7 @@ class SequenceOuter(PerSampleGrad):
         return torch.float32 if self.g.dtype in NARROW else self.g.dtype
 
     def chosen(self, public: PublicSizes) -> Self:
-        if fused_outer.serves(self.g):
+        if fused_trial.serves(self.g):
             positions = self.rows or public.positions
             claimed = positions is not None and public.worth_claiming_there(
                 positions, self.g.shape[2], self.a.shape[2]
