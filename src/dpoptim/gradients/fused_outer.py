@@ -276,8 +276,9 @@ def in_rows(x: Tensor) -> Tensor:
     """``x`` (B, T, n) dense, from a 64-byte boundary on; wide rows with zeros at the end.
 
     So each row begins where sixteen bytes can be read at a time: odd vocabularies take half the
-    time.
+    time. The kernel reads memory, whose signs those of a negated view are not.
     """
+    x = x.resolve_neg()
     numbers = 16 // x.element_size()
     if x.shape[2] % numbers and x.shape[2] > WIDE:
         return F.pad(x, (0, -x.shape[2] % LEAST))
@@ -305,23 +306,31 @@ def kernels() -> Any:
 def serves(x: Tensor) -> bool:
     """Whether gradients made of such numbers are formed by the kernel."""
     narrow = x.dtype in NARROW or x.dtype == torch.float32
-    return not x.is_cpu and narrow and compiles_on(x.device)
+    return not x.is_cpu and narrow and compiles_on(x.device, x.dtype)
 
 
 @cache
-def compiles_on(device: torch.device) -> bool:
-    """Whether Triton is there, compiles the kernel for the device, and it multiplies there."""
+def compiles_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether Triton is there, compiles the kernels for the device, and they multiply there.
+
+    Tried with the largest tiles, with and without ghost norms: older devices lack a narrow dtype,
+    and some the memory of their cores.
+    """
     if device.type not in ("cuda", *OTHERS) or importlib.util.find_spec("triton") is None:
         return False
-    g = torch.arange(24.0, device=device).view(2, 3, 4)
-    a = torch.ones(2, 3, 5, device=device)
+    g = (torch.arange(2 * WIDE * WIDE, device=device) % 7).to(dtype).view(2, WIDE, WIDE)
+    a = torch.ones_like(g)
+    ones = torch.ones(1, 2, dtype=torch.float64, device=device)
+    expected = g.sum((0, 1), dtype=torch.float64)[:, None].expand(WIDE, WIDE)
     try:
-        sums = Sums([20], device)
-        ones = torch.ones(1, 2, dtype=torch.float64, device=device)
-        FusedOuter(g, a).add_weighted_sums(sums, ones, [[2]])
+        for ghost_norms in (False, True):
+            sums, fused = Sums([WIDE * WIDE], device), FusedOuter(g, a, ghost_norms=ghost_norms)
+            fused.squared_norms()
+            fused.add_weighted_sums(sums, ones, [[2]])
+            if not torch.equal(sums.settle()[0].view(WIDE, WIDE), expected):
+                return False
     except torch.OutOfMemoryError:
         raise  # says nothing of what the device can do
     except Exception:  # whatever a compiler says of a device that it does not know
         return False
-    expected = g.sum((0, 1), dtype=torch.float64)[:, None].expand(4, 5)
-    return torch.equal(sums.settle()[0].view(4, 5), expected)
+    return True
