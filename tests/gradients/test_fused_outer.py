@@ -147,6 +147,13 @@ def test_records_that_are_not_finite_are_not_claimed() -> None:
     assert bool(added(fused, weights, slice(0, 4)).isfinite().all())
 
 
+def test_negated_views_are_read_with_their_signs() -> None:
+    g, a, exact = sides((2, 3, 4, 5), torch.float32)
+    fused = FusedOuter(torch._neg_view(g), a)
+    found = added(fused, torch.ones(2, device=DEVICE), slice(0, 2))
+    torch.testing.assert_close(found, -exact.sum(0).flatten(), rtol=0, atol=1e-5)
+
+
 def test_shares_are_few_and_cover_all() -> None:
     for records in (1, 7, 64, 500):
         for tiles in (1, 36, 144, 5000):

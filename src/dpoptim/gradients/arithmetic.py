@@ -1,8 +1,8 @@
 """The precision that the sums' theorem assumes, whatever mode the user trains in."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,15 @@ NARROW = (torch.float16, torch.bfloat16)
 MAY_ROUND = [("cuda", "matmul"), *(("cudnn", kind) for kind in ("conv", "rnn"))]
 MAY_ROUND += [("mkldnn", kind) for kind in ("matmul", "conv", "rnn")]
 EXACT = ("none", "ieee")  # precisions of float32 products
+# PyTorch's older switches for these: read, set, and what they are without TF32
+OLDER: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Any]] = {
+    "matmul": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+    "conv": (
+        lambda: torch.backends.cudnn.allow_tf32,
+        partial(setattr, torch.backends.cudnn, "allow_tf32"),
+        False,
+    ),
+}
 AS_IT_IS = nullcontext()
 
 
@@ -64,13 +73,31 @@ def without_autocast(device: str) -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False) if on else AS_IT_IS
 
 
-def in_full(backends: Sequence[Any]) -> ExitStack:
-    """Let these of torch.backends compute in float32 what is float32, until it is closed."""
+def in_full(names: Sequence[tuple[str, str]]) -> ExitStack:
+    """Let these of `MAY_ROUND` compute in float32 what is float32, until it is closed.
+
+    PyTorch's older switches say the same meanwhile: it refuses to read one that newer ones differ
+    from, as `torch.backends.cudnn.flags` does in models.
+    """
     restored = ExitStack()
-    for backend in backends:
+    for name in MAY_ROUND:
+        backend = backend_of(name)
         restored.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
-        backend.fp32_precision = "ieee"
+    for read, switch, exact in [OLDER[kind] for kind in {kind for _, kind in names} & {*OLDER}]:
+        try:
+            before = read()
+        except RuntimeError:  # the user's newer switches differ from it already
+            continue
+        if before != exact:
+            restored.callback(switch, before)  # first of all, as it changes newer ones
+            switch(exact)
+    for name in names:
+        backend_of(name).fp32_precision = "ieee"
     return restored
+
+
+def backend_of(name: tuple[str, str]) -> Any:
+    return getattr(getattr(torch.backends, name[0]), name[1])
 
 
 def no_tf32() -> ExitStack:
@@ -79,17 +106,18 @@ def no_tf32() -> ExitStack:
     PyTorch's convolutions and recurrent layers use it on GPUs unless they are told not to, and then
     no record's gradient is what it is alone, by a thousandth of it.
     """
-    named = [getattr(getattr(torch.backends, name), kind) for name, kind in MAY_ROUND]
-    return in_full([each for each in named if each.fp32_precision not in EXACT])
+    return in_full([name for name in MAY_ROUND if backend_of(name).fp32_precision not in EXACT])
 
 
 def exact_arithmetic() -> AbstractContextManager[object]:
     """Keep products as precise as the theorem in `products` assumes: no TF32 and no autocast."""
-    rounding = [name for name in ("cuda", "mkldnn") if matmul_precision(name) not in EXACT]
+    rounding = [
+        (name, "matmul") for name in ("cuda", "mkldnn") if matmul_precision(name) not in EXACT
+    ]
     narrow = devices_under_autocast()
     if not rounding and not narrow:
         return AS_IT_IS
-    restored = in_full([getattr(torch.backends, name).matmul for name in rounding])
+    restored = in_full(rounding)
     for device in narrow:
         restored.enter_context(torch.autocast(device, enabled=False))
     return restored

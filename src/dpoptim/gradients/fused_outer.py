@@ -274,8 +274,9 @@ def in_rows(x: Tensor) -> Tensor:
     """``x`` (B, T, n) dense, from a 64-byte boundary on; wide rows with zeros at the end.
 
     So each row begins where sixteen bytes can be read at a time: odd vocabularies take half the
-    time.
+    time. The kernel reads memory, whose signs those of a negated view are not.
     """
+    x = x.resolve_neg()
     numbers = 16 // x.element_size()
     if x.shape[2] % numbers and x.shape[2] > WIDE:
         return F.pad(x, (0, -x.shape[2] % LEAST))

@@ -26,7 +26,9 @@ def looked_up(found, index, values, edges, record, tile, tiles, rows, columns, d
     do_not_specialize=[
         *("work", "begin", "end", "share"),
         *("column", "across", "way", "records"),
-    ]
+    ],
+    # which is no reason to compile another function for one of the passes
+    do_not_specialize_on_alignment=["weights", "squares"],
 )
 def measure_or_add(
     g,
@@ -121,7 +123,7 @@ def measure_or_add(
             found = tl.zeros((BLOCK_P, BLOCK_D), dtype=tl.float32)
     if work != MEASURE:
         inside = (rows < p * go)[:, None] & (columns < d)[None, :]
-        place = (nothing + turn) * p * d + rows[:, None] * d + columns[None, :]
+        place = ((nothing + turn) * p + rows[:, None]) * d + columns[None, :]
         tl.store(total + place, sums, mask=inside)
 
 

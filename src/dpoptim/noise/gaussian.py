@@ -91,8 +91,9 @@ def add_normal(
     Args:
         stream: where the randomness comes from.
         out: a contiguous floating-point tensor, changed in place; or several on one device, which
-            get what a single vector of all their entries would. Tables may be `FewRows`, which are
-            written out (with ``std`` 0 as well).
+            on the CPU get what a single vector of all their entries would; where kernels draw,
+            a seed's draws depend on their sizes. Tables may be `FewRows`, which are written out
+            (with ``std`` 0 as well).
         std: in the units of ``out``, finite and >= 0; 0 leaves ``out`` as it is.
         threads: as for `fill_standard_normal`.
 
