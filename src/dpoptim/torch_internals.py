@@ -35,6 +35,7 @@ __all__ = [
     "collated_types",
     "convolution_backward",
     "delays_gradients",
+    "divide_all",
     "global_step_hooks",
     "gradient_dtypes",
     "gradient_hook_ids",
@@ -129,6 +130,11 @@ def run_backward(losses: Tensor) -> None:
 def after_backward(callback: Callable[[], None]) -> None:
     """Call back when the backward pass that this thread is in has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def divide_all(tensors: list[Tensor], divisor: float) -> None:
+    """Divide all in place, in few calls, as PyTorch's optimizers do."""
+    torch._foreach_div_(tensors, divisor)
 
 
 def version_of(tensor: Tensor) -> int:

@@ -13,6 +13,7 @@ from dpoptim.gradients.boxes import Boxes
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.gradients.sums import AS_IT_CAME, Sums
 from dpoptim.noise.few_rows import Vector
+from dpoptim.torch_internals import divide_all
 
 MEAN = struct.Struct("=QqqQ")  # as in `totals.c`
 MEAN_BLOCK = 1 << 17  # entries that are rounded and divided at a time: they stay in cache
@@ -180,7 +181,7 @@ def means_there(
         total if dtype == total.dtype != torch.float64 else total.to(dtype, copy=True)
         for total, dtype in zip(totals, dtypes, strict=True)
     ]
-    torch._foreach_div_(means, divisor)
+    divide_all(means, divisor)
     return [mean.data for mean in means]
 
 
