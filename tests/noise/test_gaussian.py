@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 
 from dpoptim.noise import KeyStream, add_normal, fill_standard_normal, gaussian, series, ziggurat
-from dpoptim.noise.layers import EDGES, FLOOR, LAYERS, RISE, TAIL_START
+from dpoptim.noise.ziggurat_layers import EDGES, FLOOR, LAYERS, RISE, TAIL_START
 
 
 def normals(n: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -24,10 +24,10 @@ from scipy import stats
 from dpoptim.noise import KeyStream, add_normal, fill_standard_normal, gaussian, on_device
 from dpoptim.noise import on_device_reference as reference
 from dpoptim.noise.few_rows import FewRows
-from dpoptim.noise.layers import EDGES, INNER, TAIL_START
 from dpoptim.noise.on_device import add_there, draws_on
 from dpoptim.noise.on_device_reference import REGION, draws, keystream
 from dpoptim.noise.ziggurat import settle
+from dpoptim.noise.ziggurat_layers import EDGES, INNER, TAIL_START
 from drawn_by_reference import launch as launch_reference
 from drawn_by_reference import launched_by
 

@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.audit.table_noise import untouched_rows_pvalue
 from dpoptim.methods import DPFTRL, DPSGD
-from dpoptim.noise import fill_standard_normal, layers, ziggurat
+from dpoptim.noise import fill_standard_normal, ziggurat, ziggurat_layers
 from dpoptim.noise.correlated import RedrawnToeplitz
 from dpoptim.noise.stream import KeyStream, key_stream
 from dpoptim.plan import Plan
@@ -225,7 +225,7 @@ def noise_pvalues(noise: list[Floats]) -> dict[str, float]:
 
 def tail_pvalues(stream: KeyStream, draws: int = 400_000) -> dict[str, float]:
     """The sampler's tail: |Z| > 4.04, of which 1.5e-4 lie beyond float32 generators' edge."""
-    start = layers.TAIL_START
+    start = ziggurat_layers.TAIL_START
     z = np.abs(ziggurat.settle(stream, np.full(draws, start), np.zeros(draws, dtype=np.int64)))
     edge = 5.768
     rate = float(np.exp(log_ndtr(-edge) - log_ndtr(-start)))
@@ -248,7 +248,7 @@ def edge_pvalues(stream: KeyStream, draws: int = 1 << 24) -> dict[str, float]:
     end to the other: the likelihood ratio's first order. Uniform depths are sub-Gaussian with their
     variance, 1/12, so 2 exp(-t^2 / 2) bounds it for any number of draws.
     """
-    last, inner = float(layers.EDGES[0]), layers.INNER
+    last, inner = float(ziggurat_layers.EDGES[0]), ziggurat_layers.INNER
     upper = inner[inner > 3.0]
     lower = inner[1 : len(upper) + 1]
     block, far = torch.empty(1 << 20, dtype=torch.float64, device="cpu"), list[Floats]()

@@ -128,6 +128,30 @@ def measure_or_add(
 
 
 @triton.jit
+def dot_products(
+    x,
+    first,
+    s,
+    t,
+    T,
+    columns,
+    row,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``x_s . x_t`` of a record's positions s and t, whose rows begin with number ``first``."""
+    found = tl.zeros((BLOCK_T, BLOCK_T), dtype=tl.float32)
+    for start in range(0, columns, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        inside = (k < columns)[None, :]
+        left = tl.load(x + (first + s[:, None]) * row + k[None, :], (s < T)[:, None] & inside, 0.0)
+        right = tl.load(x + (first + t[:, None]) * row + k[None, :], (t < T)[:, None] & inside, 0.0)
+        found = tl.dot(left, tl.trans(right), found, input_precision=PRECISION)
+    return found
+
+
+@triton.jit
 def gram_products(
     g,
     a,
@@ -152,30 +176,13 @@ def gram_products(
     record = (number // (blocks * blocks)).to(tl.int64)
     here, there = (number // blocks) % blocks, number % blocks
     s, t = here * BLOCK_T + tl.arange(0, BLOCK_T), there * BLOCK_T + tl.arange(0, BLOCK_T)
-    ks = tl.arange(0, BLOCK_K)
-    below = (there <= here).to(tl.int32)
-    of_g = tl.zeros((BLOCK_T, BLOCK_T), dtype=tl.float32)
-    of_a = tl.zeros((BLOCK_T, BLOCK_T), dtype=tl.float32)
-    for start in range(0, p * below, BLOCK_K):
-        k = start + ks
-        inside = (k < p)[None, :]
-        left = tl.load(
-            g + (record * T + s[:, None]) * row_of_g + k[None, :], (s < T)[:, None] & inside, 0.0
-        )
-        right = tl.load(
-            g + (record * T + t[:, None]) * row_of_g + k[None, :], (t < T)[:, None] & inside, 0.0
-        )
-        of_g = tl.dot(left, tl.trans(right), of_g, input_precision=PRECISION)
-    for start in range(0, d * below, BLOCK_K):
-        k = start + ks
-        inside = (k < d)[None, :]
-        left = tl.load(
-            a + (record * T + s[:, None]) * row_of_a + k[None, :], (s < T)[:, None] & inside, 0.0
-        )
-        right = tl.load(
-            a + (record * T + t[:, None]) * row_of_a + k[None, :], (t < T)[:, None] & inside, 0.0
-        )
-        of_a = tl.dot(left, tl.trans(right), of_a, input_precision=PRECISION)
+    first = record * T
+    if there <= here:
+        of_g = dot_products(g, first, s, t, T, p, row_of_g, BLOCK_T, BLOCK_K, PRECISION)
+        of_a = dot_products(a, first, s, t, T, d, row_of_a, BLOCK_T, BLOCK_K, PRECISION)
+    else:
+        of_g = tl.zeros((BLOCK_T, BLOCK_T), dtype=tl.float32)
+        of_a = tl.zeros((BLOCK_T, BLOCK_T), dtype=tl.float32)
     products = of_g.to(tl.float64) * of_a.to(tl.float64)
     own = tl.sum(tl.where(s[:, None] == t[None, :], products, 0.0), 1)
     tl.store(squares + number, tl.sum(products) * tl.where(here == there, 1, 2))

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dpoptim.noise import layers
+from dpoptim.noise import ziggurat_layers
 from dpoptim.noise.series import ODD_TERMS, TERMS
 
 LANES = tl.constexpr(512)  # of a program that throws
@@ -32,13 +32,13 @@ LISTED = tl.constexpr(256)  # of a region's entries: more, of 70 expected, have 
 SETTLERS = tl.constexpr(128)  # lanes of a program that settles
 PARTS = tl.constexpr(2)  # programs for the list of a region, of which the second is seldom needed
 ATTEMPTS = tl.constexpr(64)  # more have odds below 2^-250; a device that errs must not hang
-LAYERS = tl.constexpr(layers.LAYERS)
+LAYERS = tl.constexpr(ziggurat_layers.LAYERS)
 # Places in `on_device.tables`: step, inner, floor and rise of each layer, then these.
-EXP_TERMS = tl.constexpr(4 * layers.LAYERS)
+EXP_TERMS = tl.constexpr(4 * ziggurat_layers.LAYERS)
 LAST_TERM = tl.constexpr(len(TERMS) - 1)
-LOG_TERMS = tl.constexpr(4 * layers.LAYERS + len(TERMS))
+LOG_TERMS = tl.constexpr(4 * ziggurat_layers.LAYERS + len(TERMS))
 LAST_ODD_TERM = tl.constexpr(len(ODD_TERMS) - 1)
-CONSTANTS = tl.constexpr(4 * layers.LAYERS + len(TERMS) + len(ODD_TERMS))
+CONSTANTS = tl.constexpr(4 * ziggurat_layers.LAYERS + len(TERMS) + len(ODD_TERMS))
 # They change with each call, and a kernel must not be compiled for each.
 NUMBERS = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "std_low", "std_high"]
 

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpoptim.noise import layers, series
+from dpoptim.noise import series
 from dpoptim.noise.on_device_reference import REGION, draws
 from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.ziggurat_layers import FLOOR, INNER, RISE, STEP, TAIL_START
 
 DTYPES = (torch.float32, torch.float64)  # that the kernels add to
 KEY = struct.Struct("<8i")
@@ -75,8 +76,8 @@ def regions_of(targets: Sequence[Tensor]) -> Tensor:
 
 def tables() -> Tensor:
     """Make what `kernels` looks up, float64: of each layer, terms of exp and of log, constants."""
-    of_layers = (layers.STEP, layers.INNER, layers.FLOOR, layers.RISE)
-    constants = np.array([*series.CONSTANTS, layers.TAIL_START])
+    of_layers = (STEP, INNER, FLOOR, RISE)
+    constants = np.array([*series.CONSTANTS, TAIL_START])
     return torch.from_numpy(np.concatenate([*of_layers, series.TERMS, series.ODD_TERMS, constants]))
 
 

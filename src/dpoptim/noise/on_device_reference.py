@@ -6,9 +6,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
-from dpoptim.noise.layers import FLOOR, RISE, TAIL_START, Floats
 from dpoptim.noise.series import exponential, logarithm
 from dpoptim.noise.ziggurat import Indices, Scratch, places_of
+from dpoptim.noise.ziggurat_layers import FLOOR, RISE, TAIL_START, Floats
 
 Words = NDArray[np.uint64]
 LANES, REGION = 512, 1 << 14  # as in `kernels`, which needs Triton

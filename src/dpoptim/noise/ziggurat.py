@@ -56,7 +56,9 @@ from dpoptim.compiled import PLACE, REAL, WHOLE, function, library
 from dpoptim.compiled_work import Piece, address
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of
 from dpoptim.noise.keystream import compiled_keystream
-from dpoptim.noise.layers import (
+from dpoptim.noise.series import ODD_TERMS, TERMS, exponential, logarithm
+from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.ziggurat_layers import (
     FLOOR,
     INNER,
     LAYERS,
@@ -66,8 +68,6 @@ from dpoptim.noise.layers import (
     TAIL_START,
     Floats,
 )
-from dpoptim.noise.series import ODD_TERMS, TERMS, exponential, logarithm
-from dpoptim.noise.stream import KeyStream
 
 Indices = NDArray[np.int64]
 Throws = tuple[Indices, Floats, Indices]  # as `throw` returns them
