@@ -1,7 +1,8 @@
 """Which tests are slow: all but the cheapest that take half a minute together, in processor time.
 
 ``pytest -n auto --list-slow`` measures every test and writes ``slow_tests.txt``; tests named there
-have the mark ``slow``, beside those that have it in their own file, and those of figures.
+have the mark ``slow``, beside those that have it in their own file, and those that ``make test``
+leaves out.
 """
 
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 LIST = Path(__file__).with_name("slow_tests.txt")
+LEFT_OUT = ("figures", "variants")  # of `make test`, so of `make check`
 QUICK_SECONDS = 25.0
 _costs: dict[str, float] = {}
 _started = pytest.StashKey[float]()
@@ -36,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = set(LIST.read_text().split()) if LIST.exists() else set()
     for item in items:
-        if name_of(item.nodeid) in slow or item.get_closest_marker("figures"):
+        if name_of(item.nodeid) in slow or any(map(item.get_closest_marker, LEFT_OUT)):
             item.add_marker("slow")
 
 

@@ -126,6 +126,7 @@ def test_claims_for_replaced_records_stand_too(name: str) -> None:
     assert 0.8 * found.claimed <= found.lower_bound <= found.claimed
 
 
+@pytest.mark.variants
 def test_claims_about_norms_stand_for_replaced_records() -> None:
     found = adaptive_norms(8000, 0, neighboring="replace-one")
     assert 0.55 * found.claimed <= found.lower_bound <= found.claimed

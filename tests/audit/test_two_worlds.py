@@ -58,6 +58,7 @@ def test_sampled_batches_show_at_least_08_of_the_claim() -> None:
     assert 0.8 * result.claimed <= result.lower_bound
 
 
+@pytest.mark.figures
 def test_a_thousand_sampled_steps() -> None:
     """q=0.01, sigma=1, T=1000 (true epsilon 1.83) with 20,000 certifying trials a world; the
     design measured 1.60.

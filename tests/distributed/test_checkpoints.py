@@ -13,7 +13,13 @@ from ranks import run_ranks
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("method", ["flat", "dice", "quantile along", "scaled", "ftrl, b-min-sep"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("flat", "dice", "ftrl, b-min-sep"),
+        *(pytest.param(name, marks=pytest.mark.variants) for name in ("quantile along", "scaled")),
+    ],
+)
 def test_without_noise_the_run_goes_on_alike_in_1_2_and_3_processes(
     method: str, tmp_path: Path
 ) -> None:

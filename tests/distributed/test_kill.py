@@ -53,7 +53,9 @@ def trial(number: int, folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(n, marks=pytest.mark.variants) for n in (1, 2))]
+)
 def test_a_rank_killed_at_any_moment(number: int, tmp_path: Path) -> None:
     trial(number, tmp_path)
 

@@ -6,18 +6,30 @@ import torch
 import distributed_work as work
 from ranks import run_ranks
 
+METHODS = list(work.METHODS)
+
 
 @pytest.fixture(scope="module")
 def alone() -> dict:
-    return work.without_noise(0, list(work.METHODS), ["bare", "in a ball"])
+    return work.without_noise(0, METHODS, ["bare", "in a ball"])
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_without_noise_any_number_of_ranks_trains_the_same_model(size: int, alone: dict) -> None:
+@pytest.mark.parametrize(
+    ("size", "methods"),
+    [
+        (2, METHODS[::2]),
+        (3, METHODS[1::2]),
+        pytest.param(2, METHODS[1::2], marks=pytest.mark.variants),
+        pytest.param(3, METHODS[::2], marks=pytest.mark.variants),
+    ],
+)
+def test_without_noise_any_number_of_ranks_trains_the_same_model(
+    size: int, methods: list[str], alone: dict
+) -> None:
     """Same coins, no noise: every method, bare and wrapped, whole and in microbatches, with one
     optimizer and several.
     """
-    everyone = run_ranks(size, work.without_noise, list(work.METHODS), list(work.WAYS))
+    everyone = run_ranks(size, work.without_noise, methods, list(work.WAYS))
     for results in everyone:
         for (method, way), result in results.items():
             expected = alone.get((method, way)) or alone[method, "bare"]

@@ -14,7 +14,7 @@ from ranks import TIME_OUT, run_ranks
 CLOSED_FORM = [*work.SOLVERS, "sufficient-statistics", "huber"]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.variants)])
 def test_shards_give_what_their_union_gives_one_process(size: int, tmp_path: Path) -> None:
     """Same noise seed: the same weights on all ranks, to 1e-6 those of one process; shards are
     memory maps. With the whole table on every rank too.

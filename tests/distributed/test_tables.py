@@ -11,7 +11,7 @@ import tables_work as work
 from ranks import run_ranks
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.variants)])
 def test_without_noise_tables_train_as_in_one_process(size: int) -> None:
     alone = work.without_noise(0)
     for results in run_ranks(size, work.without_noise):

@@ -170,9 +170,15 @@ def test_planned_rates_lie_on_straight_lines() -> None:
     assert Workload(decay=[1, 2]) == Workload(decay=(1.0, 2.0))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("passes", [1, 4, 16])
 @pytest.mark.parametrize(
-    ("decay", "most"), [("linear", 1.06), ("cosine", 1.06), ((0.02, 1.0, 0.7, 0.3, 0.05), 1.09)]
+    ("decay", "most", "passes"),
+    [
+        pytest.param(*decay, passes, marks=[pytest.mark.variants] * (i != j))
+        for i, decay in enumerate(
+            [("linear", 1.06), ("cosine", 1.06), ((0.02, 1.0, 0.7, 0.3, 0.05), 1.09)]
+        )
+        for j, passes in enumerate([1, 4, 16])
+    ],
 )
 def test_a_decay_is_worth_knowing(decay: Rates, most: float, passes: int) -> None:
     """Nearer to the dense optimum of the decay; a fit to constant rates is up to 20 % above."""

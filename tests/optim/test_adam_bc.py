@@ -107,6 +107,7 @@ def excess(make: Any, rate: float, *, span: float, steps: int, noise_std: float)
         (100, 200, 0.1, 0.05),
     ],
 )
+@pytest.mark.figures
 def test_it_is_never_behind_adam_and_ahead_where_curvatures_differ(
     span: float, steps: int, noise_std: float, gain: float
 ) -> None:

@@ -118,6 +118,7 @@ def test_texts_for_the_small_gpt(tmp_path: Path) -> None:
         restaurant_gpt(tmp_path / "nowhere")
 
 
+@pytest.mark.figures
 def test_a_transformer_fine_tuned_on_squares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

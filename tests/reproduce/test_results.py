@@ -32,6 +32,7 @@ def test_every_table_has_a_command_that_is_there(bench: Callable[[str], ModuleTy
         assert "{out}" in command
 
 
+@pytest.mark.figures
 def test_correlated_errors(
     bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,13 @@ def test_a_run_stopped_in_two_processes_goes_on_in_three(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_under_torchrun_what_rank_0_refuses_ends_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", [finished, pytest.param(by_torchrun, marks=pytest.mark.variants)])
+def test_what_rank_0_refuses_ends_all(
+    by: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "something").touch()
-    code, said, errors = by_torchrun(tmp_path, 2, "--out", "run")
+    code, said, errors = by(tmp_path, 2, "--out", "run")
     assert code != 0
     assert "--out run is not empty" in errors
     assert "rank 0 failed in dpoptim train" in errors

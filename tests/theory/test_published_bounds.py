@@ -22,6 +22,7 @@ from dpoptim.theory.kl_lower_bounds import (
 )
 
 
+@pytest.mark.figures
 def test_error_feedback_converges_as_theorem_3_6_says() -> None:
     """With noise, on records where clipping alone ends 0.95 away: one is 20 clip norms long."""
     centres = torch.tensor([[-1.0, 0.0]] * 20 + [[20.0, 0.0]], dtype=torch.float64)

@@ -78,8 +78,7 @@ class RecordsAlone:
         self._model, self._loss, self._records = model, loss, records
         self._placement = placement
         self._kept: list[list[Tensor]] = []
-        entries = len(records) * sum(p.numel() for p in trainable(model).values())
-        keep = not placement.spread and entries <= KEPT
+        keep = len(records) * sum(p.numel() for p in trainable(model).values()) <= KEPT
         squared = []
         for gradients in self:
             squared.append(squared_norms([g.unsqueeze(0) for g in gradients]))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpoptim.gradients.arithmetic import no_tf32
 from dpoptim.torch_internals import SpectralNormalised, local_part
 from dpoptim.training.fixed_noise import FixedNoise
-from dpoptim.training.secret_randomness import states_of_other_generators
+from dpoptim.training.secret_randomness import seed_torch, states_of_other_generators
 
 COPIED_PARAMETERS = 1 << 26
 MOVED = 1e-2  # of itself, a parameter
@@ -49,7 +49,7 @@ def put_back(model: nn.Module) -> Iterator[None]:
 def same_made_up_records(model: nn.Module) -> Iterator[None]:
     """Draw the same made-up records in all processes. Everything is `put_back`."""
     with put_back(model):
-        torch.manual_seed(0)
+        seed_torch(0)
         yield
 
 
@@ -96,8 +96,8 @@ def quiet(
         for module in model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
                 module.eval()
-        elsewhere = draws_elsewhere(run)
-        if elsewhere or draws_random_numbers(run):
+        draws, elsewhere = draws_random_numbers(run)
+        if draws:
             noise.enter_context(FixedNoise())
             if not as_trained and (elsewhere or depends_on_seed(run)):
                 model.eval()
@@ -121,23 +121,30 @@ def autocast_seen(*, off: bool) -> Iterator[list[bool]]:
         vars(torch)["set_autocast_enabled"] = honest
 
 
-def draws_random_numbers(run: Callable[[], list[Tensor]]) -> bool:
-    """Whether a run moves the random generator, which rare dropout need not show in the result."""
-    before = torch.get_rng_state()
-    run()
-    return not torch.equal(before, torch.get_rng_state()) or depends_on_seed(run)
+def draws_random_numbers(run: Callable[[], list[Tensor]]) -> tuple[bool, bool]:
+    """Whether a run draws at all, and whether by numpy's or Python's generator.
 
-
-def draws_elsewhere(run: Callable[[], list[Tensor]]) -> bool:
-    """Whether a run moves numpy's or Python's generator, which nothing here fixes."""
-    before = states_of_other_generators()
-    run()
-    return states_of_other_generators() != before
+    Generators tell, as rare dropout need not show in the result; and results, since a model may
+    draw by a generator of its own.
+    """
+    seed_torch(0)
+    before, others = torch.get_rng_state(), states_of_other_generators()
+    first = results(run)
+    elsewhere = states_of_other_generators() != others
+    drew = elsewhere or not torch.equal(before, torch.get_rng_state())
+    return drew or moved_by_seed(first, run), elsewhere
 
 
 def depends_on_seed(run: Callable[[], list[Tensor]]) -> bool:
-    outputs = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        outputs.append([out.detach() for out in run()])
-    return any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+    seed_torch(0)
+    return moved_by_seed(results(run), run)
+
+
+def moved_by_seed(first: list[Tensor], run: Callable[[], list[Tensor]]) -> bool:
+    """Whether a run returns something else with another seed than 0, which it had before."""
+    seed_torch(1)
+    return any(not torch.equal(a, b) for a, b in zip(first, results(run), strict=True))
+
+
+def results(run: Callable[[], list[Tensor]]) -> list[Tensor]:
+    return [out.detach() for out in run()]

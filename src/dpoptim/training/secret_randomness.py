@@ -35,13 +35,25 @@ def seeded(for_torch: int, for_numpy: int, for_python: int) -> Iterator[None]:
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     try:
         with torch.random.fork_rng(devices):
-            torch.manual_seed(for_torch)
+            seed_torch(for_torch)
             np.random.seed(for_numpy % 2**32)
             random.seed(for_python)
             yield
     finally:
         np.random.set_state(numpys)
         random.setstate(pythons)
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's generators, without a queue for accelerators that are not there.
+
+    ``torch.manual_seed`` writes down the stack for each kind of them, a millisecond each, to seed
+    it once it appears, and keeps it.
+    """
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def states_of_other_generators() -> tuple[object, ...]:
