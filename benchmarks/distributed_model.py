@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dpoptim.distributed.exchange import stretches
+from saving import write_between
 
 NETWORKS = {  # seconds a message, seconds a byte
     "Ethernet 10 Gbit/s": (50e-6, 8 / 10e9),
@@ -135,13 +136,6 @@ def model_table(small: float) -> str:
 
 def write_tables(rows: Sequence[Mapping[str, str]], guide: Path = GUIDE) -> None:
     """Put the tables between the guide's marks."""
-    text = guide.read_text()
     small = max(float(row["small, DDP"]) for row in rows)
-    for mark, made in (("steps", steps_table(rows)), ("model", model_table(small))):
-        begin, end = f"<!-- {mark}: made by benchmarks/distributed.py -->", f"<!-- end {mark} -->"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise ValueError(f"{guide} has no marks {begin!r} and {end!r}")
-        text = f"{before}{begin}\n\n{made}\n\n{end}{after}"
-    guide.write_text(text)
+    tables = {"steps": steps_table(rows), "model": model_table(small)}
+    write_between(guide, {name: f"\n{made}\n" for name, made in tables.items()}, "distributed")

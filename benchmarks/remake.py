@@ -71,11 +71,11 @@ COMMANDS = {
         "python benchmarks/mixed_precision.py --device cpu "
         "--workload GPT ViT 'ResNet, GroupNorm' --variant plain ours 'ours, noise' --out {out}"
     ),
-    # on a GPU; the committed rows are of two runs: docs/speed.md
+    # on a GPU; the committed rows are of two runs of earlier versions: docs/speed.md
     "mixed_precision_cuda.csv": "python benchmarks/mixed_precision.py --device cuda --out {out}",
     "multiplication.csv": "python benchmarks/multiplication.py --out {out}",
     "one_pass.csv": f"{REPRODUCE} one-pass --out {{out}}",
-    "phases.csv": "python benchmarks/phases.py --out {out}",
+    "phases.csv": "python benchmarks/phases.py --threads 1 2 --out {out}",
     "plan_ranks.csv": "python benchmarks/plan_ranks.py --out {out}",
     "planning.csv": "python benchmarks/planning.py --out {out}",
     "search_shares.csv": "python benchmarks/search_shares.py --out {out}",
@@ -96,20 +96,20 @@ def main() -> None:
     )
     parser.add_argument("table", nargs="?", choices=sorted(COMMANDS))
     folders = {
-        "out": "runs/remade",
-        "tweets": "tweets",
-        "e2e": "e2e",
-        "peer": "peer",
-        "pictures": "pictures",
-        "font": "NotoColorEmoji.ttf",
+        "--out": "runs/remade",
+        "--tweets": "tweets",
+        "--e2e": "e2e",
+        "--peer": "peer",
+        "--pictures": "pictures",
+        "--font": "NotoColorEmoji.ttf",
     }
-    for name, folder in folders.items():
-        parser.add_argument(f"--{name}", type=Path, default=Path(folder))
+    for option, folder in folders.items():
+        parser.add_argument(option, type=Path, default=Path(folder))
     asked = parser.parse_args()
     if asked.table is None:
         print("\n".join(f"{name}: {command}" for name, command in COMMANDS.items()))
         return
-    named = {name: getattr(asked, name) for name in folders}
+    named = {option[2:]: getattr(asked, option[2:]) for option in folders}
     words = shlex.split(COMMANDS[asked.table].format(**named))
     start = [sys.executable, "-m", "dpoptim"] if words[0] == "dpoptim" else [sys.executable]
     asked.out.mkdir(parents=True, exist_ok=True)

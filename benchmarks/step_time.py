@@ -16,7 +16,8 @@ Memory is the peak above the model and its batch, of processes of their own.
 
 Each row has so many seconds for its turns (three turns at least, two of peers), after columns were
 made and warmed up. The whole table takes ten to fifteen minutes on two idle cores; `--rows` and
-`--columns` choose, `--docs` writes the tables into a page.
+`--columns` choose, `--docs` writes the tables into a page, `--keep-freed` has the process keep the
+memory that steps free, plain ones too.
 
 Run: ``python benchmarks/step_time.py [--rows GPT ...] [--columns ours ...] [--threads 1 2]
 [--out benchmarks/results] [--docs docs/speed.md]``. Opacus takes part where it is installed (extra
@@ -38,8 +39,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+import dpoptim
 from dpoptim.gradients import multiplication
-from saving import save_csv
+from saving import save_csv, write_between
 from steps import (
     PrivateLoop,
     Step,
@@ -268,16 +270,6 @@ def memory_table(rows: dict[str, Row]) -> str:
     return "\n".join(out)
 
 
-def write_into(page: Path, tables: dict[str, str]) -> None:
-    """Put tables between the comments of a page that name them."""
-    text = page.read_text()
-    for name, table in tables.items():
-        begin, end = f"<!-- {name}: made by benchmarks/step_time.py -->", f"<!-- end of {name} -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
-    page.write_text(text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -289,12 +281,17 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="that memory is the median of")
     parser.add_argument("--out", type=Path, help="folder for step_time.csv and step_time.png")
     parser.add_argument("--docs", type=Path, help="page that the tables are written into")
+    parser.add_argument(
+        "--keep-freed", action="store_true", help="dpoptim.keep_freed_memory() before all steps"
+    )
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.one:
         print(one_alone(WORKLOADS[options.one[0]], options.one[1]))
         return
+    if options.keep_freed:
+        dpoptim.keep_freed_memory()
     console, rows = Console(width=200), dict[str, Row]()
     lines: list[dict[str, object]] = []
     for title in options.rows:
@@ -314,11 +311,13 @@ def main() -> None:
             save_csv(lines, options.out / "step_time.csv")
         found = ", ".join(f"{n} x{t} {row.ratio((n, t)):.2f}" for n, t in row.seconds)
         console.print(f"{title} ({time.perf_counter() - started:.0f} s): {found}")
-    tables = {"times": time_table(rows, options.threads), "memory": memory_table(rows)}
+    tables = {"times": time_table(rows, options.threads)}
+    if options.processes:
+        tables["memory"] = memory_table(rows)
     for table in tables.values():
         print(f"\n{table}")
     if options.docs is not None:
-        write_into(options.docs, tables)
+        write_between(options.docs, tables, "step_time")
     if options.out is not None:
         draw(rows, options.out / "step_time.png")
 

@@ -55,11 +55,11 @@ def plain(
     forward = torch.compile(model) if compiled else model
 
     def step() -> None:
-        optimizer.zero_grad()
         with torch.autocast(device, narrow) if narrow else nullcontext():
             loss = work.loss(forward(x), y, "mean")
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()  # nothing of a step is held while others take their turns
 
     return step
 
@@ -191,11 +191,11 @@ def opacus(
         optimizer = DPOptimizer(sgd(model), **common)
 
         def step() -> None:
-            optimizer.zero_grad()
             with torch.autocast(device, narrow) if narrow else nullcontext():
                 loss = work.loss(wrapped(x), y, "mean")
             loss.backward()
             optimizer.step()
+            optimizer.zero_grad()
 
         return step
     fast = GradSampleModuleFastGradientClipping(model, max_grad_norm=1.0)
@@ -210,11 +210,11 @@ def opacus(
     criterion = DPLossFastGradientClipping(fast, optimizer, Criterion())
 
     def ghost_step() -> None:
-        optimizer.zero_grad()
         with torch.autocast(device, narrow) if narrow else nullcontext():
             loss = criterion(fast(x), y)
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     return ghost_step
 

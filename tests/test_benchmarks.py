@@ -72,6 +72,59 @@ def test_the_guide_has_the_tables_of_the_committed_figures(
         assert guide.read_text() == distributed_model.GUIDE.read_text()
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # torch's, of Opacus' hooks
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["GPT-2", "ViT-B", "Llama-1B, LoRA", "ResNet, wide"])
+def test_each_batch_of_a_gpu_s_models_is_timed_by_every_variant_that_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiny, on the CPU."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import mixed_precision as made
+
+    monkeypatch.setattr(made, "WARM", 1)
+    monkeypatch.setattr(made, "ROUNDS", 1)
+    device = torch.device("cpu")
+    works = made.workloads(name, tiny=True)
+    rows = [row for work in works for row in made.measure(work, made.UNCOMPILED, device)]
+    ours = ("plain", "ours", "ours, noise")
+    assert [row["variant"] for row in rows if row["variant"] not in made.PEERS] == [
+        variant for _ in made.LARGE[name][1] for variant in ours
+    ]
+    assert all(float(str(row["milliseconds"])) > 0 for row in rows)
+    table = made.page_table(rows).splitlines()
+    assert len(table) == 2 + len(made.LARGE[name][1])
+
+
+def test_the_page_has_the_table_of_the_committed_figures_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import mixed_precision
+    import saving
+
+    committed = BENCHMARKS.parent / "docs" / "speed.md"
+    page = tmp_path / "speed.md"
+    page.write_text(committed.read_text())
+    table = mixed_precision.page_table(rows_of("mixed_precision_cuda.csv"))
+    for _ in range(2):  # between the marks alone
+        saving.write_between(page, {"accelerator": table}, "mixed_precision")
+        assert page.read_text() == committed.read_text()
+
+
+def test_noise_on_a_device_is_timed_by_every_contender(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import noise_throughput as made
+
+    device = torch.device("cpu")
+    lines = made.measure_on(device, 1000, rounds=1)
+    assert [line["what"] for line in lines] == list(made.contenders_on(device, 1000))
+    assert all(float(str(line["milliseconds"])) > 0 for line in lines)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)  # of the whole process
+    of_the_cpu = made.on_the_cpu(1000, rounds=1)
+    assert [line["what"] for line in of_the_cpu] == list(made.contenders(1000, 1))
+
+
 @pytest.mark.figures
 def test_private_and_plain_steps_in_two_processes_make_the_guide_s_tables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -181,8 +181,8 @@ def test_rows_of_what_is_timed(bench: Callable[[str], ModuleType]) -> None:
         for variant in ("plain", "ours", "ours, noise")
     }
     made = bench("mixed_precision")
-    assert named("mixed_precision_cuda.csv", "workload") == {
-        (name,) for name in (*made.LARGE, "ResNet, wide")
+    assert named("mixed_precision_cuda.csv", "workload", "records") == {
+        (name, str(records)) for name, (_, batches) in made.LARGE.items() for records in batches
     }
     assert named("mixed_precision_cuda.csv", "variant") <= {(name,) for name in made.VARIANTS}
     made = bench("step_time")

@@ -37,7 +37,8 @@ _BEGAN = this_process()
 _CHUNK = 64 * BLOCK_WORDS
 _PIECE = 16 * _CHUNK  # what visits the host at a time when the tensor lives elsewhere
 # Entries of a vector for which kernels elsewhere are compiled. On an NVIDIA H200, 2^14 took 0.17 ms
-# by the host and 0.19 by kernels, 2^16 0.42 and 0.20, 2^18 1.16 and 0.21; compiling takes 1.6 s.
+# by the host and 0.19 by kernels, 2^16 0.42 and 0.20, 2^18 1.16 and 0.21; compiling takes 1.6 s
+# (benchmarks/noise_throughput.py --device cuda).
 LEAST_ON_DEVICE = 1 << 16
 _AT_ONCE = 1 << 22  # of its entries that are copied to float64 there, in 32 MiB
 _LEAST_AHEAD = 1 << 12  # entries for which a thread is worth waking
