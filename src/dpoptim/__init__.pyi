@@ -4,7 +4,7 @@ from dpoptim import losses as losses
 from dpoptim.accounting.guarantee import Guarantee as Guarantee
 from dpoptim.accounting.ledger import BudgetExceeded as BudgetExceeded
 from dpoptim.accounting.ledger import Ledger as Ledger
-from dpoptim.accounting.ledger import LedgerError as LedgerError
+from dpoptim.errors import LedgerError as LedgerError
 from dpoptim.errors import PrivacyError as PrivacyError
 from dpoptim.errors import SamplesInteractError as SamplesInteractError
 from dpoptim.freed_memory import keep_freed_memory as keep_freed_memory

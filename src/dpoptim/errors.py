@@ -35,6 +35,14 @@ class PrivacyError(RuntimeError):
         self.layer = layer
 
 
+class LedgerError(RuntimeError):
+    """The ledger cannot be read, written or used as asked. What it held before, it still holds."""
+
+
+class TakenUpElsewhereError(LedgerError):
+    """Another process goes on with the run, from a checkpoint: whoever held it before may not."""
+
+
 class SamplesInteractError(PrivacyError):
     """A record's gradient depends on other records of the batch, so clipping bounds nothing."""
 

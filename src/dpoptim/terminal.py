@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import LedgerError, PrivacyError
 from dpoptim.printable import printable
 
 EXIT_BAD_INPUT = 2
@@ -44,8 +44,6 @@ def show_waits() -> None:
 @contextmanager
 def clear_errors() -> Iterator[None]:
     """Turn what bad input raises into one clear message and exit code 2."""
-    from dpoptim.accounting.ledger_settings import LedgerError
-
     try:
         yield
     except (ValueError, TypeError, PrivacyError, LedgerError, OSError) as error:

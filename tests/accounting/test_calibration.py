@@ -246,16 +246,37 @@ def waiting_apart(noise):
     return MinSeparationDpEvent(noise, (1.0,), (1.0,), (4,), 0.3, 1, 1 << 12)
 
 
-def test_calibrations_by_monte_carlo_say_so_and_are_remembered(cache, searches, caplog):
+class Heard(logging.Handler):
+    """Keeps what calibrations say of themselves while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+        self._log = logging.getLogger("dpoptim.accounting")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> list[str]:
+        self._log.addHandler(self)
+        self._before = self._log.level
+        self._log.setLevel(logging.INFO)
+        return self.lines
+
+    def __exit__(self, *exception: object) -> None:
+        self._log.setLevel(self._before)
+        self._log.removeHandler(self)
+
+
+def test_calibrations_by_monte_carlo_say_so_and_are_remembered(cache, searches):
     budget = {"epsilon": 1.0, "delta": 1e-5, "neighboring": "add-or-remove-one"}
-    with caplog.at_level(logging.INFO, "dpoptim.accounting"):
+    with Heard() as said:
         first = calibrate_remembered(waiting_apart, **budget)
-        said = [record.getMessage() for record in caplog.records]
         assert {line.split(":")[0] for line in said} == {"calibrating, roughly", "calibrating"}
         assert f"at noise multiplier {first:.4g};" in said[-1]
-        caplog.clear()
+        said.clear()
         assert calibrate_remembered(waiting_apart, **budget) == first
-        (line,) = (record.getMessage() for record in caplog.records)
+        (line,) = said
     assert line.startswith("evaluating a noise multiplier of earlier")
     assert len(searches) == 1
     assert 0.99 <= compute_epsilon(waiting_apart(first), 1e-5, "zero-out").epsilon <= 1
@@ -265,7 +286,7 @@ def test_calibrations_by_monte_carlo_say_so_and_are_remembered(cache, searches, 
     assert len(searches) == 2
 
 
-def test_calibrations_that_are_quick_say_nothing(caplog):
-    with caplog.at_level(logging.INFO, "dpoptim.accounting"):
+def test_calibrations_that_are_quick_say_nothing():
+    with Heard() as said:
         calibrate_noise_multiplier(**CELL)
-    assert caplog.records == []
+    assert said == []

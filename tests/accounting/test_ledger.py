@@ -22,8 +22,9 @@ import pytest
 from dpoptim.accounting import ledger_store
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.budget import Budget, epsilon_from_renyi, filter_order, renyi_budget
-from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError, Reservation
+from dpoptim.accounting.ledger import BudgetExceeded, Ledger, Reservation
 from dpoptim.accounting.ledger_schema import Entry
+from dpoptim.errors import LedgerError
 
 AR, R1, ZERO = "add-or-remove-one", "replace-one", "zero-out"
 

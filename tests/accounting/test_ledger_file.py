@@ -18,8 +18,9 @@ import dp_accounting as dp
 import pytest
 
 from dpoptim.accounting import ledger_store
-from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
+from dpoptim.accounting.ledger import BudgetExceeded, Ledger
 from dpoptim.accounting.ledger_schema import Entry, Head
+from dpoptim.errors import LedgerError
 
 AR = "add-or-remove-one"
 

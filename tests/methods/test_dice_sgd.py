@@ -20,9 +20,9 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon
-from dpoptim.accounting.ledger import LedgerError
 from dpoptim.clipping import SplitClipping
 from dpoptim.documents import with_digest
+from dpoptim.errors import LedgerError
 from dpoptim.gradients.engine import Engine
 from dpoptim.methods.error_feedback import ErrorFeedback, HiddenStateNoise
 from dpoptim.sampling import FixedBatches

@@ -23,9 +23,9 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim import Ledger
-from dpoptim.accounting.ledger import BudgetExceeded, LedgerError
+from dpoptim.accounting.ledger import BudgetExceeded
 from dpoptim.audit.refunds import audit_refunds
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import LedgerError, PrivacyError
 from dpoptim.gate import FilteredGate, Gate, planned
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan

@@ -16,7 +16,7 @@ import dp_accounting
 import torch
 
 from dpoptim import Ledger
-from dpoptim.accounting.ledger import LedgerError
+from dpoptim.errors import LedgerError
 from dpoptim.files import write_atomically
 from dpoptim.training.checkpoint import read_checkpoint, write_checkpoint
 from torture.outcomes import Outcomes

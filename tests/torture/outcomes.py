@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from dpoptim.accounting.ledger import LedgerError
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import LedgerError, PrivacyError
 
 PATIENCE = 20  # seconds after which an attempt hangs
 CLEAR = (ValueError, OSError, PrivacyError, LedgerError)

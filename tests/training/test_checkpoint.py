@@ -17,7 +17,8 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim import DPFTRL, DPSGD, DiceSGD, PrivateQuantile, ScaledClipNorm
-from dpoptim.accounting.ledger import Ledger, LedgerError
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.errors import LedgerError
 from dpoptim.noise.correlated import BestStrategy, RedrawnToeplitz
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan

@@ -9,7 +9,7 @@ import dp_accounting as dp
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.budget import Budget, Shortfall
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
-from dpoptim.accounting.ledger_settings import LedgerError
+from dpoptim.errors import LedgerError
 from dpoptim.printable import printable
 
 _FILTER_NAMES = {"renyi": "RDP filter", "basic": "basic-composition filter"}

@@ -42,8 +42,9 @@ from dpoptim.accounting.ledger_refusals import (
 )
 from dpoptim.accounting.ledger_runs import Reservation, Runs
 from dpoptim.accounting.ledger_schema import Entry, Kind
-from dpoptim.accounting.ledger_settings import LedgerError, Wanted, now, require_forms
+from dpoptim.accounting.ledger_settings import Wanted, now, require_forms
 from dpoptim.accounting.ledger_store import LedgerStore
+from dpoptim.errors import LedgerError
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.printable import printable, storable
 

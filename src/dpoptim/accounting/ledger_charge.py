@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import dp_accounting as dp
 
-from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
+from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.accounting.ledger_runs import DONE
-from dpoptim.accounting.ledger_settings import ID, TakenUpElsewhereError
+from dpoptim.accounting.ledger_settings import ID
+from dpoptim.errors import LedgerError, TakenUpElsewhereError
 from dpoptim.printable import printable
 
 PartOf = Callable[[int, int], dp.DpEvent]

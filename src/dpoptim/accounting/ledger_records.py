@@ -11,9 +11,9 @@ from dpoptim.accounting.budget import Budget
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger_refusals import known_run
 from dpoptim.accounting.ledger_runs import Reservation, Runs
-from dpoptim.accounting.ledger_settings import LedgerError
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.accounting.ledger_verify import verify
+from dpoptim.errors import LedgerError
 from dpoptim.notebook import as_table
 from dpoptim.printable import printable
 

@@ -7,7 +7,7 @@ import dp_accounting as dp
 
 from dpoptim.accounting.event_json import event_text
 from dpoptim.accounting.ledger_runs import DONE, Reservation, Runs
-from dpoptim.accounting.ledger_settings import LedgerError, TakenUpElsewhereError
+from dpoptim.errors import LedgerError, TakenUpElsewhereError
 from dpoptim.printable import printable
 
 

@@ -10,7 +10,7 @@ from dpoptim.accounting.balance import refusal
 from dpoptim.accounting.budget import Budget
 from dpoptim.accounting.event_json import event_from_json
 from dpoptim.accounting.ledger_schema import Entry, Head, Kind
-from dpoptim.accounting.ledger_settings import LedgerError
+from dpoptim.errors import LedgerError
 
 DONE = {"committed": "completed", "ended": "ended for good"}  # of runs that are over
 

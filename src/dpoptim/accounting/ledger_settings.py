@@ -8,16 +8,9 @@ from datetime import UTC, datetime
 
 from dpoptim.accounting.budget import Budget, FilterKind
 from dpoptim.accounting.guarantee import neighboring_name
+from dpoptim.errors import LedgerError
 
 ID, SHA256 = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{64}")
-
-
-class LedgerError(RuntimeError):
-    """The ledger cannot be read, written or used as asked. What it held before, it still holds."""
-
-
-class TakenUpElsewhereError(LedgerError):
-    """Another process goes on with the run, from a checkpoint: whoever held it before may not."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ from dpoptim.accounting.ledger_schema import (
     new_file,
     schema,
 )
-from dpoptim.accounting.ledger_settings import LedgerError, Settings
+from dpoptim.accounting.ledger_settings import Settings
+from dpoptim.errors import LedgerError
 from dpoptim.files import create_whole
 from dpoptim.printable import printable
 

@@ -6,8 +6,8 @@ from dpoptim.accounting.budget import Budget
 from dpoptim.accounting.event_json import event_from_json
 from dpoptim.accounting.ledger_runs import Runs
 from dpoptim.accounting.ledger_schema import Kind
-from dpoptim.accounting.ledger_settings import LedgerError
 from dpoptim.accounting.ledger_store import LedgerStore
+from dpoptim.errors import LedgerError
 
 
 def verify(store: LedgerStore, budget: Budget | None, neighboring: str, digest: str | None) -> int:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
+from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.audit.sampled_gaussians import SampledGaussians
 from dpoptim.audit.two_worlds import Canaries
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import LedgerError, PrivacyError
 from dpoptim.gate import Gate, GaussianSum
 from dpoptim.methods import DPSGD
 from dpoptim.noise.stream import KeyStream

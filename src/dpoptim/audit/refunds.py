@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting import gdp_epsilon
-from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
+from dpoptim.accounting.ledger import BudgetExceeded, Ledger
 from dpoptim.audit.bounds import Errors, gdp_lower_bound
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import LedgerError, PrivacyError
 from dpoptim.gate import FilteredGate, Gate
 from dpoptim.methods import DPSGD
 from dpoptim.noise.stream import KeyStream

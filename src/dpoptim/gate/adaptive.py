@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dpoptim.accounting.filters import GaussianFilter, selection_mu
 from dpoptim.accounting.guarantee import neighbours_differ_by
-from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
+from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.accounting.ledger_charge import Charge
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import LedgerError, PrivacyError
 from dpoptim.gate.one_process import refuse_fork
 from dpoptim.noise.choice import exponential_choice
 from dpoptim.noise.gaussian import add_normal

@@ -7,9 +7,9 @@ from typing import Any
 
 import dp_accounting
 
-from dpoptim.accounting.ledger import Ledger, LedgerError
+from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_charge import Charge
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import LedgerError, PrivacyError
 from dpoptim.gate.one_process import refuse_fork
 from dpoptim.noise.choice import exponential_choice
 from dpoptim.noise.stream import KeyStream

@@ -24,10 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpoptim.accounting.ledger import LedgerError
 from dpoptim.distributed.agreement import bytes_of
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.errors import PrivacyError, RankError
+from dpoptim.errors import LedgerError, PrivacyError, RankError
 from dpoptim.files import turn_in, unused_name, write_atomically
 from dpoptim.gradients.boxes import Boxes, Stored, box_of, changed, is_large
 from dpoptim.printable import printable
