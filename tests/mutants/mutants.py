@@ -468,6 +468,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("secret seeds lost", "training.secret_randomness", _i.seeds_of_the_program, "isolation"),
     Mutant(
+        "a model's own seeds kept",
+        "training.secret_randomness.generators_in",
+        _i.own_seeds_of_the_program,
+        "isolation",
+    ),
+    Mutant(
         "second backward pass counts again",
         "gradients.Engine._close",
         _s.second_backward_counts,

@@ -20,7 +20,7 @@ from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.privacy_units import Units
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.run_streams import RunStreams
-from dpoptim.training.secret_randomness import secret_randomness
+from dpoptim.training.secret_randomness import generators_in, secret_randomness
 from dpoptim.training.slots import Slots, SlotSampler, costs_little
 from dpoptim.training.steps import Steps
 
@@ -114,7 +114,8 @@ class BatchLoader:
                 # a loop that is still open when Python ends has no modules left to close it with
                 atexit.register(hidden.close)
                 hidden.callback(atexit.unregister, hidden.close)
-                hidden.enter_context(secret_randomness(self._randomness))
+                own = generators_in(self._engine.model, self._train_set, self._collate_fn)
+                hidden.enter_context(secret_randomness(self._randomness, own))
             yield from self._deliver(physical_batch_size, options, fixed_shape)
 
     def restore_randomness(self) -> None:

@@ -31,7 +31,7 @@ from dpoptim.training.isolation_words import (
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
 from dpoptim.training.quiet import put_back, quiet
-from dpoptim.training.secret_randomness import seeded
+from dpoptim.training.secret_randomness import generators_in, same_randomness
 
 NOT_FIRST = "its outputs do not have the batch axis first"
 MOST_TRIALS = 16
@@ -98,14 +98,17 @@ def choose_isolation(
         found, reason = working_sample(model, train_set, batch_axis, collate)
     if found is None:
         return unprobed(choice, batch_axis, reason)
-    with quiet(model, lambda: found.outputs(model)):
-        sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
-        if sample is None or (sample.folded and choice == "vmap"):
-            return unprobed(choice, batch_axis, NOT_FIRST)
-        chosen = chosen_by_trials(model, sample, choice, placement)
+    with quiet(model, lambda: found.outputs(model)) as quieted:
+        if quieted.draws:
+            chosen = incomparable(choice, found)
+        else:
+            sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
+            if sample is None or (sample.folded and choice == "vmap"):
+                return unprobed(choice, batch_axis, NOT_FIRST)
+            chosen = chosen_by_trials(model, sample, choice, placement)
     if chosen.sample is not None:
         refuse_memory(model, chosen.sample)
-    return chosen
+    return as_it_trains(model, chosen, choice, placement) if quieted.evaluates else chosen
 
 
 def chosen_by_trials(
@@ -130,6 +133,51 @@ def chosen_by_trials(
     return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
 
 
+def incomparable(choice: Choice, sample: Sample) -> Chosen:
+    """Records alone, for a model of which no two runs on the same records can be compared.
+
+    Raises:
+        PrivacyError: another way was chosen by name.
+    """
+    reason = (
+        "the model draws from numpy's or Python's random generators in evaluation mode as well, so "
+        "that nobody can tell whether records are mixed"
+    )
+    if choice != "auto":
+        raise PrivacyError(
+            f'{reason}. Fix: isolation="alone", in which no record meets another; or draw from '
+            "torch's generator, or in training mode only."
+        )
+    return in_this_way(Isolation.of("alone"), sample, reason)
+
+
+def in_this_way(isolation: Isolation, sample: Sample | None, reason: str) -> Chosen:
+    message = (
+        f"{WAYS_IN_WORDS[isolation.tier]}, because {reason}. Say isolation={isolation.tier!r} to "
+        "choose for yourself."
+    )
+    return Chosen(isolation, basis_of(isolation), sample, message)
+
+
+def as_it_trains(model: nn.Module, chosen: Chosen, choice: Choice, placement: Placement) -> Chosen:
+    """The way chosen in evaluation mode, if it also runs in training mode; else records alone.
+
+    Raises:
+        SamplesInteractError: it does not, and was chosen by name.
+    """
+    sample = chosen.sample
+    if sample is None or chosen.isolation.alone:
+        return chosen
+    with quiet(model, lambda: sample.outputs(model), as_trained=True):
+        trials = Trials(model, sample, placement)
+        failure = trials.raised(chosen.isolation)
+    if failure is None:
+        return chosen
+    if choice != "auto":
+        raise trials.refusal(failure)
+    return in_this_way(Isolation.of("alone"), sample, f"in training mode {failure.reason}")
+
+
 def unprobed(choice: Choice, batch_axis: int | None, reason: str) -> Chosen:
     """The way that is taken untried."""
     isolation = Isolation.of("vmap" if choice == "vmap" else "rules", batch_axis or 0)
@@ -139,11 +187,7 @@ def unprobed(choice: Choice, batch_axis: int | None, reason: str) -> Chosen:
 
 def after_loss(isolation: Isolation, sample: Sample | None, reason: str) -> Chosen:
     """Choice of a way that suits the loss, where for that reason the model's own does not."""
-    message = (
-        f"{WAYS_IN_WORDS[isolation.tier]}, because with the loss {reason}. Say "
-        f"isolation={isolation.tier!r} to choose for yourself."
-    )
-    return Chosen(isolation, basis_of(isolation), sample, message)
+    return in_this_way(isolation, sample, f"with the loss {reason}")
 
 
 def slower_way(
@@ -261,7 +305,7 @@ def refuse_memory(model: nn.Module, sample: Sample) -> None:
     found = []
     with quiet(model, lambda: one.outputs(model), as_trained=True):
         for each in (other, one, one):
-            with seeded(0, 0, 0):
+            with same_randomness(generators_in(model)):
                 found.append(each.outputs(model))
     if any(map(moved, *found[1:])):
         raise SamplesInteractError(

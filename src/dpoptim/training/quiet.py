@@ -1,7 +1,8 @@
 """Run a model to look at it, deterministically; everything that moved is put back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,14 @@ from torch import Tensor, nn
 from dpoptim.gradients.arithmetic import no_tf32
 from dpoptim.torch_internals import SpectralNormalised, local_part
 from dpoptim.training.fixed_noise import FixedNoise
-from dpoptim.training.secret_randomness import states_of_other_generators
+from dpoptim.training.secret_randomness import (
+    Generator,
+    everywhere,
+    generators_in,
+    of_torch,
+    put_generators_back,
+    states_of,
+)
 
 COPIED_PARAMETERS = 1 << 26
 MOVED = 1e-2  # of itself, a parameter
@@ -30,6 +38,7 @@ def put_back(model: nn.Module) -> Iterator[None]:
     elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
     try:
         with ExitStack() as generators:
+            generators.enter_context(put_generators_back(generators_in(model)))
             generators.enter_context(torch.random.fork_rng([]))
             for device in elsewhere:
                 generators.enter_context(
@@ -81,27 +90,43 @@ def other_weights(model: nn.Module, seed: int) -> Iterator[None]:
                 p.copy_(value)
 
 
+@dataclass(frozen=True)
+class Quieted:
+    """How `quiet` made a model deterministic.
+
+    Attributes:
+        evaluates: whether it put the model into evaluation mode for it.
+        draws: whether it did not succeed: numpy's or Python's generators, or the model's own of
+            such a kind, are drawn from in evaluation mode, too.
+    """
+
+    evaluates: bool = False
+    draws: bool = False
+
+
 @contextmanager
 def quiet(
     model: nn.Module, run: Callable[[], list[Tensor]], *, as_trained: bool = False
-) -> Iterator[None]:
+) -> Iterator[Quieted]:
     """Make the model deterministic, in training mode if that can be; everything is `put_back`.
 
-    Dropout layers are switched off. If ``run`` still draws random numbers, they are always the
-    same; where that cannot be done, the whole model goes to evaluation mode, unless it is wanted
-    ``as_trained``. It runs with gradients, which losses with gradient penalties take, and without
-    TF32.
+    Dropout layers are switched off. If ``run`` still draws random numbers from torch's generators
+    or the model's own of torch's kind, they are always the same; where that cannot be done, the
+    whole model goes to evaluation mode, unless it is wanted ``as_trained``. It runs with
+    gradients, which losses with gradient penalties take, and without TF32.
     """
+    own = generators_in(model)
     with put_back(model), ExitStack() as noise, torch.enable_grad(), no_tf32():
         for module in model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
                 module.eval()
-        elsewhere = draws_elsewhere(run)
-        if elsewhere or draws_random_numbers(run):
+        found, elsewhere = Quieted(), draws_elsewhere(run, own)
+        if elsewhere or draws_random_numbers(run, own):
             noise.enter_context(FixedNoise())
             if not as_trained and (elsewhere or depends_on_seed(run)):
                 model.eval()
-        yield
+                found = Quieted(evaluates=True, draws=elsewhere and draws_elsewhere(run, own))
+        yield found
 
 
 @contextmanager
@@ -121,18 +146,20 @@ def autocast_seen(*, off: bool) -> Iterator[list[bool]]:
         vars(torch)["set_autocast_enabled"] = honest
 
 
-def draws_random_numbers(run: Callable[[], list[Tensor]]) -> bool:
-    """Whether a run moves the random generator, which rare dropout need not show in the result."""
-    before = torch.get_rng_state()
+def draws_random_numbers(run: Callable[[], list[Tensor]], own: Sequence[Generator]) -> bool:
+    """Whether a run moves a generator of torch's; rare dropout need not show in the result."""
+    generators = [torch.default_generator, *(each for each in own if of_torch(each))]
+    before = states_of(generators)
     run()
-    return not torch.equal(before, torch.get_rng_state()) or depends_on_seed(run)
+    return states_of(generators) != before or depends_on_seed(run)
 
 
-def draws_elsewhere(run: Callable[[], list[Tensor]]) -> bool:
-    """Whether a run moves numpy's or Python's generator, which nothing here fixes."""
-    before = states_of_other_generators()
+def draws_elsewhere(run: Callable[[], list[Tensor]], own: Sequence[Generator]) -> bool:
+    """Whether a run moves a generator of numpy's or Python's, which nothing here fixes."""
+    generators = [each for each in everywhere(own) if not of_torch(each)]
+    before = states_of(generators)
     run()
-    return states_of_other_generators() != before
+    return states_of(generators) != before
 
 
 def depends_on_seed(run: Callable[[], list[Tensor]]) -> bool:

@@ -1,8 +1,13 @@
 """Random numbers of models and data sets (dropout, augmentation) from seeds nobody knows."""
 
+import functools
+import inspect
 import random
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -10,41 +15,152 @@ import torch
 
 from dpoptim.noise.stream import KeyStream
 
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+WORDS = 4  # of 64 bits in a seed; of torch's generators, one is used
+MOST_OBJECTS = 20_000  # that are looked at for generators
+HOLD_NONE = (torch.Tensor, np.ndarray, str, bytes, int, float, type, ModuleType)
+
 
 @contextmanager
-def secret_randomness(stream: KeyStream) -> Iterator[None]:
+def secret_randomness(stream: KeyStream, own: Sequence[Generator] = ()) -> Iterator[None]:
     """Seed torch's, numpy's and Python's generators from ``stream``; put them back at the end.
 
     Whoever knows the seed of dropout knows each record's mask, and one record more would shift the
     masks of all that follow it: as ``torch.manual_seed(0)``, which many programs begin with, would
     let it. Workers of data loaders take their seeds from torch's generator.
 
+    Args:
+        own: generators of the program's own, `generators_in` its parts; seeded and put back, too.
+
     **Guarantee.** None by itself: torch's generator on CPUs keeps 32 bits of a seed, and a program
     may seed it anew. See `assumptions.RANDOM`.
     """
-    words = np.empty(3, dtype=np.uint64)
+    words = np.empty(WORDS * (1 + len(everywhere(own))), dtype=np.uint64)
     stream.words(words)
-    with seeded(*(int(word) for word in words)):
+    with seeded(
+        [int.from_bytes(seed.tobytes(), "little") for seed in words.reshape(-1, WORDS)], own
+    ):
         yield
 
 
 @contextmanager
-def seeded(for_torch: int, for_numpy: int, for_python: int) -> Iterator[None]:
-    """Seed torch's, numpy's and Python's generators; put them back at the end."""
-    numpys, pythons = np.random.get_state(), random.getstate()
+def same_randomness(own: Sequence[Generator] = ()) -> Iterator[None]:
+    """Seed all generators with zero, whoever has drawn before; put them back at the end."""
+    with seeded([0] * (1 + len(everywhere(own))), own):
+        yield
+
+
+@contextmanager
+def seeded(seeds: Sequence[int], own: Sequence[Generator]) -> Iterator[None]:
+    """Seed torch's generators by the first seed, and the others by one each."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with put_generators_back(own), torch.random.fork_rng(devices):
+        torch.manual_seed(seeds[0] % 2**64)
+        for generator, seed in zip(everywhere(own), seeds[1:], strict=True):
+            set_state(generator, state_from(generator, seed))
+        yield
+
+
+@contextmanager
+def put_generators_back(own: Sequence[Generator]) -> Iterator[None]:
+    """Restore numpy's, Python's and one's own generators at the end; not torch's."""
+    before = [(generator, state_of(generator)) for generator in everywhere(own)]
     try:
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(for_torch)
-            np.random.seed(for_numpy % 2**32)
-            random.seed(for_python)
-            yield
+        yield
     finally:
-        np.random.set_state(numpys)
-        random.setstate(pythons)
+        for generator, state in before:
+            set_state(generator, state)
 
 
-def states_of_other_generators() -> tuple[object, ...]:
-    """Numpy's and Python's states, which any draw changes; comparable."""
-    state = cast("tuple[Any, ...]", np.random.get_state())
-    return random.getstate(), state[1].tobytes(), state[2:]
+def everywhere(own: Sequence[Generator]) -> list[Generator]:
+    """Numpy's and Python's generators, and one's own, each once."""
+    # whose methods numpy's and Python's functions are
+    shared = [vars(of)["random"].__self__ for of in (np.random, random)]
+    return [*shared, *(each for each in own if not any(each is other for other in shared))]
+
+
+def of_torch(generator: Generator) -> bool:
+    return isinstance(generator, torch.Generator)
+
+
+def states_of(generators: Iterable[Generator]) -> list[object]:
+    """States of generators, which any draw changes; comparable."""
+    return [comparable(state_of(generator)) for generator in generators]
+
+
+def comparable(state: Any) -> object:
+    if isinstance(state, Mapping):
+        return tuple((key, comparable(value)) for key, value in state.items())
+    if isinstance(state, torch.Tensor):
+        state = state.cpu().numpy()
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+def state_of(generator: Generator) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return generator.getstate()
+
+
+def set_state(generator: Generator, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def state_from(generator: Generator, seed: int) -> Any:
+    """The state that such a generator has after this seed."""
+    if isinstance(generator, torch.Generator):
+        return torch.Generator(generator.device).manual_seed(seed % 2**64).get_state()
+    if isinstance(generator, random.Random):
+        return type(generator)(seed).getstate()
+    kind = cast("dict[str, Any]", state_of(generator))["bit_generator"]
+    return getattr(np.random, kind)(seed).state
+
+
+def generators_in(*parts: Any) -> list[Generator]:
+    """Generators that a program's parts hold: in attributes, containers and closures.
+
+    Args:
+        parts: models, data sets, functions. The nearest `MOST_OBJECTS` of what they hold are
+            looked at.
+    """
+    found: list[Generator] = []
+    left, seen = deque(parts), set[int]()
+    while left and len(seen) < MOST_OBJECTS:
+        value = left.popleft()
+        if value is None or isinstance(value, HOLD_NONE) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Generator):
+            found += [value] if has_state(value) else []
+        else:
+            left.extend(islice(held(value), MOST_OBJECTS))
+    return found
+
+
+def has_state(generator: Generator) -> bool:
+    """Whether there is anything to seed: not in what the operating system draws."""
+    return not isinstance(generator, random.SystemRandom)
+
+
+def held(value: Any) -> Iterable[Any]:
+    """Contents of a container, a function or an object, without running any code of its own."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return value
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, MethodType):
+        return (value.__self__,)
+    if isinstance(value, FunctionType):
+        return (*inspect.getclosurevars(value).nonlocals.values(), *(value.__defaults__ or ()))
+    return getattr(value, "__dict__", {}).values()
