@@ -109,6 +109,7 @@ def isolation() -> str:
         mixes_a_little_under_autocast,
         divides_by_the_planned_batch,
         divides_by_each_batch,
+        multiplies_losses,
         trains_weights_of_the_loss,
     )
     found = [f"accepted {f.__name__}" for f in refusals if not refused(f)]
@@ -157,6 +158,11 @@ def divides_by_the_planned_batch() -> None:
 def divides_by_each_batch() -> None:
     """A mean said to be a sum."""
     in_scalars(lambda losses: losses.sum() / len(losses), "sum")
+
+
+def multiplies_losses() -> None:
+    """Losses that are made of two records each, as triplets are."""
+    in_scalars(lambda losses: losses * losses.roll(1), "sum")
 
 
 def trains_weights_of_the_loss() -> None:

@@ -5,6 +5,7 @@ from torch import Tensor
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.losses import without_single_axes
+from dpoptim.training.coupled_losses import refuse_coupled_losses
 from dpoptim.training.other_parameters import refuse_other_parameters
 from dpoptim.training.reduction import ONE_BY_ONE, Reading, read_reduction
 
@@ -32,6 +33,7 @@ class HandedOver:
         require_losses(losses)
         refuse_other_parameters(losses, engine.model, engine.placement)
         losses = without_single_axes(losses)
+        refuse_coupled_losses(engine, losses)
         if engine.isolation.alone:  # whatever it is, there is nobody else in it
             engine.backward(losses)
         elif losses.dim() == 0 and engine.takes_scalars:
