@@ -22,7 +22,8 @@ def refuse_coupled_losses(engine: Engine, losses: Tensor) -> None:
     """Refuse losses of which one depends on the model's outputs for several records.
 
     Looked at is what the model's forward passes returned, where one axis is the records' for
-    certain; not under ``fully_shard``, and not where records pass alone. Not seen: records that meet before the model, or in what is not differentiated.
+    certain; not under ``fully_shard``, and not where records pass alone. Not seen: records that
+    meet before the model, or in what is not differentiated.
 
     Args:
         engine: of the model, before its backward pass.

@@ -37,6 +37,10 @@ NOT_FIRST = "its outputs do not have the batch axis first"
 MOST_TRIALS = 16
 
 
+class OutputsMixedError(SamplesInteractError):
+    """What the model returns for a record depends on others; a loss may leave that out."""
+
+
 class IsolationWarning(UserWarning):
     """Records are kept apart in a slower way than by rules for layers."""
 
@@ -260,12 +264,13 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
             turned = sample.time_first().tried(model)
             if turned.returned and neighbours_are_invisible(model, turned):
                 return turned
-    raise SamplesInteractError(
+    raise OutputsMixedError(
         "records are mixed in the forward pass: replacing one changed the outputs of others. "
         "Usual causes: batch statistics, attention or sorting across the batch, records on another "
         "axis than the first (batch_axis=1). Fix: let each record's output depend on that record "
-        'alone; or isolation="alone", where the loss leaves out what is mixed (similarities of all '
-        "pairs, say)."
+        "alone; or, where the loss leaves out what is mixed (a CLIP model's similarities of all "
+        "pairs, of which each record's own embeddings are used), dpoptim.attach(..., loss=loss), "
+        'which tries that; or isolation="alone", in which no record meets another.'
     )
 
 
