@@ -18,7 +18,7 @@ WEIGHTS = torch.tensor([1.0, 9.0, 0.1])
 generator = torch.Generator().manual_seed(1)
 X, Y = torch.randn(N, FEATURES, generator=generator), torch.arange(N) % CLASSES
 X[1] *= 20  # of the heaviest class
-SOME = torch.where(torch.arange(N) % 4 == 3, -100, Y)
+SOME = torch.where(torch.arange(N) % 4 == 2, -100, Y)
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
@@ -122,3 +122,20 @@ def of_others(model: nn.Module, batch: Any) -> Tensor:
 def test_other_means_are_not(loop: Loss) -> None:
     with pytest.raises(dpoptim.SamplesInteractError):
         released(Y, loop, loss=loop)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_of_plain_means_alone_a_loop_may_differentiate_them_itself(weighted: bool) -> None:
+    """Class weights count also where the records that are tried show none of them."""
+    weights = WEIGHTS if weighted else None
+
+    def loop(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], weight=weights)
+
+    one_class = torch.zeros_like(Y)
+    one_class[-1] = 1
+    if not weighted:
+        assert len(released(one_class, loop, loss=loop, bare=True)) == STEPS
+        return
+    with pytest.raises(dpoptim.PrivacyError, match=r"Fix: private.backward\(loss\)"):
+        released(one_class, loop, loss=loop, bare=True)

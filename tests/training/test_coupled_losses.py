@@ -191,6 +191,41 @@ def test_an_axis_that_may_be_another_one_proves_nothing() -> None:
     assert trained(build, TensorDataset(x, Y), loss) == 2
 
 
+class Balanced(nn.Module):
+    """Returns what its scores are made of, too: shares of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(FEATURES, 2), nn.Linear(FEATURES, 2 * CLASSES)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shares = self.gate(x).softmax(1)
+        return (shares[:, :, None] * self.experts(x).unflatten(1, (2, -1))).sum(1), shares
+
+
+def test_a_balance_of_what_outputs_are_made_of_is_seen() -> None:
+    def balanced(model: nn.Module, batch: Any) -> Tensor:
+        scores, shares = model(batch[0])
+        losses = F.cross_entropy(scores, batch[1], reduction="none")
+        return losses + shares.mean(0).square().sum()
+
+    def own(model: nn.Module, batch: Any) -> Tensor:
+        scores, shares = model(batch[0])
+        return F.cross_entropy(scores, batch[1], reduction="none") + shares.square().sum(1)
+
+    assert trained(Balanced, TABLE, own) == 2
+    with pytest.raises(dpoptim.SamplesInteractError, match=SEEN):
+        trained(Balanced, TABLE, balanced)
+
+
+@pytest.mark.parametrize("rows", range(2, N + 1))
+def test_batches_of_any_size_are_looked_at(rows: int) -> None:
+    """Also of as many records as there are features or classes: trials told the axes apart."""
+    data = TensorDataset(X[:rows], Y[:rows])
+    with pytest.raises(dpoptim.SamplesInteractError, match=SEEN):
+        trained(linear, data, contrastive)
+
+
 def test_a_loop_that_begins_to_compare_records_is_seen_for_some_batches() -> None:
     def later(model: nn.Module, batch: Any, number: int) -> Tensor:
         return (each if number < MICROBATCHES - 1 else contrastive)(model, batch)

@@ -15,13 +15,14 @@ class SeenOutputs:
     """The outputs of a microbatch's forward passes, in the first ones of a run.
 
     Attributes:
-        edges: where the gradients of these outputs pass. They keep the graph, and no output.
+        edges: where the gradients of these outputs pass, and which leaf of what was returned each
+            is. They keep the graph, and no output.
         sizes: of all axes of the model's inputs but the records'.
     """
 
     def __init__(self) -> None:
         self._left = MICROBATCHES
-        self.edges: list[GradientEdge] = []
+        self.edges: list[tuple[int, GradientEdge]] = []
         self.sizes: set[int] = set()
 
     def begin(self) -> None:
@@ -37,5 +38,8 @@ class SeenOutputs:
     def see(self, output: Any) -> None:
         if self._left >= 0 and torch.is_grad_enabled():
             leaves = pytree.tree_leaves(output)
-            trained = [x for x in leaves if isinstance(x, Tensor) and x.grad_fn is not None]
-            self.edges += [get_gradient_edge(leaf) for leaf in trained]
+            self.edges += [
+                (place, get_gradient_edge(leaf))
+                for place, leaf in enumerate(leaves)
+                if isinstance(leaf, Tensor) and leaf.grad_fn is not None
+            ]

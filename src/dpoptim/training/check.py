@@ -23,7 +23,7 @@ from dpoptim.training.comparison import Batches, Comparison
 from dpoptim.training.drawing_collates import DRAWS, HeldDraws
 from dpoptim.training.foreign import refuse_nothing_to_train, uncompiled
 from dpoptim.training.handed_over import refuse_complex_losses
-from dpoptim.training.label_weights import undivided, weighs_labels
+from dpoptim.training.label_weights import divided_mean, reduction_of, undivided
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
 from dpoptim.training.other_parameters import refuse_other_parameters
@@ -261,12 +261,13 @@ def compare_held(program: Program, records: Units) -> CheckResult:
         if int(losses.isfinite().sum()) < min(2, losses.numel()):
             raise NotFiniteError
         refuse_single_failures(loss, model, alone[0])
-        if program.by_labels and per_record == 1 and weighs_labels(losses, count):
-            Comparison(model, partial(undivided, loss), batches, *how).reduction(("sum",))
-            return CheckResult("mean", count, by_labels=True)
         if losses.dim() == 0:
             compared = Comparison(model, loss, batches, *how)
-            found = compared.reduction(("mean", "sum"))
+            divided = Comparison(model, partial(undivided, loss), batches, *how)
+            reading = divided_mean(losses, count) if program.by_labels and per_record == 1 else None
+            found = reduction_of(compared, divided, reading)
+            if found == "by labels":
+                return CheckResult("mean", count, by_labels=True)
         else:
             refuse_other_losses(losses, (count, count * per_record))
             refuse_other_order(losses, [loss(model, each) for each in alone], batches.order)

@@ -4,21 +4,28 @@ One loss is differentiated alone, back to what the model returned: only its own 
 reached. Nothing of this is released, and it costs the first batches a pass through the loss.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hook_manager import HookManager
+from dpoptim.gradients.seen_outputs import SeenOutputs
+from dpoptim.training.made_up import Returned
 from dpoptim.training.reduction import reduced
 
+Placed = tuple[int, GradientEdge]  # with its place among what was returned
 
-def refuse_coupled_losses(engine: Engine, losses: Tensor) -> None:
+
+def refuse_coupled_losses(
+    engine: Engine, losses: Tensor, returned: Collection[Returned] = ()
+) -> None:
     """Refuse losses of which one depends on the model's outputs for several records.
 
     Looked at is what the model's forward passes returned, where one axis is the records' for
@@ -28,23 +35,26 @@ def refuse_coupled_losses(engine: Engine, losses: Tensor) -> None:
     Args:
         engine: of the model, before its backward pass.
         losses: one for each row or record, or a scalar whose graph shows of which it was made.
+        returned: where made-up records were found in what the model returns. Elsewhere an axis is
+            theirs if no input and no parameter has one of this size.
 
     Raises:
         SamplesInteractError: one record's loss moves other records' outputs.
     """
-    hooks, rows = engine.hooks, engine.rows_open
     # a model that is spread takes part in all backward passes
     own = engine.isolation.alone or engine.partial_backward or engine.totals.travels
-    if not isinstance(hooks, HookManager) or own:
+    if not isinstance(engine.hooks, HookManager) or own:
         return
-    edges = nearest(hooks.outputs.edges, losses.grad_fn)
-    hooks.outputs.edges = []
-    taken = hooks.outputs.sizes | {size for p in engine.parameters for size in p.shape}
-    if not edges or rows < 2 * engine.rows.per_record or rows in taken:
+    rows, K = engine.rows_open, engine.rows.per_record
+    near = looked_at(engine, engine.hooks.outputs, losses, returned)
+    if not near or rows < 2 * K:
         return
     for place in (0, -1):
-        found = gradients_of_one(losses, place, edges, {rows, rows // engine.rows.per_record})
-        if any(reaches_others(each, rows, engine.rows.per_record) for each in found):
+        gradients = gradients_of_one(losses, place, [edge for edge, _ in near], {rows, rows // K})
+        if any(
+            reaches_others(gradient, axis, rows, K)
+            for gradient, (_, axis) in zip(gradients, near, strict=False)
+        ):
             raise SamplesInteractError(
                 "the loss of one record depends on what the model returned for others: triplets, "
                 "similarities or negatives within the batch, a mean or softmax over it. One "
@@ -53,6 +63,20 @@ def refuse_coupled_losses(engine: Engine, losses: Tensor) -> None:
                 "one record, rows_per_record=K), negatives from public data, or a sigmoid loss of "
                 "each pair."
             )
+
+
+def looked_at(
+    engine: Engine, outputs: SeenOutputs, losses: Tensor, returned: Collection[Returned]
+) -> list[tuple[GradientEdge, int | None]]:
+    """Outputs that have records, with their axis, where it is known. They are forgotten."""
+    seen, outputs.edges = outputs.edges, []
+    sizes = outputs.sizes | {size for p in engine.parameters for size in p.shape}
+    known = {each.leaf: each.axis for each in returned if not each.folded}
+    return [
+        (edge, known.get(place))
+        for place, edge in nearest(seen, losses.grad_fn)
+        if place in known or engine.rows_open not in sizes
+    ]
 
 
 def gradients_of_one(
@@ -100,26 +124,31 @@ def alone_at(place: int, nodes: Iterable[Any], counts: set[int]) -> Iterator[Non
             handle.remove()
 
 
-def reaches_others(gradient: Tensor | None, rows: int, per_record: int) -> bool:
-    """Whether a gradient has entries in several records; not where it may have no records."""
-    if gradient is None or list(gradient.shape).count(rows) != 1:
+def reaches_others(gradient: Tensor | None, axis: int | None, rows: int, per_record: int) -> bool:
+    """Whether a gradient has entries in several records; not where it may have no records.
+
+    Args:
+        axis: the records'; None: the only one of their number, of the first two.
+    """
+    if gradient is None or rows not in gradient.shape[:2]:
         return False
-    axis = list(gradient.shape).index(rows)
-    if axis > 1:
+    if axis is None and list(gradient.shape).count(rows) == 1:
+        axis = list(gradient.shape).index(rows)
+    if axis is None or gradient.dim() <= axis or gradient.shape[axis] != rows:
         return False
     # 0 times infinity is no trace of another record
     entries = gradient.movedim(axis, 0).reshape(rows, -1).nan_to_num(0, 0, 0)
     return len((entries != 0).any(1).nonzero().flatten().div(per_record).floor().unique()) > 1
 
 
-def nearest(edges: Sequence[GradientEdge], loss: Any) -> list[GradientEdge]:
-    """The edges between which and the loss none of the model lies."""
-    nodes = {edge.node for edge in edges}
+def nearest(edges: Sequence[Placed], loss: Any) -> list[Placed]:
+    """The edges between which and the loss no hooked layer lies, whose pass this would be."""
+    nodes = {edge.node for _, edge in edges}
     reached = below([loss], nodes) & nodes
     if len(reached) > 1:
-        behind = {node for each in reached for node in below(after(each), reached)}
-        reached -= behind
-    return [edge for edge in edges if edge.node in reached]
+        layers = [node for node in below(reached, set()) if isinstance(node, BackwardCFunction)]
+        reached -= below([after for layer in layers for after in following(layer)], set())
+    return [(place, edge) for place, edge in edges if edge.node in reached]
 
 
 def below(starts: Iterable[Any], stops: set[Any]) -> set[Any]:
@@ -129,9 +158,9 @@ def below(starts: Iterable[Any], stops: set[Any]) -> set[Any]:
         node = left.pop()
         if node not in found:
             found.add(node)
-            left += [] if node in stops else after(node)
+            left += [] if node in stops else following(node)
     return found
 
 
-def after(node: Any) -> list[Any]:
-    return [following for following, _ in node.next_functions if following is not None]
+def following(node: Any) -> list[Any]:
+    return [each for each, _ in node.next_functions if each is not None]

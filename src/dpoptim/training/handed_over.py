@@ -1,11 +1,14 @@
 """Losses as a loop hands them over: one for each record, or a scalar made of them."""
 
+from collections.abc import Collection
+
 from torch import Tensor
 
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.losses import without_single_axes
 from dpoptim.training.coupled_losses import refuse_coupled_losses
+from dpoptim.training.made_up import Returned
 from dpoptim.training.other_parameters import refuse_other_parameters
 from dpoptim.training.reduction import ONE_BY_ONE, Reading, read_reduction
 
@@ -22,10 +25,13 @@ class HandedOver:
     Args:
         declared: what `attach` was told about scalars, or found out about the loss it was given.
         checked: whether it did find out, with batches of several sizes.
+        returned: where records were found in what the model returns.
     """
 
-    def __init__(self, declared: Reduction | None, *, checked: bool) -> None:
-        self.declared, self.checked = declared, checked
+    def __init__(
+        self, declared: Reduction | None, *, checked: bool, returned: Collection[Returned] = ()
+    ) -> None:
+        self.declared, self.checked, self._returned = declared, checked, returned
         self._factors: tuple[float, ...] | None = None  # of the first scalar; private
 
     def backward(self, engine: Engine, losses: Tensor) -> None:
@@ -33,7 +39,7 @@ class HandedOver:
         require_losses(losses)
         refuse_other_parameters(losses, engine.model, engine.placement)
         losses = without_single_axes(losses)
-        refuse_coupled_losses(engine, losses)
+        refuse_coupled_losses(engine, losses, self._returned)
         if engine.isolation.alone:  # whatever it is, there is nobody else in it
             engine.backward(losses)
         elif losses.dim() == 0 and engine.takes_scalars:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dpoptim.assumptions import Assumption, enforced, trusted
+from dpoptim.assumptions import Assumption, enforced
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.freed_memory import freed_memory_given_back
 from dpoptim.gradients.isolation import Choice, Isolation
@@ -26,7 +26,9 @@ from dpoptim.training.isolation_words import (
     WAYS_IN_WORDS,
     WHOLE,
     basis_of,
+    forgets,
     message_of,
+    not_probed,
 )
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
@@ -230,20 +232,6 @@ def working_sample(
         except Exception as error:  # whatever the user's model raises on made-up input
             reasons.append(f"the model raised {type(error).__name__} on random input")
     return None, reasons[0] if reasons else "records are not made of tensors"
-
-
-def not_probed(reason: str) -> Assumption:
-    return trusted(
-        "the model treats records independently, and every layer has them on its first axis (not "
-        f"tested on random inputs: {reason}; see dpoptim.check)",
-    )
-
-
-def forgets(reason: str) -> Assumption:
-    return trusted(
-        "the model keeps nothing from one record's forward pass to the next one's (not tested on "
-        f"random inputs: {reason})",
-    )
 
 
 def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None) -> Sample | None:

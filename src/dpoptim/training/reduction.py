@@ -30,6 +30,7 @@ class Reading:
         scaled: whether all of the terms were, and not only some of them.
         total_weight: that torch divided by, a scalar, where that need not be the number of records
             (ignored labels and class weights); else None. Private.
+        weighted: whether by class weights.
     """
 
     reduction: Reduction
@@ -37,6 +38,7 @@ class Reading:
     factors: tuple[float, ...] = ()
     scaled: bool = False
     total_weight: Tensor | None = None
+    weighted: bool = False
 
 
 def read_reduction(loss: Tensor, rows: int, records: int | None = None) -> Reading | None:
@@ -159,7 +161,9 @@ def _of_labels(node: Any) -> Reading | None:
         return Reading("sum", frozenset([labels]))
     if node._saved_reduction != MEAN:
         return None
-    return Reading("mean", frozenset([labels]), total_weight=node._saved_total_weight)
+    weighted = node._saved_weight is not None
+    total = node._saved_total_weight
+    return Reading("mean", frozenset([labels]), total_weight=total, weighted=weighted)
 
 
 def _smoothed(terms: list[Any]) -> Any:
