@@ -67,7 +67,10 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         checked = found.loss is not None and found.loss.scalar_reduction is not None
         sample = found.chosen.sample
         returned = () if sample is None else sample.returned
-        self._handed_over = HandedOver(found.reduction, checked=checked, returned=returned)
+        whole = plan.batch_size >= plan.n
+        self._handed_over = HandedOver(
+            found.reduction, checked=checked, whole=whole, returned=returned
+        )
         self._ranks, self._sharded, self._key = ranks, request.sharded, request.checkpoint_key
         self._streams = streams = RunStreams(ranks, request.noise_seed, earlier)
         self._seeded = streams.seed is not None
