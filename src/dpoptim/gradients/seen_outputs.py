@@ -1,4 +1,4 @@
-"""What a model returned in the first batches, as places in autograd's graph."""
+"""Outputs of a model in the first batches, as places in autograd's graph."""
 
 from typing import Any
 

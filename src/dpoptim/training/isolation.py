@@ -40,7 +40,7 @@ MOST_TRIALS = 16
 
 
 class OutputsMixedError(SamplesInteractError):
-    """What the model returns for a record depends on others; a loss may leave that out."""
+    """Records are mixed in outputs of the model; a loss may leave these out."""
 
 
 class IsolationWarning(UserWarning):

@@ -66,7 +66,7 @@ class Trials:
         return found if isinstance(found, Failure) else None
 
     def _outcome(self, isolation: Isolation, run: Callable[[], bool]) -> bool | Failure:
-        """What a run of this way returns, or stands for where it raises."""
+        """Result of a run of this way, or the failure that it stands for where it raises."""
         try:
             self.placement.refuse(isolation)
             return run()
