@@ -338,6 +338,18 @@ TRANSFORMERS: dict[str, Entry] = {
         ),
         image(32),
     ),
+    "wav2vec2 with SpecAugment": (
+        make(
+            "Wav2Vec2ForSequenceClassification",
+            "Wav2Vec2Config",
+            **BASE,
+            **{"conv_dim": [8, 8], "conv_stride": [5, 2], "conv_kernel": [10, 3]},
+            **{"num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4},
+            **{"num_conv_pos_embedding_groups": 2, "classifier_proj_size": 8},
+            **{"mask_time_prob": 0.3, "mask_time_length": 2},
+        ),
+        lambda: {"input_values": torch.randn(400)},
+    ),
     "patchtst": (
         make(
             "PatchTSTForPrediction",

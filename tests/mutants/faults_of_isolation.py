@@ -152,4 +152,14 @@ def empty_slots_counted() -> AbstractContextManager[Any]:
 
 def seeds_of_the_program() -> AbstractContextManager[Any]:
     """Generators stay as the program seeded them while batches are delivered."""
-    return patch.object(batch_loader, "secret_randomness", lambda stream: nullcontext())
+    return patch.object(batch_loader, "secret_randomness", lambda *given: nullcontext())
+
+
+def own_seeds_of_the_program() -> AbstractContextManager[Any]:
+    """Generators that the model holds stay as it seeded them."""
+    return patch.object(batch_loader, "generators_in", lambda *parts: [])
+
+
+def coupled_losses_taken() -> AbstractContextManager[Any]:
+    """Losses that are made of other records' outputs are differentiated as they are."""
+    return patch.object(handed_over, "refuse_coupled_losses", lambda *given: None)

@@ -468,6 +468,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("secret seeds lost", "training.secret_randomness", _i.seeds_of_the_program, "isolation"),
     Mutant(
+        "losses made of two records",
+        "training.coupled_losses",
+        _i.coupled_losses_taken,
+        "isolation",
+    ),
+    Mutant(
+        "a model's own seeds kept",
+        "training.generators.generators_in",
+        _i.own_seeds_of_the_program,
+        "isolation",
+    ),
+    Mutant(
         "second backward pass counts again",
         "gradients.Engine._close",
         _s.second_backward_counts,

@@ -43,7 +43,8 @@ ALLOWED = {
     "training/fixed_noise.py": {"bernoulli", "randperm", "random."},
     "training/quiet.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
     "torch_features.py": {"random."},  # the same, where layers are made to be tried
-    "training/secret_randomness.py": {"random.", "np.random"},  # dropout and augmentation
+    "training/secret_randomness.py": {"random."},  # dropout and augmentation
+    "training/generators.py": {"random.", "np.random"},  # states, which nothing is drawn from
     "evaluation/intervals.py": {
         "default_rng",
         "np.random",

@@ -109,6 +109,7 @@ def isolation() -> str:
         mixes_a_little_under_autocast,
         divides_by_the_planned_batch,
         divides_by_each_batch,
+        multiplies_losses,
         trains_weights_of_the_loss,
     )
     found = [f"accepted {f.__name__}" for f in refusals if not refused(f)]
@@ -157,6 +158,11 @@ def divides_by_the_planned_batch() -> None:
 def divides_by_each_batch() -> None:
     """A mean said to be a sum."""
     in_scalars(lambda losses: losses.sum() / len(losses), "sum")
+
+
+def multiplies_losses() -> None:
+    """Losses that are made of two records each, as triplets are."""
+    in_scalars(lambda losses: losses * losses.roll(1), "sum")
 
 
 def trains_weights_of_the_loss() -> None:
@@ -241,20 +247,34 @@ def empty_slots() -> str:
     return moved("a record in an empty slot", *sums)
 
 
+class Scales(Folded):
+    """Scales entries by a generator of its own, as it was seeded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * torch.empty_like(x).uniform_(generator=self.generator))
+
+
 def dropout_by_a_public_seed() -> str:
     """Two runs after the same ``manual_seed``: nobody may know whose masks are whose."""
     drop = nn.Dropout(0.5)
-
-    def step(model: nn.Module, batch: Tensor) -> Tensor:
-        return (model(drop(batch)) - 1).square().sum(1)
-
+    steps = {
+        Folded: lambda model, batch: (model(drop(batch)) - 1).square().sum(1),
+        Scales: lambda model, batch: (model(batch) - 1).square().sum(1),
+    }
     x = torch.arange(6 * POSITIONS * FEATURES).sin().view(6, POSITIONS, FEATURES)
-    sums = []
     with torch.random.fork_rng():
-        for _ in range(2):
-            torch.manual_seed(0)
-            sums.append(sum_of_a_step(Folded(), x, step))
-    return "dropout follows a public seed" if torch.equal(*sums) else ""
+        for build, step in steps.items():
+            sums = []
+            for _ in range(2):
+                torch.manual_seed(0)
+                sums.append(sum_of_a_step(build(), x, step))
+            if torch.equal(*sums):
+                return "dropout follows a public seed"
+    return ""
 
 
 def sorted_for_one_layer() -> str:

@@ -74,6 +74,7 @@ class Engine:
     """
 
     takes_scalars = True  # beside one loss for each record
+    takes_bare = True  # losses that the caller differentiates
 
     def __init__(
         self,
@@ -114,8 +115,7 @@ class Engine:
         self.observer: Observer | None = None  # private
         self.hooks: HookManager | None = None
         self.state: ModelWatch | None = None  # what nobody may write while attached
-        self.reads_in_turn = False  # see `ModelWatch.in_turn`
-        self.writes_attributes = False  # see `PlainAttributes`
+        self.reads_in_turn = self.writes_attributes = False  # see `ModelWatch`, `PlainAttributes`
         self.recorder = BackwardRecorder(may_round=reduction == "sum")
 
     @property

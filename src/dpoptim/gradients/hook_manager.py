@@ -26,6 +26,7 @@ from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
 from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.refusals import batch_statistics, refuse_wrapped, watch_batch_statistics
+from dpoptim.gradients.seen_outputs import SeenOutputs
 from dpoptim.torch_internals import SpectralNormalised, applied, never_compiled, pytree
 
 
@@ -56,6 +57,7 @@ class HookManager:
             windows=self.isolation.windows,
         )
         self._hooked: set[nn.Module] = set()  # a module may stand in several places
+        self.outputs = SeenOutputs()
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
         self._watched = watch_batch_statistics(model)
         self._state: ModelWatch | None = None
@@ -87,6 +89,7 @@ class HookManager:
     def see_microbatch(self, rows: int) -> None:
         """A microbatch is delivered."""
         self.rows = self._delivered = rows
+        self.outputs.begin()
         if self._still:
             self._iterate_spectral_norms()
 
@@ -98,6 +101,7 @@ class HookManager:
         one = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         leaves = args if one else pytree.tree_leaves((args, kwargs))
         axis = self.isolation.batch_axis
+        self.outputs.see_inputs(leaves, axis)
         sizes = [
             leaf.shape[axis if leaf.dim() > axis else 0]
             for leaf in leaves
@@ -113,6 +117,7 @@ class HookManager:
 
     def see_output(self, output: Any) -> None:
         """Tell layers that are called by themselves how many records the forward pass had."""
+        self.outputs.see(output)
         if self._outside.owners:
             self._outside.end()
         if self.recorder.looks:

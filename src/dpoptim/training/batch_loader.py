@@ -15,6 +15,7 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.summation_groups import number_of_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
+from dpoptim.training.generators import generators_in
 from dpoptim.training.loading import Batches, Collate, LoaderOptions, load_microbatches
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.privacy_units import Units
@@ -114,7 +115,8 @@ class BatchLoader:
                 # a loop that is still open when Python ends has no modules left to close it with
                 atexit.register(hidden.close)
                 hidden.callback(atexit.unregister, hidden.close)
-                hidden.enter_context(secret_randomness(self._randomness))
+                own = generators_in(self._engine.model, self._train_set, self._collate_fn)
+                hidden.enter_context(secret_randomness(self._randomness, own))
             yield from self._deliver(physical_batch_size, options, fixed_shape)
 
     def restore_randomness(self) -> None:

@@ -23,6 +23,7 @@ from dpoptim.training.comparison import Batches, Comparison
 from dpoptim.training.drawing_collates import DRAWS, HeldDraws
 from dpoptim.training.foreign import refuse_nothing_to_train, uncompiled
 from dpoptim.training.handed_over import refuse_complex_losses
+from dpoptim.training.label_weights import divided_mean, reduction_of, undivided
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
 from dpoptim.training.other_parameters import refuse_other_parameters
@@ -49,6 +50,7 @@ class Program:
             gradient counts.
         placement: of the model's parameters.
         on_private: whether the records are; then no error tells where they meet most.
+        by_labels: whether means by class weights may pass, which `HandedOver` knows to undo.
     """
 
     model: nn.Module
@@ -57,6 +59,7 @@ class Program:
     ways: Sequence[Isolation] = WAYS
     placement: Placement = IN_PLACE
     on_private: bool = False
+    by_labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,14 @@ class CheckResult:
             why; else "".
         multiplied: whether a scalar, all of it, was multiplied or divided by a number after it was
             reduced.
+        by_labels: whether a mean was divided by class weights, or by labels that are not ignored.
     """
 
     loss_reduction: Literal["none", "mean", "sum"]
     records: int
     skipped: str = ""
     multiplied: bool = False
+    by_labels: bool = False
 
 
 @knows_opacus
@@ -258,7 +263,11 @@ def compare_held(program: Program, records: Units) -> CheckResult:
         refuse_single_failures(loss, model, alone[0])
         if losses.dim() == 0:
             compared = Comparison(model, loss, batches, *how)
-            found = compared.reduction(("mean", "sum"))
+            divided = Comparison(model, partial(undivided, loss), batches, *how)
+            reading = divided_mean(losses, count) if program.by_labels and per_record == 1 else None
+            found = reduction_of(compared, divided, reading)
+            if found == "by labels":
+                return CheckResult("mean", count, by_labels=True)
         else:
             refuse_other_losses(losses, (count, count * per_record))
             refuse_other_order(losses, [loss(model, each) for each in alone], batches.order)

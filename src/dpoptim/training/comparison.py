@@ -242,7 +242,7 @@ class Comparison:
         """Whether the batch's gradient is the records' own, with weights that add up to 1."""
         order = self._finite(gradients)
         target = torch.cat([part.flatten().cpu() for part in self._together(order)])
-        rows = torch.cat([g.double().flatten(1).cpu() for g in gradients.stacked()], 1)
+        rows = torch.cat([g.double().reshape(len(g), -1).cpu() for g in gradients.stacked()], 1)
         rows, added = rows[order], self._placement.added
         inverse = torch.linalg.pinv(added(rows @ rows.T), hermitian=True, rtol=1e-9)
         weights = inverse @ added(rows @ target)

@@ -1,10 +1,14 @@
 """Losses as a loop hands them over: one for each record, or a scalar made of them."""
 
+from collections.abc import Collection
+
 from torch import Tensor
 
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.losses import without_single_axes
+from dpoptim.training.coupled_losses import refuse_coupled_losses
+from dpoptim.training.made_up import Returned
 from dpoptim.training.other_parameters import refuse_other_parameters
 from dpoptim.training.reduction import ONE_BY_ONE, Reading, read_reduction
 
@@ -21,10 +25,20 @@ class HandedOver:
     Args:
         declared: what `attach` was told about scalars, or found out about the loss it was given.
         checked: whether it did find out, with batches of several sizes.
+        whole: whether every record is in every batch, so that no other length will show itself.
+        returned: where records were found in what the model returns.
     """
 
-    def __init__(self, declared: Reduction | None, *, checked: bool) -> None:
-        self.declared, self.checked = declared, checked
+    def __init__(
+        self,
+        declared: Reduction | None,
+        *,
+        checked: bool,
+        whole: bool = False,
+        returned: Collection[Returned] = (),
+    ) -> None:
+        self.declared, self.checked, self._whole = declared, checked, whole
+        self._returned = returned
         self._factors: tuple[float, ...] | None = None  # of the first scalar; private
 
     def backward(self, engine: Engine, losses: Tensor) -> None:
@@ -32,6 +46,7 @@ class HandedOver:
         require_losses(losses)
         refuse_other_parameters(losses, engine.model, engine.placement)
         losses = without_single_axes(losses)
+        refuse_coupled_losses(engine, losses, self._returned)
         if engine.isolation.alone:  # whatever it is, there is nobody else in it
             engine.backward(losses)
         elif losses.dim() == 0 and engine.takes_scalars:
@@ -52,6 +67,8 @@ class HandedOver:
         # Of a part of the rows, nobody knows how many they are.
         reading = None if engine.partial_backward else read_reduction(loss, rows, records)
         reduction = self._agreed(reading)
+        if self._whole and not self.checked and reading is not None:
+            refuse_lengths(reading, {rows, records})
         divisor = None
         if reading is not None and reading.total_weight is not None:
             divisor = float(reading.total_weight)
@@ -143,6 +160,18 @@ def not_one_each(got: str) -> PrivacyError:
         f"private.backward takes one loss for each delivered record, shape (rows,); got {got}. "
         f"{ONE_BY_ONE}"
     )
+
+
+def refuse_lengths(reading: Reading, lengths: set[int]) -> None:
+    """Refuse factors that are the length of the batch, where all batches have the same."""
+    by_length = {float(each) for each in lengths if each > 1}
+    by_length |= {1 / each for each in by_length}
+    if by_length.intersection(reading.factors):
+        raise PrivacyError(
+            "the loss was multiplied or divided by a number that is also the length of this batch, "
+            "which has all records: one record more would scale the gradients of all. "
+            f"{ONE_BY_ONE} Or loss.mean(), which needs no length."
+        )
 
 
 def unclear_factor() -> PrivacyError:

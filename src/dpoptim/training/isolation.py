@@ -14,27 +14,34 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dpoptim.assumptions import Assumption, enforced, trusted
+from dpoptim.assumptions import Assumption, enforced
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.freed_memory import freed_memory_given_back
 from dpoptim.gradients.isolation import Choice, Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
+from dpoptim.training.generators import generators_in
 from dpoptim.training.isolation_trials import Trials, with_gaps
 from dpoptim.training.isolation_words import (
     ALONE,
     WAYS_IN_WORDS,
     WHOLE,
     basis_of,
+    forgets,
     message_of,
+    not_probed,
 )
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
 from dpoptim.training.quiet import put_back, quiet
-from dpoptim.training.secret_randomness import seeded
+from dpoptim.training.secret_randomness import same_randomness
 
 NOT_FIRST = "its outputs do not have the batch axis first"
 MOST_TRIALS = 16
+
+
+class OutputsMixedError(SamplesInteractError):
+    """Records are mixed in outputs of the model; a loss may leave these out."""
 
 
 class IsolationWarning(UserWarning):
@@ -98,14 +105,17 @@ def choose_isolation(
         found, reason = working_sample(model, train_set, batch_axis, collate)
     if found is None:
         return unprobed(choice, batch_axis, reason)
-    with quiet(model, lambda: found.outputs(model)):
-        sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
-        if sample is None or (sample.folded and choice == "vmap"):
-            return unprobed(choice, batch_axis, NOT_FIRST)
-        chosen = chosen_by_trials(model, sample, choice, placement)
+    with quiet(model, lambda: found.outputs(model)) as quieted:
+        if quieted.draws:
+            chosen = incomparable(choice, found)
+        else:
+            sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
+            if sample is None or (sample.folded and choice == "vmap"):
+                return unprobed(choice, batch_axis, NOT_FIRST)
+            chosen = chosen_by_trials(model, sample, choice, placement)
     if chosen.sample is not None:
         refuse_memory(model, chosen.sample)
-    return chosen
+    return as_it_trains(model, chosen, choice, placement) if quieted.evaluates else chosen
 
 
 def chosen_by_trials(
@@ -130,6 +140,51 @@ def chosen_by_trials(
     return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
 
 
+def incomparable(choice: Choice, sample: Sample) -> Chosen:
+    """Records alone, for a model of which no two runs on the same records can be compared.
+
+    Raises:
+        PrivacyError: another way was chosen by name.
+    """
+    reason = (
+        "the model draws from numpy's or Python's random generators in evaluation mode as well, so "
+        "that nobody can tell whether records are mixed"
+    )
+    if choice != "auto":
+        raise PrivacyError(
+            f'{reason}. Fix: isolation="alone", in which no record meets another; or draw from '
+            "torch's generator, or in training mode only."
+        )
+    return in_this_way(Isolation.of("alone"), sample, reason)
+
+
+def in_this_way(isolation: Isolation, sample: Sample | None, reason: str) -> Chosen:
+    message = (
+        f"{WAYS_IN_WORDS[isolation.tier]}, because {reason}. Say isolation={isolation.tier!r} to "
+        "choose for yourself."
+    )
+    return Chosen(isolation, basis_of(isolation), sample, message)
+
+
+def as_it_trains(model: nn.Module, chosen: Chosen, choice: Choice, placement: Placement) -> Chosen:
+    """The way chosen in evaluation mode, if it also runs in training mode; else records alone.
+
+    Raises:
+        SamplesInteractError: it does not, and was chosen by name.
+    """
+    sample = chosen.sample
+    if sample is None or chosen.isolation.alone:
+        return chosen
+    with quiet(model, lambda: sample.outputs(model), as_trained=True):
+        trials = Trials(model, sample, placement)
+        failure = trials.raised(chosen.isolation)
+    if failure is None:
+        return chosen
+    if choice != "auto":
+        raise trials.refusal(failure)
+    return in_this_way(Isolation.of("alone"), sample, f"in training mode {failure.reason}")
+
+
 def unprobed(choice: Choice, batch_axis: int | None, reason: str) -> Chosen:
     """The way that is taken untried."""
     isolation = Isolation.of("vmap" if choice == "vmap" else "rules", batch_axis or 0)
@@ -139,11 +194,7 @@ def unprobed(choice: Choice, batch_axis: int | None, reason: str) -> Chosen:
 
 def after_loss(isolation: Isolation, sample: Sample | None, reason: str) -> Chosen:
     """Choice of a way that suits the loss, where for that reason the model's own does not."""
-    message = (
-        f"{WAYS_IN_WORDS[isolation.tier]}, because with the loss {reason}. Say "
-        f"isolation={isolation.tier!r} to choose for yourself."
-    )
-    return Chosen(isolation, basis_of(isolation), sample, message)
+    return in_this_way(isolation, sample, f"with the loss {reason}")
 
 
 def slower_way(
@@ -184,20 +235,6 @@ def working_sample(
     return None, reasons[0] if reasons else "records are not made of tensors"
 
 
-def not_probed(reason: str) -> Assumption:
-    return trusted(
-        "the model treats records independently, and every layer has them on its first axis (not "
-        f"tested on random inputs: {reason}; see dpoptim.check)",
-    )
-
-
-def forgets(reason: str) -> Assumption:
-    return trusted(
-        "the model keeps nothing from one record's forward pass to the next one's (not tested on "
-        f"random inputs: {reason})",
-    )
-
-
 def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None) -> Sample | None:
     """The sample; where its first axis is time, with the records on the second one.
 
@@ -216,12 +253,13 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
             turned = sample.time_first().tried(model)
             if turned.returned and neighbours_are_invisible(model, turned):
                 return turned
-    raise SamplesInteractError(
+    raise OutputsMixedError(
         "records are mixed in the forward pass: replacing one changed the outputs of others. "
         "Usual causes: batch statistics, attention or sorting across the batch, records on another "
         "axis than the first (batch_axis=1). Fix: let each record's output depend on that record "
-        'alone; or isolation="alone", where the loss leaves out what is mixed (similarities of all '
-        "pairs, say)."
+        "alone; or, where the loss leaves out what is mixed (a CLIP model's similarities of all "
+        "pairs, of which each record's own embeddings are used), dpoptim.attach(..., loss=loss), "
+        'which tries that; or isolation="alone", in which no record meets another.'
     )
 
 
@@ -261,7 +299,7 @@ def refuse_memory(model: nn.Module, sample: Sample) -> None:
     found = []
     with quiet(model, lambda: one.outputs(model), as_trained=True):
         for each in (other, one, one):
-            with seeded(0, 0, 0):
+            with same_randomness(generators_in(model)):
                 found.append(each.outputs(model))
     if any(map(moved, *found[1:])):
         raise SamplesInteractError(

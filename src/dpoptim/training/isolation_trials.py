@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -41,12 +42,34 @@ class Trials:
 
     def failure(self, isolation: Isolation) -> Failure | None:
         """Why this way does not give each record its own gradient; None if it does."""
-        start = time.perf_counter()
+        start, shares = time.perf_counter(), dict[str, float]()
+
+        def agrees() -> bool:
+            shares.update(self._shares(isolation))
+            again = partial(self._elsewhere, isolation)
+            tolerance = tolerance_of(self.model, self.placement)
+            return settled(list(shares.values()), again, tolerance)
+
+        found = self._outcome(isolation, agrees)
+        if isinstance(found, Failure):
+            return found
+        self.seconds[isolation] = time.perf_counter() - start
+        if found:
+            return None
+        wrong = [name for name, share in shares.items() if not share <= 1]
+        modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in wrong))
+        return Failure(f"the gradient of {wrong[-1]!r} was not each record's own", modules)
+
+    def raised(self, isolation: Isolation) -> Failure | None:
+        """Why this way cannot be run; None if it can, whatever it gives."""
+        found = self._outcome(isolation, lambda: bool(self._shares(isolation)))
+        return found if isinstance(found, Failure) else None
+
+    def _outcome(self, isolation: Isolation, run: Callable[[], bool]) -> bool | Failure:
+        """Result of a run of this way, or the failure that it stands for where it raises."""
         try:
             self.placement.refuse(isolation)
-            shares = self._shares(isolation)
-            again = partial(self._elsewhere, isolation)
-            agrees = settled(list(shares.values()), again, tolerance_of(self.model, self.placement))
+            return run()
         except SamplesInteractError:
             raise
         except PrivacyError as error:
@@ -58,12 +81,6 @@ class Trials:
             )
         except Exception as error:  # whatever the user's model raises when it is run in another way
             return Failure(quoted(error))
-        self.seconds[isolation] = time.perf_counter() - start
-        if agrees:
-            return None
-        wrong = [name for name, share in shares.items() if not share <= 1]
-        modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in wrong))
-        return Failure(f"the gradient of {wrong[-1]!r} was not each record's own", modules)
 
     def factor(self, isolation: Isolation) -> float:
         """Time of such a pass over that of an ordinary one, on this batch."""

@@ -44,6 +44,20 @@ def basis_of(isolation: Isolation) -> tuple[Assumption, ...]:
     return (PASSED,)
 
 
+def not_probed(reason: str) -> Assumption:
+    return trusted(
+        "the model treats records independently, and every layer has them on its first axis (not "
+        f"tested on random inputs: {reason}; see dpoptim.check)",
+    )
+
+
+def forgets(reason: str) -> Assumption:
+    return trusted(
+        "the model keeps nothing from one record's forward pass to the next one's (not tested on "
+        f"random inputs: {reason})",
+    )
+
+
 def some(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return ", ".join(names[:2]) + more

@@ -53,11 +53,13 @@ class LossCheck:
             scalar.
         collate_fn: what made the batches; None: torch's.
         text: on what records, for the list of what a guarantee rests on.
+        by_labels: whether it is a mean by class weights, or by labels that are not ignored.
     """
 
     loss_reduction: str
     collate_fn: Collate | None
     text: str
+    by_labels: bool = False
 
     @property
     def scalar_reduction(self) -> Reduction | None:
@@ -105,7 +107,7 @@ def check_loss(
     if isolation.alone:
         return LossCheck("none", collate_fn, "")
     collate = collate_records if collate_fn is None else collate_fn
-    program = Program(model, loss, collate, (isolation,), wrapping)
+    program = Program(model, loss, collate, (isolation,), wrapping, by_labels=True)
     on, skipped = check_on_made_up(
         program, row, units.rows.per_record, sequences=collate_fn is not None
     )
@@ -124,7 +126,7 @@ def check_loss(
         on.append(found.skipped)
     if skipped:
         on.append(f"not on made-up ones: {skipped}")
-    return LossCheck(found.loss_reduction, collate_fn, "; ".join(on))
+    return LossCheck(found.loss_reduction, collate_fn, "; ".join(on), found.by_labels)
 
 
 def check_on_made_up(

@@ -21,7 +21,7 @@ from dpoptim.torch_internals import checkpointing_served, pytree
 from dpoptim.training.agreed import agree_on_run
 from dpoptim.training.checkpoint import identity_of
 from dpoptim.training.engines import engine_for, training_method
-from dpoptim.training.isolation import Chosen, after_loss, choose_isolation
+from dpoptim.training.isolation import Chosen, OutputsMixedError, after_loss, choose_isolation
 from dpoptim.training.loss_check import LossCheck, check_loss
 from dpoptim.training.privacy_units import units_of
 from dpoptim.training.probe import positions_per_layer
@@ -70,20 +70,38 @@ class Prepared:
         self._by_loss = False  # the loss asked for another way than the model
         self.chosen, self.loss, positions = self._tried()
         self.engine = self._engine(positions)
+        self.engine.takes_bare = self.loss is None or not self.loss.by_labels
         refuse_engine(plan, self.engine, self.optimizers)
 
     def _tried(self) -> tuple[Chosen, LossCheck | None, dict[str, int]]:
         """Try the model and the loss on made-up records."""
         with self._trying():
-            chosen = self._chosen_isolation(self._row, self._request.batch_axis)
             try:
+                chosen = self._chosen_isolation(self._row, self._request.batch_axis)
                 loss = self._checked_loss(chosen)
+            except OutputsMixedError:
+                if self._request.loss is None or not self._may_be_slower():
+                    raise
+                chosen, loss = self._alone_by_loss()
             except NotByThisWayError as error:
                 if not self._may_be_slower():
                     raise
                 self._by_loss = True
                 chosen, loss = self._by_another_way(chosen, error.reason)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
+
+    def _alone_by_loss(self) -> tuple[Chosen, LossCheck | None]:
+        """Records alone, for a model that returns mixtures of them, which the loss leaves out.
+
+        Raises:
+            SamplesInteractError: it does not.
+        """
+        with suppress(NotByThisWayError):
+            self._checked_loss(Chosen(Isolation.of("rules"), (), None))
+        self._by_loss = True
+        reason = "each record's loss is its own, though the model returns mixtures of records"
+        other = after_loss(Isolation.of("alone"), None, reason)
+        return other, self._checked_loss(other)
 
     def _may_be_slower(self) -> bool:
         """Whether another way may be taken by itself: all processes would have to take it."""

@@ -1,7 +1,8 @@
 """Run a model to look at it, deterministically; everything that moved is put back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from dpoptim.gradients.arithmetic import no_tf32
 from dpoptim.torch_internals import SpectralNormalised, local_part
 from dpoptim.training.fixed_noise import FixedNoise
-from dpoptim.training.secret_randomness import seed_torch, states_of_other_generators
+from dpoptim.training.generators import Generator, everywhere, generators_in, of_torch, states_of
+from dpoptim.training.secret_randomness import put_generators_back, seed_torch
 
 COPIED_PARAMETERS = 1 << 26
 MOVED = 1e-2  # of itself, a parameter
@@ -30,6 +32,7 @@ def put_back(model: nn.Module) -> Iterator[None]:
     elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
     try:
         with ExitStack() as generators:
+            generators.enter_context(put_generators_back(generators_in(model)))
             generators.enter_context(torch.random.fork_rng([]))
             for device in elsewhere:
                 generators.enter_context(
@@ -81,27 +84,44 @@ def other_weights(model: nn.Module, seed: int) -> Iterator[None]:
                 p.copy_(value)
 
 
+@dataclass(frozen=True)
+class Quieted:
+    """How `quiet` made a model deterministic.
+
+    Attributes:
+        evaluates: whether it put the model into evaluation mode for it.
+        draws: whether it did not succeed: numpy's or Python's generators, or the model's own of
+            such a kind, are drawn from in evaluation mode, too.
+    """
+
+    evaluates: bool = False
+    draws: bool = False
+
+
 @contextmanager
 def quiet(
     model: nn.Module, run: Callable[[], list[Tensor]], *, as_trained: bool = False
-) -> Iterator[None]:
+) -> Iterator[Quieted]:
     """Make the model deterministic, in training mode if that can be; everything is `put_back`.
 
-    Dropout layers are switched off. If ``run`` still draws random numbers, they are always the
-    same; where that cannot be done, the whole model goes to evaluation mode, unless it is wanted
-    ``as_trained``. It runs with gradients, which losses with gradient penalties take, and without
-    TF32.
+    Dropout layers are switched off. If ``run`` still draws random numbers from torch's generators
+    or the model's own of torch's kind, they are always the same; where that cannot be done, the
+    whole model goes to evaluation mode, unless it is wanted ``as_trained``. It runs with
+    gradients, which losses with gradient penalties take, and without TF32.
     """
+    own = generators_in(model)
     with put_back(model), ExitStack() as noise, torch.enable_grad(), no_tf32():
         for module in model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
                 module.eval()
-        draws, elsewhere = draws_random_numbers(run)
+        found, (draws, elsewhere) = Quieted(), draws_random_numbers(run, own)
         if draws:
             noise.enter_context(FixedNoise())
             if not as_trained and (elsewhere or depends_on_seed(run)):
                 model.eval()
-        yield
+                draws = elsewhere and draws_random_numbers(run, own)[1]
+                found = Quieted(evaluates=True, draws=draws)
+        yield found
 
 
 @contextmanager
@@ -121,17 +141,24 @@ def autocast_seen(*, off: bool) -> Iterator[list[bool]]:
         vars(torch)["set_autocast_enabled"] = honest
 
 
-def draws_random_numbers(run: Callable[[], list[Tensor]]) -> tuple[bool, bool]:
-    """Whether a run draws at all, and whether by numpy's or Python's generator.
+def draws_random_numbers(
+    run: Callable[[], list[Tensor]], own: Sequence[Generator]
+) -> tuple[bool, bool]:
+    """Whether a run draws at all, and whether by generators like numpy's, which nothing here fixes.
 
-    Generators tell, as rare dropout need not show in the result; and results, since a model may
-    draw by a generator of its own.
+    Generators tell, as rare dropout need not show in the result; and results, since not every
+    generator may be found.
+
+    Args:
+        own: the model's.
     """
+    ours = [torch.default_generator, *(each for each in own if of_torch(each))]
+    others = [each for each in everywhere(own) if not of_torch(each)]
     seed_torch(0)
-    before, others = torch.get_rng_state(), states_of_other_generators()
+    before, others_before = states_of(ours), states_of(others)
     first = results(run)
-    elsewhere = states_of_other_generators() != others
-    drew = elsewhere or not torch.equal(before, torch.get_rng_state())
+    elsewhere = states_of(others) != others_before
+    drew = elsewhere or states_of(ours) != before
     return drew or moved_by_seed(first, run), elsewhere
 
 

@@ -30,6 +30,7 @@ class Reading:
         scaled: whether all of the terms were, and not only some of them.
         total_weight: that torch divided by, a scalar, where that need not be the number of records
             (ignored labels and class weights); else None. Private.
+        weighted: whether by class weights.
     """
 
     reduction: Reduction
@@ -37,6 +38,7 @@ class Reading:
     factors: tuple[float, ...] = ()
     scaled: bool = False
     total_weight: Tensor | None = None
+    weighted: bool = False
 
 
 def read_reduction(loss: Tensor, rows: int, records: int | None = None) -> Reading | None:
@@ -73,6 +75,32 @@ def read_reduction(loss: Tensor, rows: int, records: int | None = None) -> Readi
 def read_graph(loss: Tensor) -> Reading | None:
     """`read_reduction`, of however many records there are."""
     return None if loss.grad_fn is None else _of_node(loss.grad_fn)
+
+
+def mean_of_labels(loss: Tensor) -> Reading | None:
+    """The reading of a mean of labels, without the factors after it; None where it is no such."""
+    reading = _labels_below(loss.grad_fn)
+    return reading if reading is not None and reading.total_weight is not None else None
+
+
+def _labels_below(node: Any) -> Reading | None:
+    read = None if node is None else READERS.get(node_name(node))
+    if read in (_of_only_child, _of_multiple):
+        children = _children(node)
+        return _labels_below(children[0]) if len(children) == 1 else None
+    if read is _of_terms:
+        return _labels_below(_smoothed(_children(node)))
+    return _of_labels(node) if read is _of_labels else None
+
+
+def reduced(node: Any) -> list[Any] | None:
+    """The nodes whose results a scalar was reduced from; None where the graph does not show it."""
+    name = node_name(node)
+    if READERS.get(name) in (_of_only_child, _of_terms, _of_multiple):
+        found = [reduced(child) for child in _children(node)]
+        return None if None in found else [each for nodes in found for each in nodes or ()]
+    known = name in READERS or hasattr(node, "_saved_reduction")
+    return _children(node) if known else None
 
 
 def _of_node(node: Any) -> Reading | None:
@@ -133,7 +161,9 @@ def _of_labels(node: Any) -> Reading | None:
         return Reading("sum", frozenset([labels]))
     if node._saved_reduction != MEAN:
         return None
-    return Reading("mean", frozenset([labels]), total_weight=node._saved_total_weight)
+    weighted = node._saved_weight is not None
+    total = node._saved_total_weight
+    return Reading("mean", frozenset([labels]), total_weight=total, weighted=weighted)
 
 
 def _smoothed(terms: list[Any]) -> Any:

@@ -266,3 +266,14 @@ def refuse_changed_parameters(engine: Engine, *, everything: bool = False) -> No
     if engine.state is None:  # not attached: what trains is about to be hooked
         refuse_frozen_or_unfrozen(Contents.of(engine.model), engine.places)
     engine.refuse_changes(everything=everything)
+
+
+def refuse_bare_losses(engine: Engine) -> None:
+    """Refuse what a loop differentiated by itself of a loss for which that does not do."""
+    if not engine.takes_bare and any(how == "bare" for how, _ in engine.handed_over):
+        raise PrivacyError(
+            "loss.backward() was called on a mean by class weights (or over labels that are not "
+            "ignored), in which how much a record weighs depends on the others. Fix: "
+            'private.backward(loss), which undoes what it was divided by; or reduction="none", '
+            "and one loss for each record."
+        )

@@ -12,7 +12,11 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.values import Values
 from dpoptim.torch_internals import version_of
-from dpoptim.training.refusals import refuse_changed_parameters, refuse_foreign_parameters
+from dpoptim.training.refusals import (
+    refuse_bare_losses,
+    refuse_changed_parameters,
+    refuse_foreign_parameters,
+)
 
 
 class ReleasedGradients:
@@ -169,6 +173,7 @@ class ReleasedGradients:
     def refuse_changes(self) -> None:
         """Refuse foreign gradients, and parameters or buffers other than those attached."""
         self._refuse_other_gradients()
+        refuse_bare_losses(self._engine)
         refuse_changed_parameters(self._engine)
         refuse_foreign_parameters(self._engine, self._optimizers)
 

@@ -1,0 +1,45 @@
+"""Outputs of a model in the first batches, as places in autograd's graph."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from dpoptim.torch_internals import pytree
+
+MICROBATCHES = 4  # that are looked at
+
+
+class SeenOutputs:
+    """The outputs of a microbatch's forward passes, in the first ones of a run.
+
+    Attributes:
+        edges: where the gradients of these outputs pass, and which leaf of what was returned each
+            is. They keep the graph, and no output.
+        sizes: of all axes of the model's inputs but the records'.
+    """
+
+    def __init__(self) -> None:
+        self._left = MICROBATCHES
+        self.edges: list[tuple[int, GradientEdge]] = []
+        self.sizes: set[int] = set()
+
+    def begin(self) -> None:
+        """A microbatch is delivered: outputs of the one before are forgotten."""
+        self._left -= 1
+        self.edges, self.sizes = [], set()
+
+    def see_inputs(self, leaves: Any, axis: int) -> None:
+        if self._left >= 0:
+            shapes = [list(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
+            self.sizes |= {size for shape in shapes for size in shape[:axis] + shape[axis + 1 :]}
+
+    def see(self, output: Any) -> None:
+        if self._left >= 0 and torch.is_grad_enabled():
+            leaves = pytree.tree_leaves(output)
+            self.edges += [
+                (place, get_gradient_edge(leaf))
+                for place, leaf in enumerate(leaves)
+                if isinstance(leaf, Tensor) and leaf.grad_fn is not None
+            ]

@@ -1,0 +1,238 @@
+"""Losses made of several records' outputs are refused when they are handed over, before anything
+is released; others are not, however they are made.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.gradients.seen_outputs import MICROBATCHES
+
+N, FEATURES, CLASSES = 8, 5, 3
+generator = torch.Generator().manual_seed(1)
+X, Y = torch.randn(N, FEATURES, generator=generator), torch.arange(N) % CLASSES
+TABLE = TensorDataset(X, Y)
+Loss = Callable[[nn.Module, Any], Tensor]
+SEEN = "what the model returned for others"
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def each(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def trained(
+    build: Callable[[], nn.Module],
+    data: TensorDataset,
+    loop: Callable[..., Tensor],
+    *,
+    steps: int = 2,
+    numbered: bool = False,
+    **options: Any,
+) -> int:
+    """How many steps were released."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=N, steps=steps, noise_multiplier=0.0, delta=1e-5
+    )
+    with dpoptim.attach(plan, model, optimizer, data, **options) as private:
+        try:
+            for number, batch in enumerate(private.batches()):
+                private.backward(loop(model, batch, *([number] if numbered else [])))
+                optimizer.step()
+        except dpoptim.SamplesInteractError as error:
+            error.add_note(f"after {private.steps_done} steps")
+            raise
+    return private.steps_done
+
+
+def normalised(model: nn.Module, batch: Any) -> Tensor:
+    return F.normalize(model(batch[0]), dim=1)
+
+
+def contrastive(model: nn.Module, batch: Any) -> Tensor:
+    z = normalised(model, batch)
+    return F.cross_entropy(10 * z @ z.T, torch.arange(len(z)), reduction="none")
+
+
+def supervised_contrastive(model: nn.Module, batch: Any) -> Tensor:
+    z, y = normalised(model, batch), batch[1]
+    same = (y[:, None] == y) & ~torch.eye(len(z), dtype=torch.bool)
+    return -((10 * z @ z.T).log_softmax(1) * same).sum(1) / same.sum(1).clamp(min=1)
+
+
+def triplets(model: nn.Module, batch: Any) -> Tensor:
+    z = model(batch[0])
+    return F.triplet_margin_loss(z, z.roll(1, 0), z.roll(2, 0), margin=50.0, reduction="none")
+
+
+COUPLED: dict[str, Loss] = {
+    "in-batch negatives": contrastive,
+    "their mean": lambda m, b: contrastive(m, b).mean(),
+    "their mean by torch": lambda m, b: F.cross_entropy(
+        (z := normalised(m, b)) @ z.T, torch.arange(len(z))
+    ),
+    "half of their sum": lambda m, b: contrastive(m, b).sum() * 0.5,
+    "classes as positives": supervised_contrastive,
+    "triplets": triplets,
+    "mean of triplets": lambda m, b: triplets(m, b).mean(),
+    "Cox's partial likelihood": lambda m, b: m(b[0])[:, 0].logcumsumexp(0) - m(b[0])[:, 0],
+    "centred": lambda m, b: ((s := m(b[0])) - s.mean(0)).square().sum(1),
+    "a variance beside": lambda m, b: each(m, b) + m(b[0]).var(0).sum(),
+    "ranking": lambda m, b: (m(b[0])[:, :1] - m(b[0])[:, 0]).relu().mean(1),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.parametrize("options", [{}, {"isolation": "vmap"}, {"loss_reduction": "mean"}])
+def test_losses_of_several_records_are_refused_before_a_release(
+    name: str, options: dict[str, Any]
+) -> None:
+    if "sum" in name and options:
+        options = {"loss_reduction": "sum"}
+    with pytest.raises(dpoptim.SamplesInteractError, match=SEEN) as raised:
+        trained(linear, TABLE, COUPLED[name], **options)
+    assert raised.value.__notes__ == ["after 0 steps"]
+    assert not any(character.isdigit() for character in str(raised.value))
+
+
+class Stages(nn.Module):
+    """Returns what its first stage made, too, which is behind what the second one made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 7), nn.Linear(7, CLASSES)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        hidden = self.first(x).tanh()
+        return {"scores": self.second(hidden), "hidden": (hidden,)}
+
+
+def of_stages(model: nn.Module, batch: Any) -> Tensor:
+    found = model(batch[0])
+    regular = found["hidden"][0].square().sum(1)
+    return F.cross_entropy(found["scores"], batch[1], reduction="none") + regular
+
+
+def attacked(model: nn.Module, batch: Any) -> Tensor:
+    x = batch[0].clone().requires_grad_()
+    (g,) = torch.autograd.grad(each(model, (x, batch[1])).sum(), x)
+    return each(model, ((x + 0.1 * g.sign()).detach(), batch[1]))
+
+
+def fed_again(model: nn.Module, batch: Any) -> Tensor:
+    return each(model, (F.pad(model(batch[0]), (0, 2)), batch[1]))
+
+
+APART: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
+    "one each": (linear, each),
+    "their mean": (linear, lambda m, b: each(m, b).mean()),
+    "by torch": (linear, lambda m, b: F.cross_entropy(m(b[0]), b[1])),
+    "sorted": (linear, lambda m, b: each(m, b).sort().values),
+    "element by element": (linear, lambda m, b: F.mse_loss(m(b[0]), b[0][:, :CLASSES])),
+    "smoothed": (linear, lambda m, b: F.cross_entropy(m(b[0]), b[1], label_smoothing=0.1)),
+    "infinite": (linear, lambda m, b: m(b[0]).abs().sum(1).log() * (b[1] - 1) / 0),
+    "several stages": (Stages, of_stages),
+    "adversarial examples": (linear, attacked),
+    "outputs that are inputs": (linear, fed_again),
+    "statistics without gradients": (
+        linear,
+        lambda m, b: each(m, b) * (m(b[0]).detach().std(0).sum() > 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("isolation", ["auto", "vmap"])
+def test_losses_of_their_own_records_are_served(name: str, isolation: Any) -> None:
+    assert trained(*(APART[name][0], TABLE, APART[name][1]), isolation=isolation) == 2
+
+
+def test_rows_of_one_record_may_meet() -> None:
+    views = TensorDataset(torch.stack([X, X.roll(1, 1)], 1), Y)
+
+    def pairs(model: nn.Module, batch: Any) -> Tensor:
+        a, b = model(batch[0]).unflatten(0, (-1, 2)).unbind(1)
+        return (a - b).square().sum(1)
+
+    def others(model: nn.Module, batch: Any) -> Tensor:
+        a, b = model(batch[0]).unflatten(0, (-1, 2)).unbind(1)
+        return (a - b.roll(1, 0)).square().sum(1)
+
+    assert trained(linear, views, pairs, rows_per_record=2) == 2
+    with pytest.raises(dpoptim.SamplesInteractError, match=SEEN):
+        trained(linear, views, others, rows_per_record=2)
+
+
+def test_an_axis_that_may_be_another_one_proves_nothing() -> None:
+    x = torch.randn(N, N, FEATURES, generator=generator)
+
+    class Sequences(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).transpose(0, 1)  # positions first: as many as records
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch[0]).square().mean((0, 2))
+
+    def build() -> nn.Module:
+        return Sequences(FEATURES, CLASSES)
+
+    assert trained(build, TensorDataset(x, Y), loss) == 2
+
+
+class Balanced(nn.Module):
+    """Returns what its scores are made of, too: shares of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(FEATURES, 2), nn.Linear(FEATURES, 2 * CLASSES)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shares = self.gate(x).softmax(1)
+        return (shares[:, :, None] * self.experts(x).unflatten(1, (2, -1))).sum(1), shares
+
+
+def test_a_balance_of_what_outputs_are_made_of_is_seen() -> None:
+    def balanced(model: nn.Module, batch: Any) -> Tensor:
+        scores, shares = model(batch[0])
+        losses = F.cross_entropy(scores, batch[1], reduction="none")
+        return losses + shares.mean(0).square().sum()
+
+    def own(model: nn.Module, batch: Any) -> Tensor:
+        scores, shares = model(batch[0])
+        return F.cross_entropy(scores, batch[1], reduction="none") + shares.square().sum(1)
+
+    assert trained(Balanced, TABLE, own) == 2
+    with pytest.raises(dpoptim.SamplesInteractError, match=SEEN):
+        trained(Balanced, TABLE, balanced)
+
+
+@pytest.mark.parametrize("rows", range(2, N + 1))
+def test_batches_of_any_size_are_looked_at(rows: int) -> None:
+    """Also of as many records as there are features or classes: trials told the axes apart."""
+    data = TensorDataset(X[:rows], Y[:rows])
+    with pytest.raises(dpoptim.SamplesInteractError, match=SEEN):
+        trained(linear, data, contrastive)
+
+
+def test_a_loop_that_begins_to_compare_records_is_seen_for_some_batches() -> None:
+    def later(model: nn.Module, batch: Any, number: int) -> Tensor:
+        return (each if number < MICROBATCHES - 1 else contrastive)(model, batch)
+
+    with pytest.raises(dpoptim.SamplesInteractError, match=SEEN):
+        trained(linear, TABLE, later, steps=MICROBATCHES + 1, numbered=True)
+
+
+def test_records_that_pass_alone_are_not_asked() -> None:
+    assert trained(linear, TABLE, contrastive, isolation="alone") == 2

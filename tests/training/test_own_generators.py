@@ -1,0 +1,211 @@
+"""Random generators that a model, a data set or a collate function holds: their seeds are public
+until batches are delivered, and theirs again afterwards.
+"""
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import dpoptim
+from dpoptim.training.generators import generators_in, states_of
+from dpoptim.training.isolation import IsolationWarning
+
+N, D, STEPS = 8, 5, 2
+X, Y = torch.randn(N, D, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 3
+Draw = Callable[[Any, tuple[int, ...]], Tensor]
+
+
+def by_numpy(generator: Any, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(generator.random(shape)).float()
+
+
+def one_by_one(generator: random.Random, shape: tuple[int, ...]) -> Tensor:
+    numbers = [generator.random() for _ in range(int(np.prod(shape)))]
+    return torch.tensor(numbers).view(shape)
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Draw]] = {
+    "torch": (
+        lambda: torch.Generator().manual_seed(3),
+        lambda g, shape: torch.rand(shape, generator=g),
+    ),
+    "numpy": (lambda: np.random.default_rng(3), by_numpy),
+    "numpy, Philox": (lambda: np.random.Generator(np.random.Philox(3)), by_numpy),
+    "numpy's older": (lambda: np.random.RandomState(3), lambda g, s: by_numpy_s_older(g, s)),
+    "Python": (lambda: random.Random(3), one_by_one),
+}
+
+
+def by_numpy_s_older(generator: np.random.RandomState, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(generator.random_sample(shape)).float()
+
+
+class Augmenting(nn.Module):
+    """Scales its inputs by numbers of its own, in training mode at least."""
+
+    def __init__(self, kind: str, *, always: bool = False) -> None:
+        super().__init__()
+        make, self.draw = KINDS[kind]
+        self.layer, self.held, self.always = nn.Linear(D, 3), {"generator": [make()]}, always
+        self.drawn: list[Tensor] = []
+
+    @property
+    def generator(self) -> Any:
+        return self.held["generator"][0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training or self.always):
+            return self.layer(x)
+        numbers = self.draw(self.generator, tuple(x.shape))
+        self.drawn.append(numbers)
+        return self.layer(x * numbers)
+
+
+def each(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def trained(model: nn.Module, data: Dataset[Any], **options: Any) -> Any:
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=N, steps=STEPS, noise_multiplier=0.0, delta=1e-5
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan, model, optimizer, data, **options) as private:
+        if isinstance(model, Augmenting):
+            model.drawn.clear()
+        for batch in private.batches():
+            private.backward(each(model, batch))
+            optimizer.step()
+    return private
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": each}, {"isolation": "alone"}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_knows_the_numbers_that_a_model_draws_by_itself(
+    kind: str, options: dict[str, Any]
+) -> None:
+    model = Augmenting(kind)
+    before = states_of([model.generator])
+    trained(model, TensorDataset(X, Y), **options)
+    drawn = torch.cat(model.drawn)
+    assert drawn.shape == (STEPS * N, D)
+    assert states_of([model.generator]) == before
+    make, draw = KINDS[kind]
+    assert not torch.isin(drawn, draw(make(), (20 * STEPS * N, D))).any()
+
+
+class Jittered(Dataset[Any]):
+    def __init__(self, generator: Any) -> None:
+        self.generator, self.drawn = generator, list[float]()
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Any:
+        self.drawn.append(float(self.generator.random()))
+        return X[index] + self.drawn[-1], Y[index]
+
+
+def test_nobody_knows_the_numbers_that_a_data_set_draws_by_itself() -> None:
+    data = Jittered(np.random.default_rng(3))
+    model, before = nn.Linear(D, 3), None
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=N, steps=STEPS, noise_multiplier=0.0, delta=1e-5
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan, model, optimizer, data) as private:
+        data.drawn.clear()
+        before = states_of([data.generator])
+        for batch in private.batches():
+            private.backward(each(model, batch))
+            optimizer.step()
+    assert len(data.drawn) >= STEPS * N
+    assert states_of([data.generator]) == before
+    assert not np.isin(data.drawn, np.random.default_rng(3).random(1000)).any()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "torch"])
+def test_draws_in_evaluation_mode_leave_nothing_to_compare(kind: str) -> None:
+    with pytest.warns(IsolationWarning, match="in evaluation mode as well"):
+        private = trained(Augmenting(kind, always=True), TensorDataset(X, Y))
+    assert private.steps_done == STEPS
+    assert any("every microbatch has one record" in item.text for item in private.basis)
+    with pytest.raises(dpoptim.PrivacyError, match='isolation="alone"'):
+        trained(Augmenting(kind, always=True), TensorDataset(X, Y), isolation="rules")
+
+
+class Hoarding(Augmenting):
+    """Adds what it computed last."""
+
+    last = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = super().forward(x)
+        found, self.last = scores + self.last, float(scores.detach().mean())
+        return found
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_generator_excuses_no_memory(always: bool) -> None:
+    with pytest.raises(dpoptim.SamplesInteractError):
+        trained(Hoarding("numpy", always=always), TensorDataset(X, Y), isolation="alone")
+    with pytest.raises(dpoptim.SamplesInteractError):
+        trained(Hoarding("numpy", always=always), TensorDataset(X, Y))
+
+
+class MasksSpans(nn.Module):
+    """Puts a learnt vector where numpy says so, in training alone, as SpecAugment does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1, 4), nn.Linear(4, 3)
+        self.mask = nn.Parameter(torch.rand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x[:, :, None])
+        if self.training:
+            if float(x.detach().abs().max()) > 1e9:  # no vectorised call can look
+                raise ValueError
+            hidden = hidden.clone()
+            hidden[torch.from_numpy(np.random.rand(*x.shape) < 0.5)] = self.mask
+        return self.second(hidden.mean(1))
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": each}])
+def test_what_only_training_runs_is_tried_as_it_trains(options: dict[str, Any]) -> None:
+    """In evaluation mode rules serve it; in training mode they do not."""
+    model = MasksSpans()
+    before = model.mask.detach().clone()
+    with pytest.warns(IsolationWarning, match="in training mode"):
+        private = trained(model, TensorDataset(X, Y), **options)
+    assert any("every microbatch has one record" in item.text for item in private.basis)
+    assert not torch.equal(model.mask, before)
+    with pytest.raises(dpoptim.PrivacyError, match='isolation="auto"'):
+        trained(MasksSpans(), TensorDataset(X, Y), isolation="rules")
+
+
+def test_generators_are_found_wherever_a_program_holds_them() -> None:
+    mine = [np.random.default_rng(i) for i in range(4)]
+
+    class Collate:
+        def __init__(self) -> None:
+            self.inner = {"by": functools.partial(print, mine[0])}
+
+        def method(self) -> None: ...
+
+    def closed() -> object:
+        return mine[1]
+
+    found = generators_in(Collate().method, closed, [(mine[2],), {0: mine[3]}])
+    assert {*map(id, found)} >= {id(mine[0]), id(mine[2]), id(mine[3])}
+    assert id(mine[1]) in {*map(id, found)}
+    assert generators_in(random.SystemRandom(), "text", None) == []
+    assert len(generators_in([mine[0], mine[0]], [None] * 10**6)) == 1
