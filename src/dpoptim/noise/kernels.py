@@ -51,16 +51,16 @@ def wrapped(x, y):
 
 @triton.jit
 def quarter_round(a, b, c, d):
-    a = tl.add(a, b, sanitize_overflow=False)
+    a = wrapped(a, b)
     d = d ^ a
     d = (d << 16) | (d >> 16)
-    c = tl.add(c, d, sanitize_overflow=False)
+    c = wrapped(c, d)
     b = b ^ c
     b = (b << 12) | (b >> 20)
-    a = tl.add(a, b, sanitize_overflow=False)
+    a = wrapped(a, b)
     d = d ^ a
     d = (d << 8) | (d >> 24)
-    c = tl.add(c, d, sanitize_overflow=False)
+    c = wrapped(c, d)
     b = b ^ c
     b = (b << 7) | (b >> 25)
     return a, b, c, d
