@@ -16,7 +16,7 @@ from dpoptim.data import (
     load_table,
     schema_without_file,
 )
-from dpoptim.data.table_files import read_columns
+from dpoptim.data.table_files import column_names, read_columns
 
 
 def plain(
@@ -215,3 +215,21 @@ def test_a_table_has_one_name_gzipped_or_not(tmp_path: Path, name: str) -> None:
     path.write_bytes(text if name.endswith("csv") else gzip.compress(text))
     data = load_table(path, schema_without_file(path, "y", public=True))
     assert data.name == "visits"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"pay, EUR";age;"y"\n1,5;30;a\n',
+        'sep=;\n"pay, EUR";age;y\n1,5;30;a\n',
+        '\ufeffsep=\t\r\n"pay, EUR"\tage\ty\r\n1,5\t30\ta\r\n',
+        '"pay, EUR",age,y\n"1,5",30,a\n',
+    ],
+)
+def test_what_is_between_columns(text: str, tmp_path: Path) -> None:
+    """Not what a quoted name has in it; Excel's first line may say it, and is no names."""
+    path = tmp_path / "t.csv"
+    path.write_bytes(text.encode())
+    assert [name for name, _ in column_names(path)] == ["pay, EUR", "age", "y"]
+    (chunk,) = read_columns(path)
+    assert [list(values) for values in chunk.columns.values()] == [["1,5"], ["30"], ["a"]]

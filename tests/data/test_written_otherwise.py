@@ -241,7 +241,7 @@ def test_a_column_may_be_written_otherwise_than_the_others(tmp_path: Path) -> No
 def test_marks_of_a_column_that_make_no_sense_are_refused(entry: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_schema(NUMBER + entry)
-    with pytest.raises(ValueError, match="a date takes bounds, fill, format; not 'decimal'"):
+    with pytest.raises(ValueError, match="a date takes .*; not 'decimal'"):
         parse_schema(DATE + 'decimal = ","')
 
 

@@ -144,6 +144,20 @@ def test_categories_go_by_the_names_of_columns() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
+@pytest.mark.parametrize("other", [np.nan, 2.5])
+def test_codes_are_the_same_beside_a_record_that_makes_them_floats(other: float) -> None:
+    """One record with a gap moved all others to other buckets, or out of every category."""
+    codes = np.arange(400)[:, None] % 4
+    beside = np.concatenate([codes[:-1].astype(np.float64), [[other]]])
+    for categories in ([[0, 1, 2, 3]], [["0", "1", "2", "3"]], [[0.0, 1.0, 2.0, 3.0]]):
+        encoder = DPOneHot(categories).fit(codes)
+        np.testing.assert_array_equal(encoder.transform(beside)[:-1], np.eye(4)[codes[:-1, 0]])
+        assert not encoder.transform(beside)[-1].any()
+    counted = DPOneHot(epsilon=1e3, delta=1e-5, noise_seed=0)
+    assert counted.fit(codes).categories_[0] == clone(counted).fit(beside[:-1]).categories_[0]
+
+
+@pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 def test_categories_that_are_frequent() -> None:
     """Frequent ones become columns and rare ones do not; names are nowhere; a mixed table pays for
     what is not public alone, once for all columns.

@@ -212,6 +212,16 @@ def test_another_name_for_somebody_moves_nobody_else(name: str) -> None:
     assert after.names.tolist() == [name, "b", "t"]
 
 
+@pytest.mark.parametrize("nobody", ["", "nan", "None", "<NA>", b"NULL"])
+def test_rows_without_an_owner_are_not_one_person(nobody: str | bytes) -> None:
+    """Two persons who each have a row without a name would move the mean of all such rows."""
+    names: list[str | bytes] = [b"\xe9", b"k"] if isinstance(nobody, bytes) else ["é", "k"]
+    assert len(Persons.of(names * 3, 6, 2)) == 2
+    with pytest.raises(ValueError, match=r"rows without an owner .* Fix: give each") as refused:
+        Persons.of([*names, nobody, nobody], 4, 2)
+    assert "k" not in str(refused.value).split()
+
+
 def test_an_empty_batch_takes_its_step() -> None:
     data = TensorDataset(torch.randn(4, FEATURES), torch.randint(0, CLASSES, (4,)))
     chosen = dpoptim.DPSGD(clip_norm=1.0).plan(

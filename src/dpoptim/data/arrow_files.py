@@ -99,11 +99,17 @@ def opened(pa: ModuleType, path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 
 def values(pa: ModuleType, column: Any) -> Any:
-    """A column as numbers (NaN for nulls) or text (empty for nulls); whole numbers keep digits."""
+    """A column as numbers (NaN, or None of decimals, for nulls), or text (empty for nulls).
+
+    Whole numbers and decimals keep their digits.
+    """
     if pa.types.is_integer(column.type) and column.null_count == 0:
         return column.to_numpy(zero_copy_only=False)
     if pa.types.is_floating(column.type):
         return column.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
     if pa.types.is_timestamp(column.type):  # what is below is lost, and no error
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-    return ["" if value is None else str(value) for value in column.to_pylist()]
+    found = column.to_pylist()
+    if pa.types.is_decimal(column.type):  # numbers that keep their digits
+        return np.array(found, dtype=object)
+    return ["" if value is None else str(value) for value in found]

@@ -6,8 +6,9 @@ from datetime import UTC, date, datetime, timedelta
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.numbers import as_texts, is_missing, whole
+from dpoptim.data.numbers import as_texts, whole
 from dpoptim.data.table_files import Values
+from dpoptim.missing import is_missing
 
 EPOCH = date(1970, 1, 1)
 START = datetime(1970, 1, 1)
@@ -29,7 +30,7 @@ def as_days(values: Values, format: str | None = None) -> tuple[NDArray[np.float
     for place, text in enumerate(texts):
         if text not in known:
             try:
-                known[text] = np.nan if is_missing(text) or text == "NaT" else days_of(text, format)
+                known[text] = np.nan if is_missing(text) else days_of(text, format)
             except (ValueError, OverflowError):
                 return days, place
         days[place] = known[text]

@@ -12,6 +12,7 @@ from dpoptim.data.numbers import as_numbers, as_texts, places_among
 from dpoptim.data.preparation import UnitNorm
 from dpoptim.data.schema import Column, Schema
 from dpoptim.data.table_files import Chunk, Values, read_columns
+from dpoptim.missing import is_missing
 
 Floats = NDArray[np.float32]
 
@@ -59,14 +60,32 @@ def encode_table(
     names = [column.name for column in schema.features]
     names += [target.name] if target else []
     names += [person] if person else []
-    for chunk in read_columns(path, list(dict.fromkeys([*names, *keep]))):
+    marks = {column.name: schema.missing_of(column) for column in schema.columns}
+    for whole in read_columns(path, list(dict.fromkeys([*names, *keep]))):
+        kept = [whole.columns[name] for name in keep]
+        chunk = Chunk(
+            whole.first,
+            {name: known(values, marks.get(name, ())) for name, values in whole.columns.items()},
+        )
         yield Encoded(
             chunk.first,
             encode(path, chunk, schema),
             None if target is None else targets_of(path, chunk, target, schema),
             None if person is None else persons_of(path, chunk, person),
-            [chunk.columns[name] for name in keep],
+            kept,
         )
+
+
+def known(values: Values, marks: Sequence[str]) -> Values:
+    """The values, emptied where they are one of the marks that stand for none."""
+    if not marks:
+        return values
+    none = places_among(marks, values) >= 0
+    if isinstance(values, np.ndarray):
+        values = values.astype(object)
+        values[none] = None
+        return values
+    return ["" if gone else value for value, gone in zip(values, none.tolist(), strict=True)]
 
 
 def encode(path: Path, chunk: Chunk, schema: Schema) -> Floats:
@@ -191,10 +210,10 @@ def targets_of(
 
 def persons_of(path: Path, chunk: Chunk, person: str) -> list[str]:
     persons = as_texts(chunk.columns[person])
-    nobody = next((place for place, name in enumerate(persons) if not name), None)
+    nobody = next((place for place, name in enumerate(persons) if is_missing(name)), None)
     if nobody is not None:
         raise ValueError(
-            f"{path}: record {chunk.first + nobody} belongs to nobody: column {person!r} is empty. "
-            "Fix: give it a person of its own, or drop it."
+            f"{path}: record {chunk.first + nobody} belongs to nobody: column {person!r} is empty "
+            "there, or says NA, null or the like. Fix: give it a person of its own, or drop it."
         )
     return persons

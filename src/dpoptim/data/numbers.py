@@ -4,13 +4,14 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.data.table_files import Values
+from dpoptim.missing import is_missing
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # in any case
 COMMAS = str.maketrans(",.", ".,")
 # marks of thousands, as a schema names them, and what files have for them
 MARKS = {".": ".", ",": ",", " ": " \u00a0\u202f", "'": "'\u2019"}
@@ -93,12 +94,23 @@ def groups(thousands: str) -> re.Pattern[str]:
 def as_texts(values: Values) -> list[str]:
     """Values as text, without blanks around them."""
     if isinstance(values, np.ndarray):
-        return [str(value) for value in values.tolist()]
+        return ["" if value is None else str(value) for value in values.tolist()]
     return [text.strip() for text in values]
 
 
-def is_missing(text: str) -> bool:
-    return text.strip().lower() in MISSING
+def text_of(value: object) -> str:
+    """A value as text; a number as the same text whether a column holds floats or integers.
+
+    So what a record is read as does not depend on others, for whose sake a column of whole numbers
+    may be held as floats (a gap, a fraction).
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return str(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        return str(value)
+    return str(int(number)) if number.is_integer() else str(number)
 
 
 def places_among(names: Sequence[str], values: Values) -> NDArray[np.int64]:

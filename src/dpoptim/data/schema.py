@@ -14,8 +14,14 @@ from typing import Any, Literal, get_args
 
 from dpoptim.arguments import real_number
 from dpoptim.data.column_ranges import expanded
-from dpoptim.data.dates import day_number, day_text, holds
-from dpoptim.data.schema_values import FILL_IN, bounds_of, missing_bounds, texts_of
+from dpoptim.data.dates import day_number
+from dpoptim.data.schema_values import (
+    FILL_IN,
+    bounds_of,
+    missing_bounds,
+    refuse_format,
+    texts_of,
+)
 
 Kind = Literal["number", "date", "category", "drop", "person", "target"]
 Scaling = Literal["bounds", "unit-norm", "none"]
@@ -23,11 +29,11 @@ Decimal = Literal[".", ","]
 Thousands = Literal["", ".", ",", " ", "'"]
 OF_TABLE: dict[str, Any] = {"scaling": Scaling, "decimal": Decimal, "thousands": Thousands}
 OPTIONS: dict[Kind, tuple[str, ...]] = {
-    "number": ("bounds", "fill", "unit", "decimal", "thousands"),
-    "date": ("bounds", "fill", "format"),
+    "number": ("bounds", "fill", "unit", "decimal", "thousands", "missing"),
+    "date": ("bounds", "fill", "format", "missing"),
     "category": ("categories",),
     "drop": (),
-    "person": (),
+    "person": ("missing",),
     "target": ("classes", "bounds", "unit", "decimal", "thousands"),
 }
 
@@ -53,8 +59,8 @@ class Column:
             a number to predict.
         format: how a file writes a date, as `datetime.strptime` takes it (``"%d.%m.%Y"`` for
             31.12.2024); None: 2024-12-31, with or without a time.
-        decimal, thousands: of numbers that are written otherwise than the table's others; None: as
-            these are.
+        decimal, thousands, missing: of a column that is written otherwise than the table's others;
+            None: as these are.
     """
 
     name: str
@@ -67,6 +73,7 @@ class Column:
     format: str | None = None
     decimal: Decimal | None = None
     thousands: Thousands | None = None
+    missing: tuple[str, ...] | None = None
 
     @property
     def width(self) -> int:
@@ -88,12 +95,14 @@ class Schema:
         decimal: the mark in numbers that a file has as text.
         thousands: the mark between their groups of digits: ``"."``, ``","``, ``" "`` (also one that
             does not break) or ``"'"``; ``""``: there is none, and a number with one is refused.
+        missing: what stands for no number, date or person, beside nothing, NA, null and the like.
     """
 
     columns: tuple[Column, ...]
     scaling: Scaling = "bounds"
     decimal: Decimal = "."
     thousands: Thousands = ""
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for kind in ("target", "person"):
@@ -123,6 +132,11 @@ class Schema:
             self.decimal if column.decimal is None else column.decimal,
             self.thousands if column.thousands is None else column.thousands,
         )
+
+    def missing_of(self, column: Column) -> tuple[str, ...]:
+        """Texts that stand for no value in a column; none where a list says what counts."""
+        listed = column.kind == "category" or column.classes
+        return () if listed else self.missing if column.missing is None else column.missing
 
     @cached_property
     def features(self) -> tuple[Column, ...]:
@@ -222,14 +236,16 @@ def parse_schema(text: str) -> Schema:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"schema: no TOML ({str(error)[:200]}).") from None
-    surplus = document.keys() - {*OF_TABLE, "columns"}
+    surplus = document.keys() - {*OF_TABLE, "missing", "columns"}
     if surplus:
         raise ValueError(
-            f"schema: unknown entry {min(surplus)!r}; known are {', '.join(OF_TABLE)} and "
+            f"schema: unknown entry {min(surplus)!r}; known are {', '.join(OF_TABLE)}, missing and "
             "[columns.NAME]."
         )
     columns = document.get("columns")
     of_table = {name: mark_of(name, document[name]) for name in OF_TABLE if name in document}
+    if "missing" in document:
+        of_table["missing"] = texts_of("", "missing", document["missing"])
     if not isinstance(columns, dict) or not all(
         isinstance(entry, dict) for entry in columns.values()
     ):
@@ -282,6 +298,7 @@ def column_of(name: str, entry: Mapping[str, Any]) -> Column:
     unit = entry.get("unit")
     if unit is not None and not isinstance(unit, str):
         raise ValueError(f"schema: column {name!r}: unit must be text, got {unit!r}.")
+    where = f"column {name!r}: "
     read = day_number if kind == "date" else real_number
     column = Column(
         name,
@@ -289,11 +306,12 @@ def column_of(name: str, entry: Mapping[str, Any]) -> Column:
         bounds=bounds_of(name, kind, entry["bounds"]) if "bounds" in entry else None,
         fill=read(f"schema: column {name!r}: fill", entry["fill"]) if "fill" in entry else None,
         unit=unit,
-        categories=texts_of(name, "categories", entry.get("categories", [])),
-        classes=texts_of(name, "classes", entry.get("classes", [])),
+        categories=texts_of(where, "categories", entry.get("categories", [])),
+        classes=texts_of(where, "classes", entry.get("classes", [])),
+        missing=texts_of(where, "missing", entry["missing"]) if "missing" in entry else None,
         format=entry.get("format"),
         **{
-            mark: mark_of(mark, entry[mark], f"column {name!r}: ")
+            mark: mark_of(mark, entry[mark], where)
             for mark in ("decimal", "thousands")
             if mark in entry
         },
@@ -321,19 +339,3 @@ def refuse_incomplete(column: Column) -> None:
         if not low <= column.fill <= high:
             what = "the date" if kind == "date" else f"{column.fill:g}"
             raise ValueError(f"schema: column {name!r}: fill {what} is outside its bounds.")
-
-
-def refuse_format(name: str, format: object, bounds: tuple[float, float]) -> None:
-    """Refuse a format in which the first or last day cannot be written and read back."""
-    if not isinstance(format, str):
-        raise ValueError(
-            f'schema: column {name!r}: format must be text such as "%d.%m.%Y", got {format!r}.'
-        )
-    lost = next((day for day in bounds if not holds(format, day)), None)
-    if lost is not None:
-        raise ValueError(
-            f"schema: column {name!r}: the day {day_text(lost)} cannot be written and read back in "
-            f"the format {format!r}. Fix: day, month and year as datetime.strptime has them, such "
-            'as "%d.%m.%Y" for 31.12.2024 or "%m/%d/%Y" for 12/31/2024; years of two digits (%y) '
-            "are 1969 to 2068."
-        )

@@ -11,10 +11,11 @@ from dpoptim.data.column_ranges import runs_of
 from dpoptim.data.damaged_files import kind_of
 from dpoptim.data.dates import day_text
 from dpoptim.data.found_writing import DECIMALS, Way, found_days, ways_of_writing
-from dpoptim.data.numbers import as_numbers, as_texts, is_missing
+from dpoptim.data.numbers import as_numbers, as_texts
 from dpoptim.data.schema import Column, Decimal, Schema
 from dpoptim.data.schema_values import FILL_IN
 from dpoptim.data.table_files import Values, abridged, column_names, read_columns, separator_of
+from dpoptim.missing import is_missing
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 IDENTIFIER = re.compile(
@@ -26,6 +27,7 @@ WRITTEN = {  # by whether the comma separates columns
     False: '# decimal = ","  # where numbers are written 0,5\n'
     '# thousands = "."  # where numbers are written 1.234\n',
 }
+GAPS = '# missing = ["-", "-999"]  # where these stand for no value, as nothing, NA and null do\n'
 HEAD = """\
 # What is publicly known about the columns. Nothing here may be read off private data.
 #   number:   bounds = [lowest, highest] as possible, not as found; fill = value for gaps;
@@ -45,7 +47,8 @@ def to_toml(schema: Schema) -> str:
     """Write a schema so that `parse_schema` gives an equal one."""
     comma = f'decimal = "{schema.decimal}"\n' if schema.decimal != "." else ""
     mark = f'thousands = "{schema.thousands}"\n' if schema.thousands else ""
-    return f'scaling = "{schema.scaling}"\n{comma}{mark}' + "".join(
+    gaps = f"missing = [{', '.join(map(quoted, schema.missing))}]\n" if schema.missing else ""
+    return f'scaling = "{schema.scaling}"\n{comma}{mark}{gaps}' + "".join(
         table_of(column) for column in schema.columns
     )
 
@@ -62,8 +65,9 @@ def table_of(column: Column) -> str:
     for name in ("unit", "decimal", "thousands"):
         if (text_of_it := getattr(column, name)) is not None:
             lines.append(f"{name} = {quoted(text_of_it)}")
-    for name in ("categories", "classes"):
-        if values := getattr(column, name):
+    for name in ("categories", "classes", "missing"):
+        values = getattr(column, name)
+        if values or (name == "missing" and values is not None):
             lines.append(f"{name} = [{', '.join(map(quoted, values))}]")
     return "\n".join(lines) + "\n"
 
@@ -91,7 +95,7 @@ def draft(path: Path, *, target: str | None = None, person: str | None = None) -
     """
     columns = column_names(path)
     check_names(path, [name for name, _ in columns], target, person)
-    parts = [HEAD, 'scaling = "bounds"\n']
+    parts = [HEAD, 'scaling = "bounds"\n', GAPS]
     if kind_of(path) == ".csv":
         parts.append(WRITTEN[separator_of(path) == ","])
     roles = [(name, (found, role_of(name, target, person))) for name, found in columns]

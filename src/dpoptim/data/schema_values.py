@@ -1,7 +1,7 @@
 """Values of a schema's entries: bounds, and lists of texts."""
 
 from dpoptim.arguments import real_number
-from dpoptim.data.dates import day_number
+from dpoptim.data.dates import day_number, day_text, holds
 
 FILL_IN = "FILL-IN"  # what a draft holds where only its owner knows
 
@@ -32,22 +32,42 @@ def bounds_of(name: str, kind: str, value: object) -> tuple[float, float]:
     return low, high
 
 
-def texts_of(name: str, entry: str, value: object) -> tuple[str, ...]:
-    """A list of texts, or of whole numbers as text."""
+def texts_of(where: str, entry: str, value: object) -> tuple[str, ...]:
+    """A list of texts, or of whole numbers as text.
+
+    Args:
+        where: ``"column 'a': "``, or nothing.
+    """
     if FILL_IN in (value if isinstance(value, list) else [value]):
         raise ValueError(
-            f'schema: column {name!r}: fill in its {entry}, a public list such as ["no", "yes"].'
+            f'schema: {where}fill in its {entry}, a public list such as ["no", "yes"].'
         )
     plain = isinstance(value, list) and all(
         isinstance(each, str | int) and not isinstance(each, bool) for each in value
     )
     if not plain:
         raise ValueError(
-            f"schema: column {name!r}: {entry} must be a list of texts in quotation marks, such as "
+            f"schema: {where}{entry} must be a list of texts in quotation marks, such as "
             f'["no", "yes"] or ["false", "true"], got {value!r}.'
         )
     assert isinstance(value, list)
     texts = tuple(str(each).strip() for each in value)
     if len(set(texts)) < len(texts):
-        raise ValueError(f"schema: column {name!r}: {entry} names a value twice.")
+        raise ValueError(f"schema: {where}{entry} names a value twice.")
     return texts
+
+
+def refuse_format(name: str, format: object, bounds: tuple[float, float]) -> None:
+    """Refuse a format in which the first or last day cannot be written and read back."""
+    if not isinstance(format, str):
+        raise ValueError(
+            f'schema: column {name!r}: format must be text such as "%d.%m.%Y", got {format!r}.'
+        )
+    lost = next((day for day in bounds if not holds(format, day)), None)
+    if lost is not None:
+        raise ValueError(
+            f"schema: column {name!r}: the day {day_text(lost)} cannot be written and read back in "
+            f"the format {format!r}. Fix: day, month and year as datetime.strptime has them, such "
+            'as "%d.%m.%Y" for 31.12.2024 or "%m/%d/%Y" for 12/31/2024; years of two digits (%y) '
+            "are 1969 to 2068."
+        )

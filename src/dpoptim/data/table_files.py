@@ -21,6 +21,8 @@ SEPARATORS = ",;\t|"  # the first that the first line has in it is the file's
 # text as in the file, or numbers with NaN for what is missing
 Values = Sequence[str] | NDArray[Any]
 LONGEST_HEADER = 1 << 20  # bytes
+QUOTED = re.compile(rb'"[^"]*"')
+OF_EXCEL = ["sep=", ""]  # a line before the names, which says what is between columns
 
 TABLE_ENDINGS = (".csv", *arrow_files.ENDINGS)
 
@@ -101,9 +103,9 @@ def read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Chunk]:
 
 
 def separator_of(path: Path) -> str:
-    """The character between columns, by the first line alone."""
+    """The character between columns, by the first line alone, less what is quoted in it."""
     with opened(path) as file:
-        first = file.readline(LONGEST_HEADER)
+        first = QUOTED.sub(b"", file.readline(LONGEST_HEADER))
     return next((each for each in SEPARATORS if each.encode() in first), SEPARATORS[0])
 
 
@@ -163,6 +165,8 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
 
 def header_of(path: Path, rows: Iterator[list[str]]) -> list[str]:
     row = next(rows, None)
+    if row == OF_EXCEL:
+        row = next(rows, None)
     if row is None:
         raise ValueError(f"{path} is empty. Fix: its first line must name the columns.")
     names = [name.strip() for name in row]

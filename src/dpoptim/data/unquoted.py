@@ -48,6 +48,22 @@ def checked_table(estimator: Any, x: Any, **how: Any) -> Any:
     raise kind(f"{what}{text_columns(x)}")
 
 
+def one_axis(name: str, values: Any, *, warn: bool = False) -> NDArray[Any]:
+    """``values`` of shape (rows,), a single column included; a ValueError without their number."""
+    from sklearn.utils.validation import column_or_1d
+
+    try:
+        found: NDArray[Any] = column_or_1d(values, warn=warn)
+    except ValueError:
+        pass
+    else:
+        return found
+    raise ValueError(
+        f"{name} should be a 1d array, one value for each record. Fix: one column "
+        "of it; of several, fit one model each."
+    )
+
+
 def number_array(name: str, values: Any) -> Floats:
     """``values`` as float64, or a ValueError that names the argument."""
     refuse_dates(values, name)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import assert_all_finite, column_or_1d
+from sklearn.utils.validation import assert_all_finite
 
 from dpoptim.accounting.doubts import doubts
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.data.parquet_rows import ParquetRows
-from dpoptim.data.unquoted import checked_table, number_array
+from dpoptim.data.unquoted import checked_table, number_array, one_axis
 from dpoptim.solvers.objective import held_in_memory
 from dpoptim.target_range import TargetRange
 
@@ -160,7 +160,7 @@ def public_weights(class_weight: object, classes: NDArray[Any]) -> Floats | None
 
 def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
     """Labels of shape (rows,), or a ValueError."""
-    y = column_or_1d(y, warn=True)
+    y = one_axis("y", y, warn=True)
     if len(y) != rows:
         raise ValueError(UNEQUAL)
     if y.dtype == object and any(map(is_missing, y)):
@@ -208,7 +208,7 @@ def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> tuple[Floats, Ta
             "targets are clipped. Fix: "
             "what y can be in principle, which must not be read off the data."
         )
-    targets = number_array("y", column_or_1d(y, warn=True))
+    targets = number_array("y", one_axis("y", y, warn=True))
     assert_all_finite(targets, input_name="y")
     if len(targets) != rows:
         raise ValueError(UNEQUAL)

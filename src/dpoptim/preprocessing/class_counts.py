@@ -6,9 +6,10 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.arguments import positive_number
+from dpoptim.data.unquoted import one_axis
 from dpoptim.preprocessing.private_step import ChargedFit
 from dpoptim.statistics import Floats, histogram_bound
 
@@ -54,7 +55,7 @@ class DPClassCounts(ChargedFit):
                 "classes must be all classes, at least two, as public knowledge; y itself is "
                 "private."
             )
-        labels = column_or_1d(y)
+        labels = one_axis("y", y)
         self.classes_: NDArray[Any] = np.unique(np.asarray(self.classes))
         counts = np.array(
             [np.count_nonzero(labels == name) for name in self.classes_], dtype=np.float64

@@ -12,6 +12,7 @@ from scipy.special import ndtri
 from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.arguments import whole_number
+from dpoptim.data.numbers import text_of
 from dpoptim.data.unquoted import checked_table
 from dpoptim.preprocessing.private_step import SummedStep
 from dpoptim.statistics import Floats, histogram_bound
@@ -93,7 +94,7 @@ class DPOneHot(SummedStep):
             )
         for column, names in enumerate(given):
             if names is not None and (
-                len({str(name) for name in names}) != len(names) or not names
+                len({text_of(name) for name in names}) != len(names) or not names
             ):
                 raise ValueError(
                     f"categories[{column}] must name each category once, and at least one."
@@ -103,7 +104,7 @@ class DPOneHot(SummedStep):
         found = self._frequent(columns, counted) if counted else {}
         self.counted_ = tuple(counted)
         self.categories_ = [
-            found[column] if names is None else [str(name) for name in names]
+            found[column] if names is None else [text_of(name) for name in names]
             for column, names in enumerate(given)
         ]
         return self
@@ -162,11 +163,16 @@ class DPOneHot(SummedStep):
         return np.array(found, dtype=object)
 
     def _columns(self, x: Any, *, reset: bool) -> NDArray[np.str_]:
-        """X as text, shape (n, columns); its columns must be those of fit, in the same order."""
+        """X as text, shape (n, columns); its columns must be those of fit, in the same order.
+
+        **Guarantee.** A value's text does not depend on other records, by which a program chooses
+        whether a column of whole numbers holds integers or floats.
+        """
         found: NDArray[Any] = checked_table(
             self, x, reset=reset, dtype=object, ensure_all_finite=False, ensure_min_samples=1
         )
-        return found.astype(str)
+        texts = np.array([text_of(value) for value in found.ravel()], dtype=np.str_)
+        return texts.reshape(found.shape)
 
 
 def _buckets(values: NDArray[np.str_], buckets: int) -> NDArray[np.int64]:

@@ -27,6 +27,7 @@ from dpoptim.assumptions import (
 )
 from dpoptim.distributed.agreement import sample_of
 from dpoptim.gradients.rows_of_records import RowsOfRecords
+from dpoptim.missing import is_missing
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.sampling import Indices
@@ -35,6 +36,11 @@ from dpoptim.training.collation import collate_records, refuse_missing
 from dpoptim.training.repeated_records import refuse_repeated_records
 
 NO_ROW = -1  # in the place of a row that is not there
+
+
+def texts_of(names: NDArray[Any]) -> list[str]:
+    """Strings, or bytes in whatever encoding, as strings; shape (names,)."""
+    return [name if isinstance(name, str) else name.decode("latin-1") for name in names.tolist()]
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Persons:
         """Make persons of each row's owner, numbers or strings, (rows,).
 
         Raises:
-            ValueError: not one owner for each row. No message quotes one.
+            ValueError: not one owner for each row, or a row without one. No message quotes one.
         """
         names: NDArray[Any] = np.asarray(owners.cpu() if isinstance(owners, Tensor) else owners)
         if names.ndim == 1 and all(isinstance(name, str) for name in names):
@@ -79,6 +85,12 @@ class Persons:
         different, first, owner, counts = np.unique(
             names, return_index=True, return_inverse=True, return_counts=True
         )
+        if names.dtype.kind in "US" and any(map(is_missing, texts_of(different))):
+            raise ValueError(
+                "persons has rows without an owner (empty, or 'nan', 'None', 'NA' or the like as "
+                "text), who would all be one person. Fix: give each of them an owner of its own, "
+                "or leave it out."
+            )
         met = np.argsort(first)
         numbers = np.argsort(met)[owner]
         order = np.argsort(numbers, kind="stable").astype(np.int64)
