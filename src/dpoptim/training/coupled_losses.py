@@ -20,6 +20,7 @@ from dpoptim.gradients.seen_outputs import SeenOutputs
 from dpoptim.training.made_up import Returned
 from dpoptim.training.reduction import reduced
 
+LOOKED_AT = 1 << 20  # entries at a time: there may be no room for another copy of all
 Placed = tuple[int, GradientEdge]  # with its place among what was returned
 
 
@@ -130,15 +131,18 @@ def reaches_others(gradient: Tensor | None, axis: int | None, rows: int, per_rec
     Args:
         axis: the records'; None: the only one of their number, of the first two.
     """
-    if gradient is None or rows not in gradient.shape[:2]:
+    if gradient is None or not gradient.numel() or rows not in gradient.shape[:2]:
         return False
     if axis is None and list(gradient.shape).count(rows) == 1:
         axis = list(gradient.shape).index(rows)
     if axis is None or gradient.dim() <= axis or gradient.shape[axis] != rows:
         return False
-    # 0 times infinity is no trace of another record
-    entries = gradient.movedim(axis, 0).reshape(rows, -1).nan_to_num(0, 0, 0)
-    return len((entries != 0).any(1).nonzero().flatten().div(per_record).floor().unique()) > 1
+    reached = [
+        # 0 times infinity is no trace of another record
+        part.reshape(len(part), -1).nan_to_num(0, 0, 0).ne(0).any(1)
+        for part in gradient.movedim(axis, 0).split(max(1, LOOKED_AT * rows // gradient.numel()))
+    ]
+    return len(torch.cat(reached).nonzero().flatten().div(per_record).floor().unique()) > 1
 
 
 def nearest(edges: Sequence[Placed], loss: Any) -> list[Placed]:
