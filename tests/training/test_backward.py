@@ -158,6 +158,8 @@ LOSSES = {
     "margin": lambda x, r: F.multi_margin_loss(x, Y, reduction=r),
     "by hand": lambda x, r: getattr(x.square().sum(1), r)(),
     "by hand, an axis": lambda x, r: getattr(x.square().sum(1), r)(0),
+    "by hand, records first": lambda x, r: getattr(x.square(), r)(0).sum(),
+    "by hand, records first, then a mean": lambda x, r: getattr(x.square(), r)(-2).mean(),
     "two terms": lambda x, r: getattr(x.square().sum(1), r)() + F.mse_loss(x, T, reduction=r),
     "halved": lambda x, r: 0.5 * getattr(x.square().sum(1), r)() / torch.tensor(2.0),
     "wide": lambda x, r: F.mse_loss(x, T, reduction=r).double(),
@@ -220,6 +222,8 @@ def test_reductions_are_read_where_a_layer_is_next_to_the_loss(name: str, reduct
         lambda x: x.logsumexp((0, 1)),
         lambda x: x.sum() / x.detach().sum().requires_grad_(),
         lambda x: x.sum() + x.mean(),
+        lambda x: x.mean(0).sum() + x.sum(),
+        lambda x: (x @ x.T).mean(0).sum(),
         # ignored labels might weigh in one of them
         lambda x: F.cross_entropy(x, Y) + F.cross_entropy(x, Y),
         lambda x: x[0, 0].clone() * 1,

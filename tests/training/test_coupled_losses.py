@@ -135,6 +135,13 @@ def fed_again(model: nn.Module, batch: Any) -> Tensor:
     return each(model, (F.pad(model(batch[0]), (0, 2)), batch[1]))
 
 
+def stabilised(model: nn.Module, batch: Any) -> Tensor:
+    """Cross-entropy by hand, whose largest score cancels but for rounding."""
+    z = 3 * model(batch[0])
+    z = z - z.max()
+    return z.exp().sum(1).log() - z.gather(1, batch[1][:, None])[:, 0]
+
+
 APART: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
     "one each": (linear, each),
     "their mean": (linear, lambda m, b: each(m, b).mean()),
@@ -143,6 +150,7 @@ APART: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
     "element by element": (linear, lambda m, b: F.mse_loss(m(b[0]), b[0][:, :CLASSES])),
     "smoothed": (linear, lambda m, b: F.cross_entropy(m(b[0]), b[1], label_smoothing=0.1)),
     "infinite": (linear, lambda m, b: m(b[0]).abs().sum(1).log() * (b[1] - 1) / 0),
+    "the batch's largest score": (linear, stabilised),
     "several stages": (Stages, of_stages),
     "adversarial examples": (linear, attacked),
     "outputs that are inputs": (linear, fed_again),
@@ -189,6 +197,36 @@ def test_an_axis_that_may_be_another_one_proves_nothing() -> None:
         return Sequences(FEATURES, CLASSES)
 
     assert trained(build, TensorDataset(x, Y), loss) == 2
+
+
+SQUARE = TensorDataset(torch.randn(N, N, generator=generator), Y)
+
+
+def square_errors(model: nn.Module, batch: Any) -> Tensor:
+    return (model(batch[0]) - batch[0]).square()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda m, b: square_errors(m, b).T.mean(),
+        lambda m, b: F.mse_loss(m(b[0]).T, b[0].T),
+        lambda m, b: square_errors(m, b).mean(0).mean(),
+        lambda m, b: square_errors(m, b).sum(0).sum(),
+    ],
+)
+def test_as_many_features_as_records_are_not_taken_for_them(loss: Loss) -> None:
+    assert trained(lambda: nn.Linear(N, N), SQUARE, loss) == 2
+
+
+@pytest.mark.parametrize("mean", [lambda z: z.mean(), lambda z: z.T.mean()])
+def test_a_square_of_records_is_seen_from_both_sides(mean: Callable[[Tensor], Tensor]) -> None:
+    def similarities(model: nn.Module, batch: Any) -> Tensor:
+        z = normalised(model, batch)
+        return mean((z @ z.T - torch.eye(N)).square())
+
+    with pytest.raises(dpoptim.SamplesInteractError, match=SEEN):
+        trained(linear, TABLE, similarities)
 
 
 class Balanced(nn.Module):

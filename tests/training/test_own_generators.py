@@ -192,6 +192,54 @@ def test_what_only_training_runs_is_tried_as_it_trains(options: dict[str, Any]) 
         trained(MasksSpans(), TensorDataset(X, Y), isolation="rules")
 
 
+def global_names(generator: Any) -> dict[str, Any]:
+    """A program in which all share a generator, as notebooks do."""
+    source = """
+class Scales(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * float(rng.random())
+
+class OfTheClass:
+    generator = rng
+
+    def __getitem__(self, index): ...
+
+class Names:
+    rng = 1.0
+
+    def __getitem__(self, index):
+        return self.rng
+
+def jitter(row):
+    return row + rng.random()
+
+def collate(rows):
+    return [jitter(row) for row in rows]
+"""
+    program: dict[str, Any] = {"__name__": "program", "rng": generator, "nn": nn}
+    exec(source, program)
+    return program
+
+
+def test_generators_that_a_program_shares_are_found() -> None:
+    generator = np.random.default_rng(5)
+    program = global_names(generator)
+    for part in (program["Scales"](D, 3), program["OfTheClass"](), program["collate"]):
+        assert generators_in(part) == [generator]
+    assert generators_in(program["Names"]()) == []
+
+
+def test_nobody_foretells_the_numbers_of_a_generator_that_is_a_global() -> None:
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        program = global_names(np.random.default_rng(5))
+        model = program["Scales"](D, 3)
+        trained(model, TensorDataset(X, Y), isolation="alone")
+        found.append(model.weight.detach().clone())
+    assert not torch.equal(*found)
+
+
 def test_generators_are_found_wherever_a_program_holds_them() -> None:
     mine = [np.random.default_rng(i) for i in range(4)]
 

@@ -21,6 +21,9 @@ from dpoptim.training.made_up import Returned
 from dpoptim.training.reduction import reduced
 
 LOOKED_AT = 1 << 20  # entries at a time: there may be no room for another copy of all
+# Of the largest entry: what is left of the batch's largest score, which a loss took off and added
+# again. A mean over a batch leaves each record's share of it, which is more.
+ROUNDING = 5e-7
 Placed = tuple[int, GradientEdge]  # with its place among what was returned
 
 
@@ -50,12 +53,18 @@ def refuse_coupled_losses(
     near = looked_at(engine, engine.hooks.outputs, losses, returned)
     if not near or rows < 2 * K:
         return
+    edges, counts = [edge for edge, _ in near], {rows, rows // K}
+
+    def meets_others(place: int, axis: int) -> bool:
+        gradients = gradients_of_one(losses, place, edges, counts, axis)
+        return any(
+            reaches_others(gradient, records, rows, K)
+            for gradient, (_, records) in zip(gradients, near, strict=False)
+        )
+
     for place in (0, -1):
-        gradients = gradients_of_one(losses, place, [edge for edge, _ in near], {rows, rows // K})
-        if any(
-            reaches_others(gradient, axis, rows, K)
-            for gradient, (_, axis) in zip(gradients, near, strict=False)
-        ):
+        # of a matrix whose sides are equal, either axis may be the records'
+        if all(meets_others(place, axis) for axis in ((0,) if losses.dim() else (0, 1))):
             raise SamplesInteractError(
                 "the loss of one record depends on what the model returned for others: triplets, "
                 "similarities or negatives within the batch, a mean or softmax over it. One "
@@ -81,16 +90,17 @@ def looked_at(
 
 
 def gradients_of_one(
-    losses: Tensor, place: int, edges: Sequence[GradientEdge], counts: set[int]
+    losses: Tensor, place: int, edges: Sequence[GradientEdge], counts: set[int], axis: int
 ) -> Sequence[Tensor | None]:
     """The gradients, at ``edges``, of the loss at one place alone.
 
     Args:
         counts: losses that there may be; none of others are looked at.
+        axis: the records' in matrices that a scalar was reduced from, where it may be either.
     """
     if losses.dim() and len(losses) not in counts:
         return ()
-    terms = [] if losses.dim() else reduced(losses.grad_fn)
+    terms = [] if losses.dim() else reduced(losses.grad_fn, counts)
     if terms is None or {edge.node for edge in edges}.intersection(terms):
         return ()  # what the model returned is reduced as it is: there is nothing to mix it
     one = torch.ones_like(losses)
@@ -98,26 +108,28 @@ def gradients_of_one(
         one = torch.zeros_like(losses)
         one[place] = 1
     try:
-        with alone_at(place, terms, counts):
+        with alone_at(place, terms, counts, axis):
             return torch.autograd.grad(losses, edges, one, retain_graph=True, allow_unused=True)
     except RuntimeError:  # graphs that can be run once, such as compiled ones
         return ()
 
 
 @contextmanager
-def alone_at(place: int, nodes: Iterable[Any], counts: set[int]) -> Iterator[None]:
+def alone_at(place: int, nodes: Iterable[Any], counts: set[int], axis: int) -> Iterator[None]:
     """Let only one record's part of a gradient pass these nodes; of unclear ones, nothing."""
 
-    def part(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    def parts(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         return tuple(None if each is None else one_of(each) for each in gradients)
 
     def one_of(gradient: Tensor) -> Tensor:
         kept = torch.zeros_like(gradient)
         if gradient.dim() and len(gradient) in counts:
-            kept[place] = gradient[place]
+            either = gradient.dim() > 1 and gradient.shape[1] in counts
+            part = (slice(None), place) if either and axis else (place,)
+            kept[part] = gradient[part]
         return kept
 
-    handles = [node.register_prehook(part) for node in nodes]
+    handles = [node.register_prehook(parts) for node in nodes]
     try:
         yield
     finally:
@@ -137,12 +149,14 @@ def reaches_others(gradient: Tensor | None, axis: int | None, rows: int, per_rec
         axis = list(gradient.shape).index(rows)
     if axis is None or gradient.dim() <= axis or gradient.shape[axis] != rows:
         return False
-    reached = [
+    largest = [
         # 0 times infinity is no trace of another record
-        part.reshape(len(part), -1).nan_to_num(0, 0, 0).ne(0).any(1)
+        part.reshape(len(part), -1).nan_to_num(0, 0, 0).abs().amax(1)
         for part in gradient.movedim(axis, 0).split(max(1, LOOKED_AT * rows // gradient.numel()))
     ]
-    return len(torch.cat(reached).nonzero().flatten().div(per_record).floor().unique()) > 1
+    of_rows = torch.cat(largest)
+    reached = (of_rows > ROUNDING * of_rows.max()).nonzero().flatten()
+    return len(reached.div(per_record).floor().unique()) > 1
 
 
 def nearest(edges: Sequence[Placed], loss: Any) -> list[Placed]:

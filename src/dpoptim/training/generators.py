@@ -3,10 +3,12 @@
 import functools
 import inspect
 import random
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dis import get_instructions
 from itertools import islice
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 MOST_OBJECTS = 20_000  # that are looked at for generators
+LIBRARIES = {"torch", "numpy", "builtins", "dpoptim", *sys.stdlib_module_names} - {"__main__"}
 HOLD_NONE = (torch.Tensor, np.ndarray, str, bytes, int, float, type, ModuleType)
 
 
@@ -71,7 +74,10 @@ def state_from(generator: Generator, seed: int) -> Any:
 
 
 def generators_in(*parts: Any) -> list[Generator]:
-    """Generators that a program's parts hold: in attributes, containers and closures.
+    """Generators that a program's parts hold or name.
+
+    Looked at are attributes, also of classes, containers and closures, and the globals that
+    functions and methods of the program name; not what libraries hold for themselves.
 
     Args:
         parts: models, data sets, functions. The nearest `MOST_OBJECTS` of what they hold are
@@ -105,7 +111,42 @@ def held(value: Any) -> Iterable[Any]:
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
     if isinstance(value, MethodType):
-        return (value.__self__,)
+        return (value.__self__, value.__func__)
     if isinstance(value, FunctionType):
-        return (*inspect.getclosurevars(value).nonlocals.values(), *(value.__defaults__ or ()))
-    return getattr(value, "__dict__", {}).values()
+        return held_by_function(value)
+    return (*getattr(value, "__dict__", {}).values(), *held_by_class(type(value)))
+
+
+def held_by_function(function: FunctionType) -> Iterable[Any]:
+    """Contents of a closure, defaults, and the globals that the function names."""
+    if of_library(function):
+        return ()
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    named = function.__globals__
+    shared = draws_or_calls(named[name] for name in globals_of(function.__code__) if name in named)
+    return (*inspect.getclosurevars(function).nonlocals.values(), *defaults, *shared)
+
+
+@functools.cache
+def globals_of(code: CodeType) -> frozenset[str]:
+    """The names that code, and code within it, looks up outside of any function."""
+    inner = [globals_of(each) for each in code.co_consts if isinstance(each, CodeType)]
+    own = {str(each.argval) for each in get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    return frozenset(own).union(*inner)
+
+
+def held_by_class(kind: type) -> list[Any]:
+    """Methods and generators of a class and its bases."""
+    own = [base for base in kind.__mro__ if not of_library(base)]
+    return draws_or_calls(each for base in own for each in vars(base).values())
+
+
+def draws_or_calls(values: Iterable[Any]) -> list[Any]:
+    """Generators and functions; whatever else is shared by all would be looked at without end."""
+    bare = (getattr(each, "__func__", each) for each in values)  # of static and class methods
+    return [each for each in bare if isinstance(each, Generator | FunctionType)]
+
+
+def of_library(of: Any) -> bool:
+    """Whether a function or class is of a library that draws by torch's or numpy's generators."""
+    return str(of.__module__).partition(".")[0] in LIBRARIES

@@ -56,6 +56,8 @@ def read_reduction(loss: Tensor, rows: int, records: int | None = None) -> Readi
             which these weigh by each other.
     """
     reading = read_graph(loss)
+    if reading is not None:
+        reading = by_records(reading, loss, {rows, records or rows})
     if reading is not None and reading.reduction == "mean" and reading.terms is not None:
         counts = {rows, records or rows}
         if reading.total_weight is not None and not reading.terms <= counts:
@@ -93,14 +95,69 @@ def _labels_below(node: Any) -> Reading | None:
     return _of_labels(node) if read is _of_labels else None
 
 
-def reduced(node: Any) -> list[Any] | None:
-    """The nodes whose results a scalar was reduced from; None where the graph does not show it."""
+def reduced(node: Any, counts: set[int]) -> list[Any] | None:
+    """The nodes whose results a scalar was reduced from; None where the graph does not show it.
+
+    Args:
+        counts: of rows or records. What was summed over as many already may have none any more.
+    """
     name = node_name(node)
     if READERS.get(name) in (_of_only_child, _of_terms, _of_multiple):
-        found = [reduced(child) for child in _children(node)]
+        found = [reduced(child, counts) for child in _children(node)]
         return None if None in found else [each for nodes in found for each in nodes or ()]
     known = name in READERS or hasattr(node, "_saved_reduction")
-    return _children(node) if known else None
+    children = _children(node)
+    summed = {size for child in children for size in axes_summed(child).values() if is_sum(node)}
+    return children if known and counts.isdisjoint(summed) else None
+
+
+def by_records(reading: Reading, loss: Tensor, counts: set[int]) -> Reading | None:
+    """The reduction over records, where their axis, the first one, was reduced before others.
+
+    None: it is another one for other terms, or the axis after it may be the records', too.
+    """
+    inner = [child for node in sums_in(loss.grad_fn) for child in _children(node)]
+    first = [child for child in inner if axes_summed(child).get(0) in counts]
+    if not first:
+        return reading
+    found = {_reduction_by(child) if child in first else reading.reduction for child in inner}
+    if found == {reading.reduction}:
+        return replace(reading, terms=None)
+    several = any(sum(size in counts for size in sizes_of(child)) > 1 for child in first)
+    return (
+        None if several or len(found) > 1 else replace(reading, reduction=found.pop(), terms=None)
+    )
+
+
+def sums_in(node: Any) -> list[Any]:
+    """The sums and means by which a scalar's terms became scalars."""
+    if is_sum(node):
+        return [node]
+    if READERS.get(node_name(node)) in (_of_only_child, _of_terms, _of_multiple):
+        return [each for child in _children(node) for each in sums_in(child)]
+    return []
+
+
+def is_sum(node: Any) -> bool:
+    return READERS.get(node_name(node)) in (_of_sum, _of_mean)
+
+
+def _reduction_by(node: Any) -> Reduction:
+    return "mean" if node_name(node) == "MeanBackward1" else "sum"
+
+
+def sizes_of(node: Any) -> tuple[int, ...]:
+    return tuple(node._saved_self_sym_sizes)
+
+
+def axes_summed(node: Any) -> dict[int, int]:
+    """The axes, with their sizes, that a sum or mean over some of them went over."""
+    if node_name(node) not in ("MeanBackward1", "SumBackward1"):
+        return {}
+    sizes = sizes_of(node)
+    # axes below zero are saved as unsigned numbers
+    signed = [axis if axis < len(sizes) else axis - 2**64 for axis in node._saved_dim or ()]
+    return {axis % len(sizes): sizes[axis] for axis in signed if sizes}
 
 
 def _of_node(node: Any) -> Reading | None:
