@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-# Minutes on two cores (19 on slow ones); what `make test-all` adds takes some more.
+# Minutes on two cores (19 on slow ones); what `make test-all` adds takes more: cases at one more size, and figures.
 LEFT_OUT = -m "not figures and not variants"
 
 .PHONY: demo test test-all tests check lint audit torture bench docs clean
