@@ -157,6 +157,13 @@ def test_codes_are_the_same_beside_a_record_that_makes_them_floats(other: float)
     assert counted.fit(codes).categories_[0] == clone(counted).fit(beside[:-1]).categories_[0]
 
 
+def test_fractions_are_read_as_they_are_written() -> None:
+    """A mixed column's 0.1 of 32 bits is 0.1, not the number of 64 bits that is nearest to it."""
+    x = np.array([[np.float32(0.1)], ["a"], [np.float64(0.1)]], dtype=object)
+    found = DPOneHot([["0.1", "a"]]).fit(x).transform(x)
+    np.testing.assert_array_equal(found, [[1, 0], [0, 1], [1, 0]])
+
+
 @pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 def test_categories_that_are_frequent() -> None:
     """Frequent ones become columns and rare ones do not; names are nowhere; a mixed table pays for

@@ -110,7 +110,7 @@ def text_of(value: object) -> str:
         number = float(value)
     except OverflowError:
         return str(value)
-    return str(int(number)) if number.is_integer() else str(number)
+    return str(int(number)) if number.is_integer() else str(value)
 
 
 def places_among(names: Sequence[str], values: Values) -> NDArray[np.int64]:
