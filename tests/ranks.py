@@ -31,6 +31,7 @@ context.set_forkserver_preload(
         "ranks",
         "command_work",
         "distributed_work",
+        "evaluation_work",
         "shard_work",
         "persons_work",
         "fully_sharded_work",

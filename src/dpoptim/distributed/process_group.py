@@ -25,17 +25,15 @@ from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.distributed.roll_call import missing, tell_failure
 from dpoptim.distributed.signs import (
+    ABOUT,
     ARRIVED,
     COUNT,
     EXCHANGE,
     FAILED,
-    FINISH,
     LEFT,
     MICROBATCH,
     MOST_MICROBATCHES,
     OTHER_RUN,
-    RELEASE,
-    SAVE,
     TRIAL,
     named,
     portable,
@@ -98,7 +96,7 @@ class ProcessGroup(Ranks):
             ]
             if other:
                 raise RankError(
-                    f"{named(other)} would train with another {key} than rank 0. Fix: the same "
+                    f"{named(other)} would go on with another {key} than rank 0. Fix: the same "
                     "program, settings, first values of the model and data on every rank "
                     "(sharded=True if each has records of its own)."
                 )
@@ -133,14 +131,8 @@ class ProcessGroup(Ranks):
     def tell_failure(self, *, failed: bool) -> None:
         tell_failure(self.group, failed=failed)
 
-    def begin_release(self, step: int) -> None:
-        self._meet(RELEASE, step, f"release step {step}")
-
-    def begin_save(self, step: int) -> None:
-        self._meet(SAVE, step, f"save step {step}")
-
-    def begin_finish(self, step: int) -> None:
-        self._meet(FINISH, step, f"end the run after step {step}")
+    def begin(self, what: int, step: int) -> None:
+        self._meet(what, step, ABOUT[what].format(step))
 
     def _meet(self, kind: int, place: int, about: str) -> None:
         """Go on if all ranks are about to do the same."""

@@ -161,18 +161,12 @@ class Ranks:
     def tell_failure(self, *, failed: bool) -> None:
         """Leave word that this rank failed, for those that wait in vain; or take it back."""
 
-    def begin_release(self, step: int) -> None:
-        """All ranks are about to release this step.
+    def begin(self, what: int, step: int) -> None:
+        """All ranks are about to do the same with this step: what `signs.ABOUT` names.
 
         Raises:
             RankError: one is at another step, has left, or has failed; named.
         """
-
-    def begin_save(self, step: int) -> None:
-        """All ranks are about to save this step; as `begin_release`."""
-
-    def begin_finish(self, step: int) -> None:
-        """All ranks are about to end the run after this step; as `begin_release`."""
 
     def lost(self, error: BaseException | None) -> RankError | None:
         """The error that names who is missing, of one in a wrapper's communication; or None."""

@@ -10,6 +10,13 @@ from dpoptim.errors import RankError
 ARRIVED, RELEASE, LEFT, FAILED, MICROBATCH, COUNT, SAVE, FINISH = 1, 2, 3, 4, 5, 6, 7, 8
 EXCHANGE, OTHER_RUN = 9, 10  # asks all ranks something; does something of another run of theirs
 TRIAL = 11  # runs the model on made-up records
+EVALUATE = 12
+ABOUT = {
+    RELEASE: "release step {}",
+    SAVE: "save step {}",
+    FINISH: "end the run after step {}",
+    EVALUATE: "score the model after step {}",
+}
 MOST_MICROBATCHES = 1 << 20  # of a step, at most
 
 
@@ -32,6 +39,7 @@ def told(kind: int, at: int) -> str:
         FAILED: "left it with an error, and says why itself",
         SAVE: "calls private.save",
         FINISH: "calls private.finish",
+        EVALUATE: "calls private.evaluate",
     }
     return f"{said.get(kind, 'releases')} (step {at})"
 

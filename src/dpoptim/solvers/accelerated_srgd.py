@@ -25,6 +25,7 @@ from dpoptim.accounting.guarantee import (
 )
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.ranks import ALONE, Ranks
+from dpoptim.distributed.signs import RELEASE
 from dpoptim.gate import CorrelatedSum, Gate
 from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
@@ -149,7 +150,7 @@ def accelerated_srgd(
         total = torch.zeros_like(x)
         for records in batch:
             total += problem.clipped_sum(problem.prepare(records), terms, settings.clip_norm)
-        ranks.begin_release(t)
+        ranks.begin(RELEASE, t)
         gate.open()  # reserved before a sum leaves this process
         (released,) = gate.release_sum([ranks.total(total)])  # empty but on rank 0, which draws
         # From here on everything is public.

@@ -15,6 +15,7 @@ from torch import Tensor
 from dpoptim.accounting.filters import selection_epsilon
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.distributed.signs import RELEASE
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.adaptive import accurate_norm
 from dpoptim.noise.stream import key_stream
@@ -208,10 +209,10 @@ class Releases:
         ranks, number = self._ranks, len(self.trace)
         if ranks.size == 1:
             return release([self._sum(terms, bound) for terms in questions])
-        ranks.begin_release(number)
+        ranks.begin(RELEASE, number)
         questions, bound = ranks.from_first(lambda: (questions, bound))
         own = [self._sum(terms, bound) for terms in questions]
-        ranks.begin_release(number)  # no rank has failed at its sum
+        ranks.begin(RELEASE, number)  # no rank has failed at its sum
         self._gate.open(mu)
         sums = [ranks.total(each) for each in own]
         answer = ranks.from_first(lambda: release(sums))

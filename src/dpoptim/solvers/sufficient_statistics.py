@@ -19,6 +19,7 @@ from scipy.linalg.blas import dsyrk
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import number_from_zero, positive_number
 from dpoptim.distributed.ranks import ALONE, Ranks
+from dpoptim.distributed.signs import RELEASE
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.problem import bounded_shares
@@ -109,7 +110,7 @@ def sufficient_statistics(
         raise ValueError(
             f"sums over n={n} records round too coarsely for a proven bound. Fix: another solver."
         )
-    ranks.begin_release(0)  # no rank has failed at its sum
+    ranks.begin(RELEASE, 0)  # no rank has failed at its sum
     release = release_sum(
         lambda: ranks.total(torch.from_numpy(query)).numpy(),
         norm_bound=LARGEST[neighboring == "replace-one"] * (1 + margin),

@@ -1,13 +1,15 @@
 """Scores of a model on private hold-out records, on the ledger of its training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from dpoptim.distributed.signs import EVALUATE
 from dpoptim.errors import PrivacyError
 from dpoptim.target_range import TargetBound
+from dpoptim.training.privacy_units import Persons
 from dpoptim.training.public_figures import PublicFigures
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ class HoldOutScores(PublicFigures):
     """Scores of `PrivateTraining` on private records that it was not trained on."""
 
     model: nn.Module
+    _collate: Callable[[list[Any]], Any]
 
     def evaluate(
         self,
@@ -28,13 +31,17 @@ class HoldOutScores(PublicFigures):
         n: int | None = None,
         target_bound: TargetBound | None = None,
         persons: Sequence[Any] | None = None,
+        outputs: Callable[[nn.Module, Any], tuple[Tensor, Tensor]] | None = None,
         confidence: float = 0.95,
         noise_seed: int | None = None,
     ) -> "ClassifierScores | RegressorScores":
         """Score the model as it is on *private* records, with noise, charged to this run's ledger.
 
+        Of several processes all call it after the same step, with the same records; one scores.
+
         Args:
-            hold_out: records with the target last, none of them in the training data; which is
+            hold_out: records with the target last, or dictionaries with "labels", collated as
+                attach was told; none of them in the training data. Which is
                 which must have been decided for each record (or person) by itself.
             epsilon: what these scores may cost, on top of the training.
             delta: default the plan's.
@@ -43,6 +50,8 @@ class HoldOutScores(PublicFigures):
                 one with several is scored as a classifier, its outputs as logits.
             persons: the owner of each record; needed where the plan's unit is a person. Only the
                 first record of each counts.
+            outputs: from the model and a batch of one record to its outputs (1, k) and its target;
+                default: what the model returns for the other entries, or its ``.logits``.
             confidence: of the intervals, in (0, 1); they include the noise.
             noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
                 release.
@@ -52,9 +61,10 @@ class HoldOutScores(PublicFigures):
             may be published.
 
         Raises:
-            PrivacyError: in the middle of a step, after the `with`, or in one of several processes.
+            PrivacyError: in the middle of a step, or after the `with`.
             ValueError: a setting out of range; before anything is spent.
             BudgetExceeded: the ledger does not admit it; nothing is drawn.
+            RankError: of several processes, not all call it after the same step; named.
 
         **Guarantee.** The scores' ``guarantee``, under the plan's relation and unit, charged before
         the noise is drawn. Scores may decide what happens next, such as `finish`, as outputs may.
@@ -62,25 +72,34 @@ class HoldOutScores(PublicFigures):
         from dpoptim.evaluation.hold_out import evaluate_hold_out
 
         self._require_attached()
-        if self._steps.state not in ("idle", "released") or self._ranks.size > 1:
+        if self._steps.state not in ("idle", "released"):
             raise PrivacyError(
-                "private.evaluate is for one process, between two steps. Fix: call it after "
-                "optimizer.step(), or score the saved model with dpoptim.evaluation."
+                "private.evaluate is for between two steps. Fix: call it after optimizer.step(), "
+                "or score the saved model with dpoptim.evaluation."
             )
         if (persons is None) != (self._units.persons is None):
             raise ValueError(
                 f"persons: this training protects each {self._units.name}, and its scores must, "
                 "too. Fix: persons= as attach has it."
             )
+        records = len(hold_out)  # type: ignore[arg-type]
+        rows: Sequence[int] = range(records)
+        if persons is not None:
+            rows = Persons.of(persons, records, 1, "hold_out").first_rows.tolist()
+        self._ranks.begin(EVALUATE, self.steps_done)
+        self._ranks.agree({"hold_out": f"{len(rows)} of {records}"})
         return evaluate_hold_out(
             self.model,
             hold_out,
+            rows=rows,
+            unit=self._units.name,
+            collate=self._collate,
+            outputs=outputs,
             epsilon=epsilon,
             delta=self.plan.delta if delta is None else delta,
             neighboring=self.plan.neighboring,
             n=n,
             target_bound=target_bound,
-            persons=persons,
             confidence=confidence,
             ledger=self._ledger,
             noise_seed=noise_seed,

@@ -62,8 +62,8 @@ class Persons:
     names: NDArray[Any]
 
     @classmethod
-    def of(cls, owners: Any, rows: int, most: int) -> "Persons":
-        """Make persons of each row's owner, numbers or strings, (rows,).
+    def of(cls, owners: Any, rows: int, most: int, data: str = "train_set") -> "Persons":
+        """Make persons of each row's owner, numbers or strings, (rows,), of ``data``, for messages.
 
         Raises:
             ValueError: not one owner for each row, or a row without one. No message quotes one.
@@ -73,8 +73,8 @@ class Persons:
             names = names.astype(str)
         if names.ndim != 1 or len(names) != rows:
             raise ValueError(
-                "persons must name the owner of each item of train_set: one axis, as long as "
-                "train_set. Fix: persons=[... one number or string for each item ...]."
+                f"persons must name the owner of each item of {data}: one axis, as long as "
+                f"{data}. Fix: persons=[... one number or string for each item ...]."
             )
         if names.dtype.kind not in "iuUS":
             raise ValueError(
@@ -105,6 +105,11 @@ class Persons:
         found = np.empty(len(self.rows), dtype=np.int64)
         found[self.rows] = np.repeat(np.arange(len(self)), np.diff(self.ends, prepend=0))
         return found
+
+    @property
+    def first_rows(self) -> Indices:
+        """The first row of each; shape (persons,). Private."""
+        return self.rows[[0, *self.ends[:-1]]]
 
     def rows_of(self, person: int) -> Indices:
         """Row numbers of one person. Private."""

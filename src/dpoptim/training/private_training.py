@@ -14,12 +14,14 @@ from torch.utils.data import Dataset
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.checkpoints import common
 from dpoptim.distributed.ranks import Ranks
+from dpoptim.distributed.signs import FINISH, SAVE
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.plan import Plan
 from dpoptim.training.attached import Attached
 from dpoptim.training.batch_loader import BatchLoader, queue_of
 from dpoptim.training.batch_loop import BatchLoop
+from dpoptim.training.collation import collate_records
 from dpoptim.training.earlier_part import EarlierPart
 from dpoptim.training.engines import reads_sums
 from dpoptim.training.foreign import explain
@@ -85,6 +87,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._engine, self.optimizers, self._iterates.project
         )
         ranks.arrive("dpoptim.attach")
+        self._collate = request.collate_fn or collate_records
         identity = found.identity
         self._owns_ledger = request.ledger is None
         self._ledger = ranks.ledger(request.ledger or Ledger(neighboring=plan.neighboring))
@@ -202,7 +205,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
                 "for the last microbatch of a batch, such as where private.finished_step is true."
             )
         refuse_changed_parameters(self._engine, everything=True)
-        self._ranks.begin_save(self.steps_done)
+        self._ranks.begin(SAVE, self.steps_done)
         contents = {
             "identity": self._prepared.identity,
             "durable": self._ledger.durable,
@@ -265,7 +268,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
                 f"private.finish(refund=True): nothing can be given back: {self.why_no_refund}. "
                 "Fix: private.finish(), which leaves the whole run charged."
             )
-        self._ranks.begin_finish(self.steps_done)
+        self._ranks.begin(FINISH, self.steps_done)
         self._steps.end(refund=refund)
 
     @property

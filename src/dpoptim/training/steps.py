@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from dpoptim.distributed.ranks import Ranks
+from dpoptim.distributed.signs import RELEASE
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine
@@ -108,7 +109,7 @@ class Steps:
         Nothing remembers the step before its noise is drawn: if that is interrupted, the step is
         done again.
         """
-        self._ranks.begin_release(self.done)
+        self._ranks.begin(RELEASE, self.done)
         self.gate.open()  # first: a refusal must leave the sums as they were
         sums, query = self._sums_and_query()
         trains = self.choice is None or self.choice.found
