@@ -182,8 +182,8 @@ class Comparison:
         reason = first_sentence(str(error)).split(". Usual causes: ", maxsplit=1)[0]
         return NotByThisWayError(
             f"{error} Or attach in a slower way, which suits this loss, as each record's gradient "
-            'is its own: isolation="vmap", or "alone"; "auto" finds out which, in one process and '
-            "where a record has one row.",
+            'is its own: isolation="vmap", or "alone"; "auto" finds out which, where a record '
+            "has one row.",
             reason=reason,
         )
 

@@ -104,10 +104,10 @@ class Prepared:
         return other, self._checked_loss(other)
 
     def _may_be_slower(self) -> bool:
-        """Whether another way may be taken by itself: all processes would have to take it."""
+        """Whether another way may be taken by itself; processes that differ in it hear so later."""
         return (
             self._request.isolation == "auto"
-            and self._ranks.size == self.units.rows.per_record == 1
+            and self.units.rows.per_record == 1
             and training_method(self.plan).value_bound is None
         )
 
