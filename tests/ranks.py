@@ -32,6 +32,7 @@ context.set_forkserver_preload(
         "command_work",
         "distributed_work",
         "evaluation_work",
+        "fixed_shape_work",
         "loss_ways_work",
         "shard_work",
         "persons_work",

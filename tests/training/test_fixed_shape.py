@@ -240,9 +240,11 @@ def test_slots_are_the_fewest_that_delta_allows(n: int, batch_size: int, steps: 
     chosen = dpoptim.DPSGD(clip_norm=1.0).plan(
         n=n, batch_size=batch_size, steps=steps, noise_multiplier=1.0, delta=1e-5
     )
-    S = slots_needed(chosen)
-    lost = [steps * binom.sf(least - 1, n - 1, batch_size / n) for least in (S, S - 1)]
-    assert lost[0] <= lost_delta(chosen) == SHARE * 1e-5 < lost[1] * (1 + 1e-9)
+    for processes, sharded in ((1, False), (1, True), (3, False), (3, True)):
+        S, q = slots_needed(chosen, processes, sharded=sharded), batch_size / n
+        each = q if sharded else q / processes
+        lost = [steps * processes * binom.sf(least - 1, n - 1, each) for least in (S, S - 1)]
+        assert lost[0] <= lost_delta(chosen) == SHARE * 1e-5 < lost[1] * (1 + 1e-9)
     assert Slots.of(chosen, 100).rows <= 100 < Slots.of(chosen, None).rows + 100
     assert slots_needed(plan(batch_size=N)) == N
 

@@ -57,6 +57,7 @@ class BatchLoader:
         ranks: Ranks,
         streams: RunStreams,
         *,
+        sharded: bool,
         checked: Collate | None,
         loss_checked: bool,
     ) -> None:
@@ -65,7 +66,7 @@ class BatchLoader:
         self._engine = engine
         self._steps = steps
         self._gradients = gradients
-        self._ranks = ranks
+        self._ranks, self._sharded = ranks, sharded
         self._checked, self._loss_checked = checked, loss_checked
         # those of a step, which may be dealt ahead and again
         self._group_coins = streams.of_steps("summation groups")
@@ -186,22 +187,22 @@ class BatchLoader:
     ) -> tuple[MicrobatchSampler | SlotSampler, int | None]:
         """The sampler that cuts batches, and each microbatch's number of items, if public."""
         engine = self._engine
+        together = [self._ranks.most] if engine.totals.travels else []
         engine.fixed_shape, self._varies = fixed_shape, self._varies or not fixed_shape
         if fixed_shape:
-            if engine.partial_backward or self._ranks.size > 1:
+            if engine.partial_backward:
                 raise ValueError(
-                    "fixed_shape=True is for one process, and one backward pass over each physical "
-                    "batch. Fix: leave it out, or attach without partial_backward=True."
+                    "fixed_shape=True is for one backward pass over each physical batch. Fix: "
+                    "leave it out, or attach without partial_backward=True."
                 )
-            slots = Slots.of(self._plan, physical_records)
+            slots = Slots.of(self._plan, physical_records, self._ranks.size, sharded=self._sharded)
             engine.physical_records = slots.rows
             rows = self._units.rows.per_record
-            sampler = SlotSampler(self.queue, slots, self._group_coins, rows)
+            sampler = SlotSampler(self.queue, slots, self._group_coins, rows, *together)
             return sampler, self._units.items_of(slots.rows)
         engine.physical_records = min(engine.capacity, physical_records or engine.capacity)
         expected = self._plan.batch_size * self._plan.sampler.largest_relative_batch
         groups = number_of_groups(expected / self._ranks.size, physical_records)
-        together = [self._ranks.most] if engine.totals.travels else []
         return (
             MicrobatchSampler(self.queue, groups, self._group_coins, physical_records, *together),
             None,

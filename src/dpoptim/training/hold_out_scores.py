@@ -9,6 +9,8 @@ from torch.utils.data import Dataset
 from dpoptim.distributed.signs import EVALUATE
 from dpoptim.errors import PrivacyError
 from dpoptim.target_range import TargetBound
+from dpoptim.training.batch_loader import BatchLoader
+from dpoptim.training.collation import collate_records
 from dpoptim.training.privacy_units import Persons
 from dpoptim.training.public_figures import PublicFigures
 
@@ -20,7 +22,7 @@ class HoldOutScores(PublicFigures):
     """Scores of `PrivateTraining` on private records that it was not trained on."""
 
     model: nn.Module
-    _collate: Callable[[list[Any]], Any]
+    _loader: BatchLoader
 
     def evaluate(
         self,
@@ -93,7 +95,7 @@ class HoldOutScores(PublicFigures):
             hold_out,
             rows=rows,
             unit=self._units.name,
-            collate=self._collate,
+            collate=self._loader.collate(None) or collate_records,
             outputs=outputs,
             epsilon=epsilon,
             delta=self.plan.delta if delta is None else delta,

@@ -21,7 +21,6 @@ from dpoptim.plan import Plan
 from dpoptim.training.attached import Attached
 from dpoptim.training.batch_loader import BatchLoader, queue_of
 from dpoptim.training.batch_loop import BatchLoop
-from dpoptim.training.collation import collate_records
 from dpoptim.training.earlier_part import EarlierPart
 from dpoptim.training.engines import reads_sums
 from dpoptim.training.foreign import explain
@@ -87,7 +86,6 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._engine, self.optimizers, self._iterates.project
         )
         ranks.arrive("dpoptim.attach")
-        self._collate = request.collate_fn or collate_records
         identity = found.identity
         self._owns_ledger = request.ledger is None
         self._ledger = ranks.ledger(request.ledger or Ledger(neighboring=plan.neighboring))
@@ -122,6 +120,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._released_gradients,
             ranks,
             streams,
+            sharded=self._sharded,
             checked=None if self._loss is None else self._loss.collate_fn,
             loss_checked=self._loss is not None,
         )

@@ -22,6 +22,11 @@ is (epsilon(delta - P(E)), delta)-private. P(E) <= T P(Binomial(n - 1, q) >= S),
 has at most n records: S is the smallest for which this is at most `SHARE` of delta, and the
 guarantee is stated at what is left. Inside E one more physical batch of the same shape is made:
 nothing is dropped, and nobody is told.
+
+Each of R processes places its part of a batch into slots of its own. Records are dealt to processes
+by coins of their own, so in both data sets every other record is in the same process, and the proof
+holds for each of these. Of the others each joins and comes to a process with probability q / R, or
+at most q where processes have shards of their own, and E adds up over processes.
 """
 
 import math
@@ -61,15 +66,26 @@ class Slots:
     microbatches: int
 
     @classmethod
-    def of(cls, plan: Plan, physical_records: int | None) -> "Slots":
-        """For a plan's batches, in as few physical batches as memory allows."""
-        needed = slots_needed(plan)
+    def of(
+        cls,
+        plan: Plan,
+        physical_records: int | None,
+        processes: int = 1,
+        *,
+        sharded: bool = False,
+    ) -> "Slots":
+        """For one process's part of a plan's batches, in as few physical ones as memory allows."""
+        needed = slots_needed(plan, processes, sharded=sharded)
         microbatches = 1 if physical_records is None else math.ceil(needed / physical_records)
         return cls(math.ceil(needed / microbatches), microbatches)
 
 
-def slots_needed(plan: Plan) -> int:
-    """The least S of the theorem: public, from the plan alone."""
+def slots_needed(plan: Plan, processes: int = 1, *, sharded: bool = False) -> int:
+    """The least S of the theorem: public, from the plan and the number of processes alone.
+
+    Args:
+        sharded: whether each process has records of its own, which may be any share of all.
+    """
     sampler = plan.sampler
     if not isinstance(sampler, PoissonSampling | FixedBatches):
         raise ValueError(
@@ -78,8 +94,8 @@ def slots_needed(plan: Plan) -> int:
         )
     if not isinstance(sampler, PoissonSampling) or sampler.sample_rate == 1:
         return sampler.capacity(plan.n)  # a batch holds no more
-    allowed = math.log(lost_delta(plan) / plan.steps)
-    rate = sampler.sample_rate
+    allowed = math.log(lost_delta(plan) / plan.steps / processes)
+    rate = sampler.sample_rate if sharded else sampler.sample_rate / processes
 
     def enough(slots: int) -> bool:
         return bool(binom.logsf(slots - 1, plan.n - 1, rate) <= allowed)
@@ -132,22 +148,30 @@ class SlotSampler:
         slots: of each; one more physical batch where a batch outgrows them.
         coins: decide the slots; a step's, by its number.
         rows: of a record.
+        microbatches_of_all: as for `MicrobatchSampler`.
 
     **Guarantee.** How many rows a physical batch has is public, and a record's slot is the
     uniformly random injection of the theorem above.
     """
 
     def __init__(
-        self, batches: BatchQueue, slots: Slots, coins: Callable[[int], KeyStream], rows: int
+        self,
+        batches: BatchQueue,
+        slots: Slots,
+        coins: Callable[[int], KeyStream],
+        rows: int,
+        microbatches_of_all: Callable[[int], int] = lambda own: own,
     ) -> None:
         self.batches, self._slots, self._coins, self._rows = batches, slots, coins, rows
+        self._microbatches_of_all = microbatches_of_all
         self.drawn: deque[Microbatch] = deque()
 
     def microbatches(self) -> Iterator[Indices]:
         size = self._slots.rows
         groups = tuple(map(tuple, consecutive_groups(size)))
         for step, batch in enumerate(self.batches.ahead(), self.batches.steps_released):
-            microbatches = max(self._slots.microbatches, math.ceil(len(batch) / size))
+            own = max(self._slots.microbatches, math.ceil(len(batch) / size))
+            microbatches = self._microbatches_of_all(own)
             words = np.empty(microbatches * size, dtype=np.uint64)
             self._coins(step).words(words)
             placed = np.full((microbatches * size, *batch.shape[1:]), NO_ROW, dtype=np.int64)
