@@ -1,14 +1,13 @@
 """Generators of random numbers that a program holds: where they are, and their states."""
 
 import functools
-import inspect
 import random
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dis import get_instructions
 from itertools import islice
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +16,11 @@ import torch
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 MOST_OBJECTS = 20_000  # that are looked at for generators
 LIBRARIES = {"torch", "numpy", "builtins", "dpoptim", *sys.stdlib_module_names} - {"__main__"}
+# kinds, as tuples: a union that is written where it is asked for is made anew each time
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 HOLD_NONE = (torch.Tensor, np.ndarray, str, bytes, int, float, type, ModuleType)
+ROWS = (list, tuple, set, frozenset, deque)
+SHARED = (FunctionType, *GENERATORS)
 
 
 def everywhere(own: Sequence[Generator]) -> list[Generator]:
@@ -84,16 +87,19 @@ def generators_in(*parts: Any) -> list[Generator]:
             looked at.
     """
     found: list[Generator] = []
-    left, seen = deque(parts), set[int]()
+    left, seen, kinds = deque(parts), set[int](), set[type]()
     while left and len(seen) < MOST_OBJECTS:
         value = left.popleft()
-        if value is None or isinstance(value, HOLD_NONE) or id(value) in seen:
+        if value is None or id(value) in seen or isinstance(value, HOLD_NONE):
             continue
         seen.add(id(value))
-        if isinstance(value, Generator):
+        if isinstance(value, GENERATORS):
             found += [value] if has_state(value) else []
-        else:
-            left.extend(islice(held(value), MOST_OBJECTS))
+            continue
+        left.extend(islice(held(value), MOST_OBJECTS))
+        for kind in {*type(value).__mro__} - kinds:
+            kinds.add(kind)
+            left.extend(held_by_class(kind))
     return found
 
 
@@ -106,7 +112,7 @@ def held(value: Any) -> Iterable[Any]:
     """Contents of a container, a function or an object, without running any code of its own."""
     if isinstance(value, dict):
         return value.values()
-    if isinstance(value, list | tuple | set | frozenset | deque):
+    if isinstance(value, ROWS):
         return value
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
@@ -114,7 +120,8 @@ def held(value: Any) -> Iterable[Any]:
         return (value.__self__, value.__func__)
     if isinstance(value, FunctionType):
         return held_by_function(value)
-    return (*getattr(value, "__dict__", {}).values(), *held_by_class(type(value)))
+    own: Mapping[str, Any] = getattr(value, "__dict__", {})
+    return own.values()
 
 
 def held_by_function(function: FunctionType) -> Iterable[Any]:
@@ -124,7 +131,15 @@ def held_by_function(function: FunctionType) -> Iterable[Any]:
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     named = function.__globals__
     shared = draws_or_calls(named[name] for name in globals_of(function.__code__) if name in named)
-    return (*inspect.getclosurevars(function).nonlocals.values(), *defaults, *shared)
+    return (*map(contents, function.__closure__ or ()), *defaults, *shared)
+
+
+def contents(cell: CellType) -> Any:
+    """What a closure holds in one of its cells; None before it is filled."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 @functools.cache
@@ -136,15 +151,14 @@ def globals_of(code: CodeType) -> frozenset[str]:
 
 
 def held_by_class(kind: type) -> list[Any]:
-    """Methods and generators of a class and its bases."""
-    own = [base for base in kind.__mro__ if not of_library(base)]
-    return draws_or_calls(each for base in own for each in vars(base).values())
+    """Methods and generators of a class, without those of its bases."""
+    return [] if of_library(kind) else draws_or_calls(vars(kind).values())
 
 
 def draws_or_calls(values: Iterable[Any]) -> list[Any]:
     """Generators and functions; whatever else is shared by all would be looked at without end."""
     bare = (getattr(each, "__func__", each) for each in values)  # of static and class methods
-    return [each for each in bare if isinstance(each, Generator | FunctionType)]
+    return [each for each in bare if isinstance(each, SHARED)]
 
 
 def of_library(of: Any) -> bool:

@@ -20,8 +20,13 @@ LARGE_PRIME = 9973  # sines of larger numbers are not exact
 
 
 @contextmanager
-def put_back(model: nn.Module) -> Iterator[None]:
-    """Restore modes, buffers, random generators, and parameters of all but very large models."""
+def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterator[None]:
+    """Restore modes, buffers, random generators, and parameters of all but very large models.
+
+    Args:
+        own: the model's generators; None: to be found.
+    """
+    own = generators_in(model) if own is None else own
     modes = {module: module.training for module in model.modules()}
     # a forward pass has copies of parameters that are spread, and no way to write into those
     copied, parameters = list(model.buffers()), [p for p in model.parameters() if not spread(p)]
@@ -32,7 +37,7 @@ def put_back(model: nn.Module) -> Iterator[None]:
     elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
     try:
         with ExitStack() as generators:
-            generators.enter_context(put_generators_back(generators_in(model)))
+            generators.enter_context(put_generators_back(own))
             generators.enter_context(torch.random.fork_rng([]))
             for device in elsewhere:
                 generators.enter_context(
@@ -110,7 +115,7 @@ def quiet(
     gradients, which losses with gradient penalties take, and without TF32.
     """
     own = generators_in(model)
-    with put_back(model), ExitStack() as noise, torch.enable_grad(), no_tf32():
+    with put_back(model, own), ExitStack() as noise, torch.enable_grad(), no_tf32():
         for module in model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
                 module.eval()
