@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
+WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 # Minutes on two cores (19 on slow ones); what `make test-all` adds takes more: cases at one more size, and figures.
 LEFT_OUT = -m "not figures and not variants"
 
@@ -12,7 +13,8 @@ LEFT_OUT = -m "not figures and not variants"
 demo: $(READY)
 	$(BIN)/dpoptim train --data digits --epsilon 2 --delta 1e-5 --compare --out runs/demo --overwrite
 
-# One worker a core, each with one thread, since workers that share cores would wait for each other's threads.
+# Workers have one thread each, since they would wait for each other's; one more than cores, as some wait for processes
+# that they started.
 test: $(READY)
 	$(MAKE) --jobs=2 lint tests
 
@@ -22,7 +24,7 @@ test-all: $(READY)
 
 # What Python compiles is kept: the workers' own processes, and the next run, need not do it again.
 tests: $(READY)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LEFT_OUT) -n auto --maxprocesses 8 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LEFT_OUT) -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 # For every save: lint, types and the quick tests; under a minute on one core. `make test` is what counts.
 check: lint

@@ -143,7 +143,7 @@ def train(
     noise_multiplier: float = 0.0,
     physical_batch_size: int | None = None,
     autocast: bool = False,
-    steps: int = 5,
+    steps: int = 4,
     by: str = "adam",
     look: Callable[[Any, nn.Module], None] = lambda private, model: None,
     **options: Any,

@@ -6,7 +6,7 @@ as each. What is refused couples records by definition.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,21 @@ BY_RULES = {
         *("deberta", "deberta v2", "deberta v3", "lora on deberta v2", "swin", "swin v2"),
     ),
 }
+# Their layers are another one's here, in another size or order.
+ALIKE = {
+    *("bert classifier", "roberta", "distilbert", "electra", "deberta v2", "mistral", "qwen2"),
+    *("deberta v2 with its own head", "deberta v3 with its own head", "phi", "gptj", "gpt neox"),
+    *("deit", "dinov2", "clip's vision tower", "swin", "beit", "mamba", "qwen2 moe"),
+    *("lokr", "vera", "hra", "adalora"),
+}
+
+
+def cases(names: Iterable[str], also: Collection[str] = ()) -> list[Any]:
+    """All names; those of `ALIKE`, and ``also`` some, for `make test-all`."""
+    return [
+        pytest.param(name, marks=[pytest.mark.variants] * (name in ALIKE or name in also))
+        for name in names
+    ]
 
 
 def record_of(shape: Shape | int) -> Tensor:
@@ -110,7 +125,7 @@ def test_there_are_enough_of_them() -> None:
         assert count >= 120
         limits = (Path(__file__).parents[2] / "docs/limits.md").read_text()
         assert f"Tested on {count} architectures, with records as tuples and as dict" in limits
-        assert {*NETWORKS, *TRANSFORMERS, *ADAPTERS} >= BY_RULES
+        assert {*NETWORKS, *TRANSFORMERS, *ADAPTERS} >= BY_RULES | ALIKE
 
 
 def holds(
@@ -136,21 +151,21 @@ def test_networks_with_tuple_records(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", cases(NETWORKS, also=[*NETWORKS][::2]))
 def test_networks_with_dict_records(name: str) -> None:
     build, shape = NETWORKS[name]
     holds(name, lambda: ByName(build()), lambda: {"x": record_of(shape), "label": 1}, again=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*TRANSFORMERS, *ADAPTERS])
+@pytest.mark.parametrize("name", cases([*TRANSFORMERS, *ADAPTERS]))
 def test_language_and_vision_with_dict_records(name: str) -> None:
     build, record = (TRANSFORMERS | ADAPTERS)[name]
     holds(name, build, record)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*TRANSFORMERS, *ADAPTERS][::4])
+@pytest.mark.parametrize("name", cases([*TRANSFORMERS, *ADAPTERS][::4]))
 def test_language_and_vision_with_tuple_records(name: str) -> None:
     build, record = (TRANSFORMERS | ADAPTERS)[name]
     names = tuple(record())

@@ -286,7 +286,10 @@ def test_runs_are_those_of_the_cpu(method: str, device: torch.device, tmp_path: 
     torch.testing.assert_close(there, here)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=[pytest.mark.variants] * (k % 2)) for k, m in enumerate(METHODS)],
+)
 def test_a_run_goes_on_here_and_elsewhere(
     method: str, device: torch.device, tmp_path: Path
 ) -> None:

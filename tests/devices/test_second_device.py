@@ -14,9 +14,20 @@ import torch
 from devices.pretend import build
 
 
-def run(device: str) -> None:
+def run(device: str, marked: str) -> None:
+    """``marked``: as of `pytest -m`, like that of these tests."""
     tests = Path(__file__).with_name("on_a_second_device.py")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", str(tests)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        "-m",
+        marked,
+        str(tests),
+    ]
     run = subprocess.run(
         command,
         env=os.environ | {"SECOND_DEVICE": device},
@@ -28,15 +39,17 @@ def run(device: str) -> None:
     assert " passed" in run.stdout
 
 
-def test_everything_works_on_a_pretended_device(tmp_path: Path) -> None:
+def test_everything_works_on_a_pretended_device(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None or sys.platform != "linux":
         pytest.skip("needs Linux and a C++ compiler, g++ or clang++, to make a second device")
     library = tmp_path / "pretend.so"
     build(compiler, library)
-    run(str(library))
+    run(str(library), pytestconfig.getoption("-m"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_everything_works_on_a_gpu() -> None:
-    run("cuda")
+def test_everything_works_on_a_gpu(pytestconfig: pytest.Config) -> None:
+    run("cuda", pytestconfig.getoption("-m"))

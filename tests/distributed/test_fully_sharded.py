@@ -31,7 +31,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 # methods that keep something from step to step
-KEPT = ["dice", "ftrl, drawn again", pytest.param("ftrl", marks=pytest.mark.variants)]
+KEPT = [
+    "dice",
+    *(pytest.param(m, marks=pytest.mark.variants) for m in ("ftrl, drawn again", "ftrl")),
+]
 
 
 @pytest.mark.parametrize(

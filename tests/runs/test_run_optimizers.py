@@ -130,7 +130,7 @@ def test_a_resumed_run_ends_as_the_whole_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adam", "adam_bc"])
+@pytest.mark.parametrize("name", [pytest.param("adam", marks=pytest.mark.variants), "adam_bc"])
 def test_two_processes_make_the_run_of_one(name: str, tmp_path: Path) -> None:
     steps = ["--epochs", "2", "--noise-multiplier", "0", "--delta", "1e-5", "--optimizer", name]
     for ranks in (1, 2):
