@@ -13,15 +13,17 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from support import missing, using
 
 pytest_plugins = ["light_seeds", "repeatable", "slow_tests"]
 os.environ.pop("COLUMNS", None)  # consoles keep the width that they find when they are made
 
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("explore", derandomize=False)  # pytest --hypothesis-profile=explore
+# no test depends on a clock
+NO_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", NO_CLOCK, derandomize=True)
+settings.register_profile("explore", NO_CLOCK)  # pytest --hypothesis-profile=explore
 settings.load_profile("repeatable")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpoptim.losses import per_sample_mean
@@ -16,7 +16,6 @@ def test_it_is_the_mean_of_the_records_means() -> None:
     torch.testing.assert_close(per_sample_mean(losses), losses.mean(1))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 6))
 def test_a_record_counts_the_same_in_any_company(seed: int, tokens: int) -> None:
     """Falsify the guarantee: the others' masks and losses must not move a record's gradient."""

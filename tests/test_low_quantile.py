@@ -99,7 +99,7 @@ def test_bad_settings_are_refused_by_name(wrong: dict[str, Any], said: str) -> N
         private_low_quantile(np.ones(500), settings.pop("quantile"), **settings)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     loss=st.sampled_from(["softmax", "logistic", "squared", "huber"]),
     size=st.floats(0, 100),

@@ -282,7 +282,7 @@ def test_truncated_batches_cost_at_least_as_much():
     )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     rate=st.floats(0.001, 0.5),
     noise=st.floats(0.5, 5.0),

@@ -27,7 +27,7 @@ STRATEGY = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(mu=st.floats(1e-6, 1e3), strategies=st.lists(STRATEGY, max_size=40))
 def test_hostile_strategies_never_exceed_the_budget(mu: float, strategies: list) -> None:
     budget = GaussianFilter(mu)
@@ -87,7 +87,7 @@ def test_a_selection_costs_what_its_worst_case_costs(epsilon: float) -> None:
     assert selection_mu(epsilon) < epsilon
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(mu=st.floats(1e-6, 40))
 def test_a_selection_bought_for_mu_costs_no_more(mu: float) -> None:
     assert mu * (1 - 1e-6) - 1e-13 <= selection_mu(selection_epsilon(mu)) <= mu

@@ -78,7 +78,7 @@ def entry_by_entry(event: MinSeparationDpEvent) -> np.ndarray:
     return columns
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(events(), st.integers(0, 1000))
 def test_the_ratio_is_the_sum_over_all_patterns(event: MinSeparationDpEvent, seed: int) -> None:
     outputs = 2 * np.random.default_rng(seed).standard_normal((event.steps, 3))
@@ -90,7 +90,7 @@ def test_the_ratio_is_the_sum_over_all_patterns(event: MinSeparationDpEvent, see
     np.testing.assert_allclose(Outputs(event)._log_ratios(outputs), expected, atol=1e-11)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(events(steps=5), st.integers(1, 3))
 def test_the_moment_is_the_sum_over_all_tuples(event: MinSeparationDpEvent, copies: int) -> None:
     sets = patterns(event.steps, event.separation, event.rate)

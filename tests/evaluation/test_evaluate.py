@@ -120,7 +120,7 @@ def test_intervals_of_the_log_loss_cover_and_are_not_too_wide(n: int, epsilon: f
     assert held >= 0.9 * 100
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 4), st.integers(2, 25), st.floats(0.05, 5), st.integers(0, 10**6))
 def test_bins_bound_the_variance_of_the_log_loss(
     k: int, bins: int, spread: float, seed: int
@@ -236,7 +236,7 @@ def test_area_under_the_curve() -> None:
     assert area_under_curve(np.array([[4, 4], [4, 4]])) == 0.5
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     hostile=st.lists(
         st.sampled_from([0.0, 1.0, -5.0, 1e300, math.nan, math.inf, 0.3]), min_size=3, max_size=3

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -165,7 +165,7 @@ def refused(model: nn.Module, batch: tuple[Tensor, Tensor], clipping: Clipping) 
     return ""
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150)
 # Not T: which axis is the batch's where both are as long, `attach` shows the engine beforehand
 # (tests/catalogue has as many records as each axis).
 @given(models(), st.sampled_from([1, 3, T + 1, D]), st.sampled_from(["flat", "automatic"]))

@@ -65,7 +65,7 @@ def with_level(level: int, patch: pytest.MonkeyPatch) -> None:
 
 
 @built
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layer_and_size=layers(), records=st.integers(1, 3), seed=st.integers(0, 99))
 def test_gradients_err_by_less_than_one_chain_of_additions_can(
     layer_and_size: tuple[nn.Module, tuple[int, ...]], records: int, seed: int
@@ -86,7 +86,7 @@ def test_gradients_err_by_less_than_one_chain_of_additions_can(
 
 
 @built
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(layer_and_size=layers(), seed=st.integers(0, 99))
 def test_a_gradient_has_the_same_bits_in_any_place_and_cut_anyhow(
     layer_and_size: tuple[nn.Module, tuple[int, ...]], seed: int
@@ -115,7 +115,7 @@ def test_a_gradient_has_the_same_bits_in_any_place_and_cut_anyhow(
 
 
 @built
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(layer_and_size=layers(), seed=st.integers(0, 99))
 def test_records_of_several_rows_are_sums_over_those_that_are_there(
     layer_and_size: tuple[nn.Module, tuple[int, ...]], seed: int
@@ -160,7 +160,7 @@ def outer(g: Tensor, a: Tensor, block: int = NORM_BLOCK) -> tuple[Tensor, Tensor
 
 
 @built
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     positions=st.sampled_from([0, 1, 2, 33, 511, 512, 513, 1100]),
     rows=st.integers(1, 40),

@@ -36,7 +36,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     size=st.sampled_from([0.0, 1.0, 100.0, 1e8]),
     norm=st.sampled_from([0.1, 1.0, 50.0]),

@@ -40,7 +40,7 @@ def rows(draw: st.DrawFn) -> Rows:
 
 
 @given(rows())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sums_are_those_of_double_precision(given: Rows) -> None:
     x, g, mean, scale = given
     scaled, whole = sum_normalised(x, mean, scale, g)
@@ -54,7 +54,7 @@ def test_sums_are_those_of_double_precision(given: Rows) -> None:
 
 
 @given(rows(), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_record_s_sums_are_its_own(given: Rows, threads: int) -> None:
     """Alone, in another place, among others that overflow, and by any number of threads."""
     x, g, mean, scale = given

@@ -56,7 +56,7 @@ def passed(layer: nn.RNNBase, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @built
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     records=st.integers(1, 18),

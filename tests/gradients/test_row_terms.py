@@ -83,7 +83,7 @@ def test_they_are_the_sums_of_tables_in_full_to_the_last_bit(
         assert torch.equal(one.double(), vector.view(-1))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 1000),
     pending=st.sampled_from([1, 20, 1000]),
@@ -136,7 +136,7 @@ def test_threads_do_not_change_them() -> None:
         assert torch.equal(table[rows], total)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),
     spread=st.floats(0, 12),

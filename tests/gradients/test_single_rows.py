@@ -88,7 +88,7 @@ def test_norms_are_never_read_low(
 
 
 @built
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(0, GROUP_ROWS), min_size=1, max_size=4),
     rows=st.integers(1, 40),

@@ -58,7 +58,7 @@ def both(module: nn.Module, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @built
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layer_and_size=layers(), seed=st.integers(0, 99))
 def test_both_err_by_less_than_one_chain_of_additions_can(
     layer_and_size: tuple[nn.Module, tuple[int, ...]], seed: int
@@ -86,7 +86,7 @@ def test_both_err_by_less_than_one_chain_of_additions_can(
 
 
 @built
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(layer_and_size=layers(), seed=st.integers(0, 99))
 def test_a_record_has_the_same_bits_in_any_place(
     layer_and_size: tuple[nn.Module, tuple[int, ...]], seed: int

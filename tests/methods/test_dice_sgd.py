@@ -240,7 +240,7 @@ def adversarial(kind: str) -> Tensor:
     }[kind]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(
         ["huge", "negative", "nan", "infinite", "just above", "between", "short", "zero"]
@@ -404,7 +404,7 @@ def test_seeded_faults_are_found_in_the_true_run(
     assert worst_share(method, n=n, batch_size=batch_size, epochs=epochs) > 1.02
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     exponent=st.floats(-30, 40),
     clip=st.floats(1e-3, 1e3),

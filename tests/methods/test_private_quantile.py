@@ -131,7 +131,7 @@ def test_every_release_is_one_query_of_norm_one(when: Any, monkeypatch: pytest.M
         assert max(moved) > 0.01
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     norms=st.lists(NORMS, max_size=20),
     extra=NORMS,

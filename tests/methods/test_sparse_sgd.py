@@ -569,7 +569,7 @@ def test_settings_out_of_range_are_refused() -> None:
         dpoptim.SparseSGD(dpoptim.PrivateQuantile(0.1))  # type: ignore[arg-type]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.integers(0, ROWS - 1), min_size=5, max_size=5), min_size=2, max_size=6),
     st.integers(0, 5),

@@ -103,7 +103,7 @@ def bounds(model: nn.Sequential, x: Tensor, y: Tensor, *, paper: bool) -> Tensor
     ).sqrt()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     widths=st.lists(st.integers(1, 9), min_size=2, max_size=5),
     activations=st.lists(st.integers(0, len(ACTIVATIONS) - 1), min_size=4, max_size=4),
@@ -154,7 +154,7 @@ def test_without_biases_the_papers_bound_is_false() -> None:
     assert float(true_norms(model, x, y)) <= float(bounds(model, x, y, paper=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 120),
     columns=st.integers(1, 120),

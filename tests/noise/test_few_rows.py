@@ -31,7 +31,7 @@ def without(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "functions", lambda: None)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000),
     rows=st.integers(1, 3_000),

@@ -64,7 +64,7 @@ def sums(records: Data, loss: str, gradient: str, patch: pytest.MonkeyPatch) -> 
     return seen
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     index=st.integers(0, STEPS * BATCH - 1),
     x=st.lists(st.sampled_from(STRANGE), min_size=FEATURES, max_size=FEATURES),

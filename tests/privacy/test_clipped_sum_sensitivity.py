@@ -215,7 +215,7 @@ def weighted_outer(g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> Ten
     return total.settle()[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 900),
     dtype=st.sampled_from([torch.float32, torch.float64]),
@@ -239,7 +239,7 @@ def test_products_err_by_less_than_the_theorem_says(
 DIRECTIONS = ((1.0, 0.0), (1.0, 3.0))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.lists(st.integers(0, 200), min_size=1, max_size=4), min_size=1, max_size=3),
     shares=st.sampled_from([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (0, 20, 1)]),
@@ -291,7 +291,7 @@ def test_each_direction_is_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> N
         multiplied.clear()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000),
     spread=st.floats(0, 3),
@@ -361,7 +361,7 @@ def test_a_groups_sum_is_the_same_wherever_the_group_stands(sizes: tuple[int, ..
         assert float((together - expected).norm()) <= 1e-14 * float(expected.norm())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     entries=st.sampled_from([1, 2, 7, 100, 1023, 1024, 1025, 5000]),
     exponent=st.integers(-50, 38),
@@ -436,7 +436,7 @@ def test_clip_factors_do_not_depend_on_how_long_others_are() -> None:
     assert joint_norm([a - b for a, b in zip(padded, short, strict=True)]) <= 1.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     x_exponent=st.integers(-45, 30),
     g_exponent=st.integers(-45, 30),

@@ -44,7 +44,7 @@ def released_sums(
     return seen
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     hostile=st.lists(st.sampled_from(HOSTILE), min_size=6, max_size=6),
     seed=st.integers(0, 100),

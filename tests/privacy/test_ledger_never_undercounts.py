@@ -93,7 +93,7 @@ sampled = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     relation=st.sampled_from(sorted(RELATIONS)),
     budget=st.sampled_from([(0.5, 1e-5), (2.0, 1e-5), (8.0, 1e-6)]),
@@ -122,7 +122,7 @@ def test_admitted_runs_keep_within_the_budget(
     assert hockey_stick(mu, epsilon) <= delta * (1 + 1e-9)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(noises=st.lists(st.floats(1.5, 9.0), min_size=1, max_size=8))
 def test_basic_filter_keeps_within_the_budget(noises: list[float]) -> None:
     ledger = Ledger(epsilon=3, delta=1e-5, neighboring="replace-one", filter="basic")

@@ -214,7 +214,7 @@ def stop() -> None:
     raise Killed
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(script=st.lists(step, min_size=4, max_size=14))
 @example(script=[("scale", 0.2, 0, False), *TAKEN_UP, ("fit", 1.9, 0, False)])
 @pytest.mark.filterwarnings("ignore")

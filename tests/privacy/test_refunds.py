@@ -127,7 +127,7 @@ acts = st.tuples(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     budget=st.sampled_from([(1.0, 1e-5), (3.0, 1e-5)]),
     script=st.lists(acts, min_size=10, max_size=40),
@@ -436,7 +436,7 @@ def test_steps_of_dealt_out_batches_that_were_made_twice_keep_the_whole_charge()
 PRICES = st.lists(st.floats(0.05, 0.9), min_size=1, max_size=6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(runs=st.lists(st.tuples(PRICES, st.sampled_from(["finish", "crash"])), max_size=8))
 def test_filters_that_stop_early_give_back_no_more_than_is_left(
     runs: list[tuple[list[float], str]],

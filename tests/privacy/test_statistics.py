@@ -38,7 +38,7 @@ def sums_seen() -> Iterator[list[tuple[Tensor, float]]]:
         yield seen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     hostile=st.lists(st.sampled_from(HOSTILE), min_size=3, max_size=3),
     seed=st.integers(0, 1000),
@@ -59,7 +59,7 @@ def test_one_record_moves_a_bounded_sum_by_its_bound(
     np.testing.assert_array_equal(whole, bounded_sum(rows[::-1], bound))  # exact: no order is seen
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     hostile=st.lists(st.sampled_from(HOSTILE), min_size=4, max_size=4), seed=st.integers(0, 1000)
 )

@@ -57,8 +57,7 @@ def sums(
 
 @settings(
     max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     how=st.sampled_from(["plain", "cancel", "agree", "huge", "one nan", "one inf", "steep"]),

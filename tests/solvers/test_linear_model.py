@@ -86,7 +86,7 @@ def test_the_large_batch_path_agrees_and_needs_a_small_margin_only() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("capacity", [32, 100_000])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     record=st.lists(st.sampled_from(EXTREME) | st.floats(width=32), min_size=5, max_size=5),
     label=st.sampled_from([0, 3, 4, -1, 10**12]),
