@@ -11,9 +11,10 @@ from unittest.mock import patch
 import numpy as np
 from dp_accounting import GaussianDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from scipy.sparse import coo_array, csr_array
 
 from dpoptim.accounting import accountant, gdp_mu, selection
-from dpoptim.data import encoding
+from dpoptim.data import encoding, unquoted
 from dpoptim.data.schema import Column, Schema
 from dpoptim.estimators import linear, linear_fit
 from dpoptim.evaluation import evaluate as evaluate_module
@@ -25,7 +26,7 @@ from dpoptim.preprocessing.min_max_scaler import DPMinMaxScaler
 from dpoptim.preprocessing.private_step import BoundedColumns
 from dpoptim.solvers import problem as problem_module
 from dpoptim.solvers import sufficient_statistics as sums_module
-from dpoptim.solvers.linear_model import as_tensor
+from dpoptim.solvers.linear_model import LinearModel, as_tensor
 from dpoptim.statistics import Floats, NoisySum, release_sum
 from dpoptim.tuning import search as search_module
 
@@ -45,8 +46,8 @@ def values_not_cut() -> AbstractContextManager[Any]:
         missing = np.isnan(x)
         return np.where(missing, 0.0, (x - middle) / half), missing
 
-    def total(rows: Floats, norm_bound: float) -> Floats:
-        return np.asarray(rows.sum(0), dtype=np.float64)
+    def total(rows: Any, norm_bound: float) -> Floats:
+        return np.asarray(rows[:].sum(0), dtype=np.float64)
 
     return replaced((BoundedColumns, "_in_range", plain), (private_step, "bounded_sum", total))
 
@@ -230,6 +231,44 @@ def weights_above_one() -> Iterator[None]:
 
     with raw_shares(), patch.object(linear, "public_weights", as_given):
         yield
+
+
+@contextmanager
+def weights_after_clipping() -> Iterator[None]:
+    """A row's weight multiplies its clipped gradient."""
+    honest = LinearModel.clipped_sum
+
+    def clipped_sum(self: Any, *given: Any, weights: Any = None, **known: Any) -> Any:
+        if weights is not None:
+            known["shares"] = known["shares"] * weights
+        return honest(self, *given, **known)
+
+    with patch.object(LinearModel, "clipped_sum", clipped_sum):
+        yield
+
+
+@contextmanager
+def weights_in_sums_not_cut() -> Iterator[None]:
+    """Weights in sums are relative to a bound that does not bound them."""
+    honest = linear.weights_of_rows
+
+    def as_given(sample_weight: Any, *, rows: int, most: Any) -> Any:
+        return honest(sample_weight, rows=rows)
+
+    with raw_shares(), patch.object(linear, "weights_of_rows", as_given):
+        yield
+
+
+def pieces_measured_apart() -> AbstractContextManager[Any]:
+    """What a sparse table stores of an entry is not added up before its row is measured."""
+
+    def as_stored(x: Any) -> Any:
+        entries = coo_array(x)
+        order = np.argsort(entries.row, kind="stable")
+        ends = np.concatenate([[0], np.bincount(entries.row, minlength=x.shape[0]).cumsum()])
+        return csr_array((entries.data[order], entries.col[order], ends), shape=x.shape)
+
+    return replaced((unquoted, "canonical", as_stored))
 
 
 def sharp_event(epsilon: float, delta: float, neighboring: str, mean_trials: float) -> Any:

@@ -25,6 +25,7 @@ from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number, whole_number
+from dpoptim.data.sparse_rows import count_rows, with_rows
 from dpoptim.distributed.alone import alone
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.persons import owners_of, per_person
@@ -137,14 +138,14 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         return self
 
     def _search(self, X: Any, y: Any, persons: Any, ranks: Ranks) -> None:
-        x, targets = np.asarray(X), np.asarray(y)
+        x, targets = with_rows(X), np.asarray(y)
         agree_on_all(self, x, targets, ranks)
         relation = self._relation()
         candidates = self._candidates()
         owners = owners_of(x, persons, self.estimator.rows_per_person)
         one_rank_a_person(ranks, owners, sharded=False)
-        of_rows = np.arange(len(x)) if owners is None else owners.numbers
-        n = len(x) if owners is None else len(owners)
+        of_rows = np.arange(count_rows(x)) if owners is None else owners.numbers
+        n = count_rows(x) if owners is None else len(owners)
         train, test = (np.flatnonzero(part[of_rows]) for part in self._parts(n))
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         event = search_event(
@@ -270,7 +271,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         return ~held_out, held_out
 
     def _values(
-        self, model: Any, x: NDArray[Any], y: NDArray[Any], units: NDArray[np.int64]
+        self, model: Any, x: Any, y: NDArray[Any], units: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """The part each record or person (``units`` says whose the rows are) adds to the score.
 
