@@ -37,7 +37,7 @@ def checked_table(estimator: Any, x: Any, **how: Any) -> Any:
     refuse_dates(x)
     if issparse(x) and x.ndim != 2:
         raise ValueError(TWO_AXES)
-    x = canonical(x) if issparse(x) else without_fill(x)
+    x = canonical(x) if issparse(x) else without_fill(x, sparse="accept_sparse" in how)
     try:
         found = validate_data(estimator, x, **how)
         return SparseRows(canonical(found)) if issparse(found) else found
@@ -55,18 +55,20 @@ def checked_table(estimator: Any, x: Any, **how: Any) -> Any:
     raise kind(f"{what}{text_columns(x)}")
 
 
-def without_fill(x: Any) -> Any:
-    """A pandas frame whose sparse columns are all filled with 0, or are dense."""
-    kinds = dict(getattr(x, "dtypes", {})) if hasattr(x, "columns") else {}
-    sparse = {name: kind for name, kind in kinds.items() if hasattr(kind, "fill_value")}
-    if not sparse or (len(sparse) == len(kinds) and not any(map(fills, sparse.values()))):
+def without_fill(x: Any, *, sparse: bool) -> Any:
+    """Make sparse columns of a pandas frame dense, unless all of them are filled with 0.
+
+    Args:
+        sparse: whether a table of such columns is read as a sparse one.
+    """
+    kinds = getattr(x, "dtypes", None)
+    if not hasattr(kinds, "items"):  # no frame of pandas
         return x
-    return x.astype({name: kind.subtype for name, kind in sparse.items()})
-
-
-def fills(kind: Any) -> bool:
-    """Whether a column of this sparse dtype holds another number than 0 where it stores none."""
-    return bool(kind.fill_value != 0)
+    filled = {name: kind for name, kind in kinds.items() if hasattr(kind, "fill_value")}
+    zeros = all(kind.fill_value == 0 for kind in filled.values())
+    if not filled or (sparse and zeros and len(filled) == len(kinds)):
+        return x
+    return x.astype({name: kind.subtype for name, kind in filled.items()})
 
 
 def one_axis(name: str, values: Any, *, warn: bool = False) -> NDArray[Any]:

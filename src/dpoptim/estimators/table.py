@@ -159,7 +159,8 @@ def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
         raise ValueError(UNEQUAL)
     if y.dtype == object and any(map(is_missing, y)):
         raise ValueError("y has missing labels. Fix: drop those records, or give them a class.")
-    with warnings.catch_warnings():  # which would tell how many labels differ
+    # which would tell how many labels differ, or that one is NaN
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         warnings.simplefilter("ignore", UserWarning)
         check_classification_targets(y)
     return y
