@@ -45,9 +45,9 @@ class Fits(ABC):
             X: an array, a data frame, or a sparse table of SciPy, which is never made dense as a
                 whole; for linear models also a memory map or `data.ParquetRows`, which are read in
                 blocks.
-            sample_weight: factors of the rows' losses, >= 0, shape (n,); as private as the rows.
-                Gradients are clipped after weighting, so the guarantee does not depend on them. A
-                row of weight 0 adds nothing, and counts in n.
+            sample_weight: factors of the rows' losses, >= 0, shape (n,); each as private as its
+                row, and no function of other rows. Gradients are clipped after weighting, so the
+                guarantee does not depend on them. A row of weight 0 adds nothing, and counts in n.
             persons: the owner of each row (numbers or strings), where the guarantee shall protect
                 persons who have several.
 

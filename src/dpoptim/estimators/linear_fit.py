@@ -19,7 +19,7 @@ from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import ClippedRows, public_norm, stated_delta, table
-from dpoptim.estimators.weights import parts_of_data
+from dpoptim.estimators.weights import notes_of_weights, parts_of_data
 from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
@@ -106,7 +106,7 @@ class LinearFit(PrivateSettings):
             default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)
         )
         start, added = self._start(model, earlier)
-        said = (*said, *added)
+        said = (*said, *added, *notes_of_weights(weights))
         rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
         budget = Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon))
         solution, guarantee = solve(

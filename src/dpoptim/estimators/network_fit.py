@@ -31,7 +31,7 @@ from dpoptim.estimators.table import (
     stated_delta,
     table,
 )
-from dpoptim.estimators.weights import weights_of_rows
+from dpoptim.estimators.weights import notes_of_weights, weights_of_rows
 from dpoptim.iterate import Iterate
 from dpoptim.methods import TrainingMethod
 from dpoptim.optimizers import OptimizerSettings, optimizer
@@ -106,6 +106,7 @@ class NetworkFit(PrivateSettings):
         norm = public_norm(self.data_norm, features)
         plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))
         plan = replace(plan, unit=unit)
+        said = (*said, *notes_of_weights(weights))
         one_of("activation", self.activation, get_args(Activation))
         last = self._last(features, outputs) if self.warm_start or earlier is not None else None
         network = self._new(features, outputs) if last is None else last

@@ -10,6 +10,7 @@ from dpoptim.arguments import positive_number
 from dpoptim.data.unquoted import number_array
 
 Floats = NDArray[np.float64]
+TRUSTED = "on trust: a row's weight does not depend on other rows"
 LARGEST_WEIGHT = 2.0**40  # of a row; its product with a gradient stays in float32's range
 
 
@@ -42,6 +43,11 @@ def weights_of_rows(sample_weight: Any, *, rows: int, most: object = None) -> Fl
             "sample_weight must hold finite numbers of at least 0. Fix: 0 leaves a record out."
         )
     return np.minimum(found, min(bound, LARGEST_WEIGHT))
+
+
+def notes_of_weights(weights: Floats | None) -> tuple[str, ...]:
+    """Notes on a fit with weights: those that are divided by their sum move with every row."""
+    return () if weights is None else (TRUSTED,)
 
 
 def parts_of_data(
