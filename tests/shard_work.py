@@ -31,7 +31,7 @@ from dpoptim.preprocessing import DPMinMaxScaler, DPStandardScaler, PrivatePipel
 from dpoptim.solvers import Budget, LinearProblem, Objective, select_stationary
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.tuning import DPSearchCV
-from dpoptim.tuning.search import SHAPE
+from dpoptim.tuning.search_event import SHAPE
 
 ROWS, FEATURES = 600, 4
 TRIALS, SEVERAL = 8.0, 10  # on average; a seed under which ranks by themselves draw more

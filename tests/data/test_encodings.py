@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpoptim.data import load_table, parse_schema, read_schema
+from dpoptim.data import load_table, parse_schema, read_schema, schema_without_file
 from dpoptim.data.schema_files import draft, from_public_table, to_toml
 from dpoptim.data.table_files import column_names, read_columns
 from dpoptim.runs.schema_command import new_schema
@@ -130,6 +130,17 @@ def test_the_schema_command(tmp_path: Path) -> None:
     assert load_table(path, schema).y.tolist() == [0, 1, 0]
     with pytest.raises(ValueError, match="--encoding must be"):
         new_schema(path, public=False, encoding="cp0", out=None, overwrite=True, **common)
+
+
+def test_without_a_schema(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", WESTERN.replace(",", "."), "latin-1")
+    for scaling in ("bounds", "unit-norm"):
+        schema = schema_without_file(
+            path, "straße", public=True, scaling=scaling, encoding="latin-1"
+        )
+        assert load_table(path, schema).class_names == ("Köln", "Málaga")
+    with pytest.raises(ValueError, match="^encoding must be the name"):
+        schema_without_file(path, "straße", public=True, encoding="cp0")
 
 
 def test_a_schema_with_a_mark(tmp_path: Path) -> None:

@@ -4,20 +4,25 @@ import pickle
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
+from unittest import SkipTest
 
 import joblib
 import numpy as np
 import pytest
 from scipy import sparse
 from sklearn import config_context
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
+from sklearn.exceptions import DataConversionWarning
+from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.model_selection import TunedThresholdClassifierCV, cross_val_predict
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier, MultiOutputRegressor
 from sklearn.pipeline import FeatureUnion, make_pipeline
+from sklearn.utils import get_tags
+from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from dpoptim.estimators import (
     DPLinearRegression,
@@ -33,6 +38,7 @@ from dpoptim.preprocessing import (
     DPStandardScaler,
     PrivatePipeline,
 )
+from dpoptim.tuning import DPSearchCV
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 
@@ -56,6 +62,44 @@ STEPS = {
     "range": DPMinMaxScaler(-1, 1),
     "categories": DPOneHot(**SEEDED, buckets=8),
 }
+
+
+def piped() -> PrivatePipeline:
+    steps: Any = [
+        ("scale", DPStandardScaler(-100, 100, noise_seed=0)),
+        ("model", DPLogisticRegression(noise_seed=0)),
+    ]
+    return PrivatePipeline(steps, epsilon=1e4, delta=1e-3)
+
+
+# as of scikit-learn's own: a pipeline fits the very steps that it was given
+OF_PIPELINES = ("check_estimators_overwrite_params", "check_dont_overwrite_parameters")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scikit_learns_own_checks_of_a_pipeline() -> None:
+    """Those of estimators and transformers are with their own tests."""
+    ran = 0
+    for one, check in estimator_checks_generator(piped(), legacy=True):
+        if getattr(check, "func", check).__name__ in OF_PIPELINES:
+            continue
+        try:
+            check(one)
+        except SkipTest:
+            continue
+        ran += 1
+    assert ran > 30
+
+
+def test_a_search_is_what_its_estimator_is() -> None:
+    for one in (CLASSIFIERS["linear"], REGRESSORS["linear"]):
+        search = DPSearchCV(one, {"l2": [0.0]}, noise_seed=0)
+        tags, its = get_tags(search), get_tags(one)
+        assert is_classifier(search) == is_classifier(one)
+        assert tags.input_tags.sparse
+        assert (tags.classifier_tags, tags.input_tags) == (its.classifier_tags, its.input_tags)
+        with pytest.warns(DataConversionWarning):
+            search.fit(X, Y[:, None])
 
 
 def frames_of_pandas() -> dict[str, tuple[Any, np.ndarray]]:
@@ -276,3 +320,19 @@ def test_metadata_is_routed() -> None:
         pipe = make_pipeline(DPMinMaxScaler(-1, 1), last)
         pipe.fit(X, Y, sample_weight=np.ones(ROWS), persons=np.arange(ROWS) // 2)
     assert pipe[-1].privacy_.unit == "person"
+
+
+def test_texts_in_a_private_pipeline() -> None:
+    """Hashing learns nothing, and is no list of columns; what it makes is sparse."""
+    texts = ["good the a" if label else "bad the a" for label in Y]
+    last = DPLogisticRegression(classes=[0, 1], data_norm=1.0, noise_seed=0)
+    steps: Any = [("hash", HashingVectorizer(n_features=4096)), ("model", last)]
+    pipe = PrivatePipeline(steps, epsilon=5.0).fit(texts, Y)
+    assert pipe.score(texts, Y) > 0.9
+    assert not any("HashingVectorizer" in note for note in pipe.privacy_.notes)
+    steps.insert(1, ("scale", DPStandardScaler(-1, 1, with_mean=False, noise_seed=0)))
+    with pytest.raises(ValueError, match="Of texts, .* shares="):
+        PrivatePipeline(steps, epsilon=5.0).fit(texts, Y)
+    steps[0][1].set_params(n_features=64)
+    shared = PrivatePipeline(steps, epsilon=20.0, shares={"scale": 0.1}).fit(texts, Y)
+    assert shared.privacy_.epsilon <= 20.0

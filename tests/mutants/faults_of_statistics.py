@@ -29,6 +29,7 @@ from dpoptim.solvers import sufficient_statistics as sums_module
 from dpoptim.solvers.linear_model import LinearModel, as_tensor
 from dpoptim.statistics import Floats, NoisySum, release_sum
 from dpoptim.tuning import search as search_module
+from dpoptim.tuning.search_event import SHAPE
 
 
 def replaced(*changes: tuple[Any, str, Any]) -> AbstractContextManager[Any]:
@@ -275,7 +276,7 @@ def sharp_event(epsilon: float, delta: float, neighboring: str, mean_trials: flo
     """Every trial may cost as much as the whole search."""
     scale = 2.0 if neighboring == "replace-one" else 1.0
     trial = GaussianDpEvent(scale / gdp_mu(epsilon, delta))
-    return RepeatAndSelectDpEvent(trial, mean_trials, search_module.SHAPE)
+    return RepeatAndSelectDpEvent(trial, mean_trials, SHAPE)
 
 
 @contextmanager

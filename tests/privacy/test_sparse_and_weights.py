@@ -163,7 +163,8 @@ def test_statistics_of_a_sparse_table_move_by_at_most_the_bound(
         assert float((a - b).norm()) <= bound
 
 
-def test_networks_clip_after_weighting() -> None:
+@pytest.mark.parametrize("method", ["dp-sgd", "value-sgd"])
+def test_networks_clip_after_weighting(method: str) -> None:
     """A record of the largest weight moves a step's sum by at most the clip norm."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, FEATURES)), rng.integers(0, 2, 60)
@@ -173,7 +174,14 @@ def test_networks_clip_after_weighting() -> None:
         seen.extend(total.clone() for total in totals)
 
     model = DPSGDClassifier(
-        1.0, 1e-3, classes=[0, 1], epochs=1, batch_size=60, random_state=0, clip_norm=0.5
+        1.0,
+        1e-3,
+        classes=[0, 1],
+        epochs=1,
+        batch_size=60,
+        random_state=0,
+        clip_norm=0.5,
+        method=method,
     )
     moved = {}
     for weight in (1e308, 1e9, 1.0, 0.0):
@@ -184,5 +192,6 @@ def test_networks_clip_after_weighting() -> None:
         moved[weight] = torch.cat([each.flatten() for each in seen])
     norms = {w: float((total - moved[0.0]).norm()) for w, total in moved.items()}
     assert norms[1.0] > 0.0
-    assert 0.49 < norms[1e9] <= 0.5
-    assert 0.49 < norms[1e308] <= 0.5
+    least = 0.49 if method == "dp-sgd" else 0.05  # where a bound on the norm is above it
+    assert least < norms[1e9] <= 0.5
+    assert least < norms[1e308] <= 0.5

@@ -194,12 +194,13 @@ def is_number(parts: list[Values], decimal: Decimal) -> bool:
     return any(found_bounds(parts, way) is not None for way in ways)
 
 
-def public_target(path: Path, target: str, *, regression: bool) -> Column:
+def public_target(path: Path, target: str, *, regression: bool, encoding: str) -> Column:
     """Read the target's classes or bounds off a table that its owner declares public."""
-    return found_target(path, target, whole_columns(path, [target])[target], regression=regression)
+    parts = whole_columns(path, [target], encoding)[target]
+    return found_target(path, target, parts, regression=regression)
 
 
-def whole_columns(path: Path, names: list[str], encoding: str = UTF8) -> dict[str, list[Values]]:
+def whole_columns(path: Path, names: list[str], encoding: str) -> dict[str, list[Values]]:
     parts: dict[str, list[Values]] = {name: [] for name in names}
     for chunk in read_columns(path, names, encoding):
         for name, values in chunk.columns.items():

@@ -22,8 +22,13 @@ def rows_at_once(features: int, most: int = BLOCK) -> int:
 
 
 def count_rows(x: Any) -> int:
-    """Rows of any table; SciPy's have no length."""
-    return int(x.shape[0]) if issparse(x) else len(x)
+    """Rows of any table; SciPy's have no length, nor has everything that becomes an array."""
+    return len(x) if hasattr(x, "__len__") and not issparse(x) else shape_of(x)[0]
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """Of any table, sparse or a list of rows, too."""
+    return tuple(x.shape) if hasattr(x, "shape") else np.asarray(x).shape
 
 
 def with_rows(x: Any) -> Any:
@@ -47,7 +52,8 @@ def canonical(x: Any) -> Any:
     new[1:] = (np.diff(row) != 0) | (np.diff(column) != 0)
     if not new.all():
         added = np.zeros(int(new.sum()), values.dtype)
-        np.add.at(added, np.cumsum(new) - 1, values)  # one after the other, as toarray does
+        with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell
+            np.add.at(added, np.cumsum(new) - 1, values)  # one after the other, as toarray does
         row, column, values = row[new], column[new], added
     there = values != 0
     kind = csr_array if isinstance(x, sparray) else csr_matrix

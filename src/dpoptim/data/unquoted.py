@@ -61,7 +61,7 @@ def without_fill(x: Any, *, sparse: bool) -> Any:
     Args:
         sparse: whether a table of such columns is read as a sparse one.
     """
-    kinds = getattr(x, "dtypes", None)
+    kinds: Any = getattr(x, "dtypes", None)
     if not hasattr(kinds, "items"):  # no frame of pandas
         return x
     filled = {name: kind for name, kind in kinds.items() if hasattr(kind, "fill_value")}
