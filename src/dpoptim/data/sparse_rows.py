@@ -27,7 +27,7 @@ def count_rows(x: Any) -> int:
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
-    """Of any table, sparse or a list of rows, too."""
+    """The shape of any table, sparse or a list of rows, too."""
     return tuple(x.shape) if hasattr(x, "shape") else np.asarray(x).shape
 
 
