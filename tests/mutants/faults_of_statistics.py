@@ -216,8 +216,8 @@ def rows_of_a_person_in_full() -> Iterator[None]:
     honest = linear_fit.of_persons
 
     def full(owners: Any, *arguments: Any, **settings: Any) -> Any:
-        x, y, shares = honest(owners, *arguments, **settings)
-        return x, y, (shares > 0).astype(np.float64)
+        x, y, shares, weights = honest(owners, *arguments, **settings)
+        return x, y, (shares > 0).astype(np.float64), weights
 
     with raw_shares(), patch.object(linear_fit, "of_persons", full):
         yield
