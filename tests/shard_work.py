@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from dp_accounting import GaussianDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from scipy.sparse import csr_array
 from sklearn.base import clone
 
 import dpoptim
@@ -30,7 +31,7 @@ from dpoptim.preprocessing import DPMinMaxScaler, DPStandardScaler, PrivatePipel
 from dpoptim.solvers import Budget, LinearProblem, Objective, select_stationary
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.tuning import DPSearchCV
-from dpoptim.tuning.search import SHAPE
+from dpoptim.tuning.search_event import SHAPE
 
 ROWS, FEATURES = 600, 4
 TRIALS, SEVERAL = 8.0, 10  # on average; a seed under which ranks by themselves draw more
@@ -87,8 +88,11 @@ def fits(rank: int, kinds: list[str], sharded: bool, folder: str) -> dict[str, A
         rows = x
     found = {}
     for kind in kinds:
-        fit = estimator(kind, sharded=sharded)
-        fit.fit(rows, (targets if hasattr(fit, "loss") else labels)[own])
+        form, _, solver = kind.rpartition(" ")
+        fit = estimator(solver, sharded=sharded)
+        weights = np.linspace(0, 2, ROWS)[own] if form == "weighted" else None
+        shard = csr_array(x[own]) if form == "sparse" else rows
+        fit.fit(shard, (targets if hasattr(fit, "loss") else labels)[own], weights)
         found[kind] = fitted(fit), str(fit.privacy_.epsilon)
     return found
 
@@ -367,8 +371,8 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
         )
         self.event = event
 
-    def without_dealing(estimator: Any, x: Any, y: Any, owners: Any, ranks: Any) -> Any:
-        return x, y
+    def without_dealing(estimator: Any, x: Any, y: Any, weights: Any, *others: Any) -> Any:
+        return x, y, weights
 
     return {
         "none": ("", nullcontext()),

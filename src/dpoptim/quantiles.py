@@ -1,6 +1,7 @@
 """Quantiles of columns by exponential mechanisms on public candidates, from one filter."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -13,7 +14,8 @@ LARGEST_MU = 40.0  # of one choice; beyond it there is nothing left to gain
 
 
 def select_tails(
-    values: Floats,
+    columns: Iterable[Floats],
+    width: int,
     candidates: Floats,
     rank: float,
     *,
@@ -27,7 +29,8 @@ def select_tails(
     """For each column a candidate with about ``rank`` values below, one with as many above.
 
     Args:
-        values: shape (n, columns); NaN is in neither tail.
+        columns: each of shape (n,); NaN is in neither tail.
+        width: the number of columns.
         candidates: public numbers, rising, shape (k,).
         rank: public.
         mu: the price of all choices together; > 0.
@@ -37,15 +40,15 @@ def select_tails(
     present or not or with another value, moves a count by at most 1; under replace-one the gate
     takes twice the bound, which is therefore one half.
     """
-    price = min(mu / math.sqrt(2 * values.shape[1]) * (1 - 1e-9), LARGEST_MU)
+    price = min(mu / math.sqrt(2 * width) * (1 - 1e-9), LARGEST_MU)
     epsilon = selection_epsilon(price)
     while selection_mu(epsilon) > price:  # the two conversions round each to its own side
         epsilon *= 1 - 1e-12
     bound = 0.5 if neighboring == "replace-one" else 1.0
-    found = np.empty((2, values.shape[1]))
+    found = np.empty((2, width))
     with paid_gate(mu, neighboring, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
-        for column in range(values.shape[1]):
-            ordered = np.sort(values[:, column])  # missing values last
+        for column, values in enumerate(columns):
+            ordered = np.sort(values)  # missing values last
             ordered = ordered[~np.isnan(ordered)]
             below = np.searchsorted(ordered, candidates, side="left")
             above = len(ordered) - np.searchsorted(ordered, candidates, side="right")

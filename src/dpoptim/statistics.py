@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 import dp_accounting
 import numpy as np
@@ -22,6 +22,7 @@ from dpoptim.accounting.guarantee import (
 )
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number
+from dpoptim.data.sparse_rows import rows_at_once
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.one_process import refuse_other_ranks
 from dpoptim.noise.stream import key_stream
@@ -149,7 +150,18 @@ def price_of(epsilon: float, delta: float) -> float:
     return gdp_mu(positive_number("epsilon", epsilon), check_delta(delta)) * (1 - 1e-12)
 
 
-def bounded_sum(rows: Floats, norm_bound: float) -> Floats:
+class Rows(Protocol):
+    """An array of shape (n, k), or what makes one of each slice of rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice) -> Floats: ...
+
+
+def bounded_sum(rows: Rows, norm_bound: float) -> Floats:
     """The sum of ``rows`` (n, k), each cut to ``norm_bound``; float64, (k,). Private.
 
     A row that is not finite counts as zero.
@@ -159,8 +171,9 @@ def bounded_sum(rows: Floats, norm_bound: float) -> Floats:
     numbers add up exactly, in any order and whoever else is there, for up to 2^27 records.
     """
     total = np.zeros(rows.shape[1], dtype=np.int64)
-    for start in range(0, len(rows), 1 << 14):
-        part = np.array(rows[start : start + (1 << 14)], dtype=np.float64)
+    step = rows_at_once(rows.shape[1], 1 << 14)
+    for start in range(0, len(rows), step):
+        part = np.array(rows[start : start + step], dtype=np.float64)
         part[~np.isfinite(part).all(1)] = 0.0
         part /= norm_bound
         largest = np.abs(part).max(1, initial=1.0)[:, None]  # so that no square leaves float64

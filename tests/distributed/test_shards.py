@@ -12,17 +12,19 @@ from dpoptim.estimators import table
 from ranks import TIME_OUT, run_ranks
 
 CLOSED_FORM = [*work.SOLVERS, "sufficient-statistics", "huber"]
+TABLES = ["weighted noisy-gd", "sparse noisy-gd", "sparse sufficient-statistics"]
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.variants)])
 def test_shards_give_what_their_union_gives_one_process(size: int, tmp_path: Path) -> None:
     """Same noise seed: the same weights on all ranks, to 1e-6 those of one process; shards are
-    memory maps. With the whole table on every rank too.
+    memory maps, or sparse tables. With the whole table on every rank too.
     """
-    alone = work.fits(0, CLOSED_FORM, False, "")
+    kinds = [*CLOSED_FORM, *TABLES]
+    alone = work.fits(0, kinds, False, "")
     for sharded in (True, False):
-        everyone = run_ranks(size, work.fits, CLOSED_FORM, sharded, str(tmp_path))
-        for kind in CLOSED_FORM:
+        everyone = run_ranks(size, work.fits, kinds, sharded, str(tmp_path))
+        for kind in kinds:
             weights, epsilon = alone[kind]
             for found in everyone:
                 np.testing.assert_allclose(found[kind][0], weights, rtol=1e-6, atol=1e-9)

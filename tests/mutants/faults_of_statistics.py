@@ -11,9 +11,10 @@ from unittest.mock import patch
 import numpy as np
 from dp_accounting import GaussianDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from scipy.sparse import coo_array, csr_array
 
 from dpoptim.accounting import accountant, gdp_mu, selection
-from dpoptim.data import encoding
+from dpoptim.data import encoding, unquoted
 from dpoptim.data.schema import Column, Schema
 from dpoptim.estimators import linear, linear_fit
 from dpoptim.evaluation import evaluate as evaluate_module
@@ -25,9 +26,10 @@ from dpoptim.preprocessing.min_max_scaler import DPMinMaxScaler
 from dpoptim.preprocessing.private_step import BoundedColumns
 from dpoptim.solvers import problem as problem_module
 from dpoptim.solvers import sufficient_statistics as sums_module
-from dpoptim.solvers.linear_model import as_tensor
+from dpoptim.solvers.linear_model import LinearModel, as_tensor
 from dpoptim.statistics import Floats, NoisySum, release_sum
 from dpoptim.tuning import search as search_module
+from dpoptim.tuning.search_event import SHAPE
 
 
 def replaced(*changes: tuple[Any, str, Any]) -> AbstractContextManager[Any]:
@@ -45,8 +47,8 @@ def values_not_cut() -> AbstractContextManager[Any]:
         missing = np.isnan(x)
         return np.where(missing, 0.0, (x - middle) / half), missing
 
-    def total(rows: Floats, norm_bound: float) -> Floats:
-        return np.asarray(rows.sum(0), dtype=np.float64)
+    def total(rows: Any, norm_bound: float) -> Floats:
+        return np.asarray(rows[:].sum(0), dtype=np.float64)
 
     return replaced((BoundedColumns, "_in_range", plain), (private_step, "bounded_sum", total))
 
@@ -214,8 +216,8 @@ def rows_of_a_person_in_full() -> Iterator[None]:
     honest = linear_fit.of_persons
 
     def full(owners: Any, *arguments: Any, **settings: Any) -> Any:
-        x, y, shares = honest(owners, *arguments, **settings)
-        return x, y, (shares > 0).astype(np.float64)
+        x, y, shares, weights = honest(owners, *arguments, **settings)
+        return x, y, (shares > 0).astype(np.float64), weights
 
     with raw_shares(), patch.object(linear_fit, "of_persons", full):
         yield
@@ -232,11 +234,49 @@ def weights_above_one() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def weights_after_clipping() -> Iterator[None]:
+    """A row's weight multiplies its clipped gradient."""
+    honest = LinearModel.clipped_sum
+
+    def clipped_sum(self: Any, *given: Any, weights: Any = None, **known: Any) -> Any:
+        if weights is not None:
+            known["shares"] = known["shares"] * weights
+        return honest(self, *given, **known)
+
+    with patch.object(LinearModel, "clipped_sum", clipped_sum):
+        yield
+
+
+@contextmanager
+def weights_in_sums_not_cut() -> Iterator[None]:
+    """Weights in sums are relative to a bound that does not bound them."""
+    honest = linear.weights_of_rows
+
+    def as_given(sample_weight: Any, *, rows: int, most: Any) -> Any:
+        return honest(sample_weight, rows=rows)
+
+    with raw_shares(), patch.object(linear, "weights_of_rows", as_given):
+        yield
+
+
+def pieces_measured_apart() -> AbstractContextManager[Any]:
+    """What a sparse table stores of an entry is not added up before its row is measured."""
+
+    def as_stored(x: Any) -> Any:
+        entries = coo_array(x)
+        order = np.argsort(entries.row, kind="stable")
+        ends = np.concatenate([[0], np.bincount(entries.row, minlength=x.shape[0]).cumsum()])
+        return csr_array((entries.data[order], entries.col[order], ends), shape=x.shape)
+
+    return replaced((unquoted, "canonical", as_stored))
+
+
 def sharp_event(epsilon: float, delta: float, neighboring: str, mean_trials: float) -> Any:
     """Every trial may cost as much as the whole search."""
     scale = 2.0 if neighboring == "replace-one" else 1.0
     trial = GaussianDpEvent(scale / gdp_mu(epsilon, delta))
-    return RepeatAndSelectDpEvent(trial, mean_trials, search_module.SHAPE)
+    return RepeatAndSelectDpEvent(trial, mean_trials, SHAPE)
 
 
 @contextmanager

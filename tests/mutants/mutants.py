@@ -515,6 +515,24 @@ MUTANTS: tuple[Mutant, ...] = (
         _t.weights_above_one,
         "shares",
     ),
+    Mutant(
+        "weights of rows after clipping",
+        "solvers.LinearModel.clipped_sum",
+        _t.weights_after_clipping,
+        "shares",
+    ),
+    Mutant(
+        "weights of rows in sums not cut",
+        "estimators.weights.weights_of_rows",
+        _t.weights_in_sums_not_cut,
+        "shares",
+    ),
+    Mutant(
+        "pieces of a sparse entry measured apart",
+        "data.sparse_rows.canonical",
+        _t.pieces_measured_apart,
+        "shares",
+    ),
     # sampling
     Mutant(
         "shuffled batches accounted as Poisson",

@@ -33,10 +33,12 @@ SEEDED: Any = {"epsilon": 1e3, "delta": 1e-3, "noise_seed": 0}
         )
         for toy in (
             DPStandardScaler(-100, 100, **SEEDED),
+            DPStandardScaler(-100, 100, with_mean=False, **SEEDED),
             DPImputer(-100, 100, **SEEDED),
             DPMinMaxScaler(-100, 100),
             DPMinMaxScaler(-100, 100, quantile=0.01, **SEEDED),
             DPOneHot(**SEEDED),
+            DPOneHot(sparse_output=True, **SEEDED),
         )
         for one, check in estimator_checks_generator(toy, legacy=True)
     ],

@@ -39,7 +39,7 @@ from dpoptim.preprocessing import (
     PrivatePipeline,
 )
 from dpoptim.tuning import DPSearchCV
-from dpoptim.tuning.search import search_event
+from dpoptim.tuning.search_event import search_event
 
 N = 60
 X = np.random.default_rng(0).uniform(-1, 1, (N, 3))

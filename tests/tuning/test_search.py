@@ -20,7 +20,7 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.noise.trials import even_choice, logarithmic_count, logarithmic_parameter
 from dpoptim.training.privacy_units import Persons
 from dpoptim.tuning import DPSearchCV, search
-from dpoptim.tuning.search import search_event
+from dpoptim.tuning.search_event import search_event
 
 GRID: Any = {"clip_norm": [0.3, 30.0], "steps": [5, 10]}
 

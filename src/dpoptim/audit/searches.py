@@ -15,7 +15,8 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.audit.finding import DELTA, MU, Finding, finding
 from dpoptim.estimators import DPLogisticRegression
 from dpoptim.noise.trials import logarithmic_parameter
-from dpoptim.tuning.search import SHAPE, DPSearchCV, search_event
+from dpoptim.tuning.search import DPSearchCV
+from dpoptim.tuning.search_event import SHAPE, search_event
 
 TRIALS = 8.0
 EPSILON = gdp_epsilon(MU, DELTA)  # of a whole search: what other audits of one Gaussian claim

@@ -27,6 +27,13 @@ def schema_new(
         bool,
         typer.Option("--regression", help="Of public data: the target is a number to predict."),
     ] = False,
+    encoding: Annotated[
+        str,
+        typer.Option(
+            help="Of a file of text, such as latin-1 or cp1252; a byte-order mark is read by "
+            "itself."
+        ),
+    ] = "utf-8",
     out: Annotated[
         Path | None, typer.Option(help="Where to write; default DATA.schema.toml beside it.")
     ] = None,
@@ -49,6 +56,7 @@ def schema_new(
             person=person_column,
             public=data_is_public,
             regression=regression,
+            encoding=encoding,
             out=out,
             overwrite=overwrite,
         )

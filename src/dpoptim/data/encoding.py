@@ -61,7 +61,7 @@ def encode_table(
     names += [target.name] if target else []
     names += [person] if person else []
     marks = {column.name: schema.missing_of(column) for column in schema.columns}
-    for whole in read_columns(path, list(dict.fromkeys([*names, *keep]))):
+    for whole in read_columns(path, list(dict.fromkeys([*names, *keep])), schema.encoding):
         kept = [whole.columns[name] for name in keep]
         chunk = Chunk(
             whole.first,

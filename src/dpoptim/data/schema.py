@@ -22,6 +22,7 @@ from dpoptim.data.schema_values import (
     refuse_format,
     texts_of,
 )
+from dpoptim.data.text_files import UTF8, known_encoding
 
 Kind = Literal["number", "date", "category", "drop", "person", "target"]
 Scaling = Literal["bounds", "unit-norm", "none"]
@@ -96,6 +97,7 @@ class Schema:
         thousands: the mark between their groups of digits: ``"."``, ``","``, ``" "`` (also one that
             does not break) or ``"'"``; ``""``: there is none, and a number with one is refused.
         missing: what stands for no number, date or person, beside nothing, NA, null and the like.
+        encoding: of a file of text, as pandas names it; a byte-order mark in the file goes before.
     """
 
     columns: tuple[Column, ...]
@@ -103,6 +105,7 @@ class Schema:
     decimal: Decimal = "."
     thousands: Thousands = ""
     missing: tuple[str, ...] = ()
+    encoding: str = UTF8
 
     def __post_init__(self) -> None:
         for kind in ("target", "person"):
@@ -198,7 +201,7 @@ def read_schema(path: str | Path) -> Schema:
         ['age', 'ill']
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text; save it as UTF-8.") from None
     try:
@@ -236,14 +239,16 @@ def parse_schema(text: str) -> Schema:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"schema: no TOML ({str(error)[:200]}).") from None
-    surplus = document.keys() - {*OF_TABLE, "missing", "columns"}
+    surplus = document.keys() - {*OF_TABLE, "encoding", "missing", "columns"}
     if surplus:
         raise ValueError(
-            f"schema: unknown entry {min(surplus)!r}; known are {', '.join(OF_TABLE)}, missing and "
-            "[columns.NAME]."
+            f"schema: unknown entry {min(surplus)!r}; known are {', '.join(OF_TABLE)}, encoding, "
+            "missing and [columns.NAME]."
         )
     columns = document.get("columns")
     of_table = {name: mark_of(name, document[name]) for name in OF_TABLE if name in document}
+    if "encoding" in document:
+        of_table["encoding"] = known_encoding(document["encoding"], "schema: encoding")
     if "missing" in document:
         of_table["missing"] = texts_of("", "missing", document["missing"])
     if not isinstance(columns, dict) or not all(

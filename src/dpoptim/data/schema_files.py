@@ -15,6 +15,7 @@ from dpoptim.data.numbers import as_numbers, as_texts
 from dpoptim.data.schema import Column, Decimal, Schema
 from dpoptim.data.schema_values import FILL_IN
 from dpoptim.data.table_files import Values, abridged, column_names, read_columns, separator_of
+from dpoptim.data.text_files import UTF8
 from dpoptim.missing import is_missing
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -48,9 +49,14 @@ def to_toml(schema: Schema) -> str:
     comma = f'decimal = "{schema.decimal}"\n' if schema.decimal != "." else ""
     mark = f'thousands = "{schema.thousands}"\n' if schema.thousands else ""
     gaps = f"missing = [{', '.join(map(quoted, schema.missing))}]\n" if schema.missing else ""
-    return f'scaling = "{schema.scaling}"\n{comma}{mark}{gaps}' + "".join(
+    written = entry_of_encoding(schema.encoding)
+    return f'scaling = "{schema.scaling}"\n{written}{comma}{mark}{gaps}' + "".join(
         table_of(column) for column in schema.columns
     )
+
+
+def entry_of_encoding(encoding: str) -> str:
+    return "" if encoding == UTF8 else f"encoding = {quoted(encoding)}\n"
 
 
 def table_of(column: Column) -> str:
@@ -85,7 +91,9 @@ def number(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
-def draft(path: Path, *, target: str | None = None, person: str | None = None) -> str:
+def draft(
+    path: Path, *, target: str | None = None, person: str | None = None, encoding: str = UTF8
+) -> str:
     """A schema to complete, from the names and types of columns alone; reads no value.
 
     Raises:
@@ -93,11 +101,11 @@ def draft(path: Path, *, target: str | None = None, person: str | None = None) -
 
     **Guarantee.** Any two tables with the same columns give the same draft.
     """
-    columns = column_names(path)
+    columns = column_names(path, encoding)
     check_names(path, [name for name, _ in columns], target, person)
-    parts = [HEAD, 'scaling = "bounds"\n', GAPS]
+    parts = [HEAD, 'scaling = "bounds"\n', entry_of_encoding(encoding), GAPS]
     if kind_of(path) == ".csv":
-        parts.append(WRITTEN[separator_of(path) == ","])
+        parts.append(WRITTEN[separator_of(path, encoding) == ","])
     roles = [(name, (found, role_of(name, target, person))) for name, found in columns]
     for name, _, (found, role) in runs_of(roles):
         head = f"\n[columns.{key(name)}]\n"
@@ -137,13 +145,18 @@ def check_names(path: Path, known: list[str], target: str | None, person: str | 
 
 
 def from_public_table(
-    path: Path, *, target: str, person: str | None = None, regression: bool = False
+    path: Path,
+    *,
+    target: str,
+    person: str | None = None,
+    regression: bool = False,
+    encoding: str = UTF8,
 ) -> Schema:
     """Read a schema off a table declared public: bounds, categories and classes as found."""
-    names = [name for name, _ in column_names(path)]
+    names = [name for name, _ in column_names(path, encoding)]
     check_names(path, names, target, person)
-    parts = whole_columns(path, names)
-    decimal = found_decimal(path, parts)
+    parts = whole_columns(path, names, encoding)
+    decimal = found_decimal(path, parts, encoding)
     return Schema(
         tuple(
             found_target(path, name, values, regression=regression, decimal=decimal)
@@ -154,10 +167,11 @@ def from_public_table(
             for name, values in parts.items()
         ),
         decimal=decimal,
+        encoding=encoding,
     )
 
 
-def found_decimal(path: Path, parts: dict[str, list[Values]]) -> Decimal:
+def found_decimal(path: Path, parts: dict[str, list[Values]], encoding: str) -> Decimal:
     """The mark with which more columns of a public table are numbers that no other way has.
 
     Where as many are, as in a table with 1,234 alone, it is a comma in a file that has semicolons
@@ -165,7 +179,7 @@ def found_decimal(path: Path, parts: dict[str, list[Values]]) -> Decimal:
     """
     points, commas = ([is_number(values, mark) for values in parts.values()] for mark in DECIMALS)
     more = sum(commas) - sum(points)
-    if more == 0 and kind_of(path) == ".csv" and separator_of(path) == ";":
+    if more == 0 and kind_of(path) == ".csv" and separator_of(path, encoding) == ";":
         plain = [
             sum(found_bounds(values, (mark, "", "")) is not None for values in parts.values())
             for mark in DECIMALS
@@ -180,14 +194,15 @@ def is_number(parts: list[Values], decimal: Decimal) -> bool:
     return any(found_bounds(parts, way) is not None for way in ways)
 
 
-def public_target(path: Path, target: str, *, regression: bool) -> Column:
+def public_target(path: Path, target: str, *, regression: bool, encoding: str) -> Column:
     """Read the target's classes or bounds off a table that its owner declares public."""
-    return found_target(path, target, whole_columns(path, [target])[target], regression=regression)
+    parts = whole_columns(path, [target], encoding)[target]
+    return found_target(path, target, parts, regression=regression)
 
 
-def whole_columns(path: Path, names: list[str]) -> dict[str, list[Values]]:
+def whole_columns(path: Path, names: list[str], encoding: str) -> dict[str, list[Values]]:
     parts: dict[str, list[Values]] = {name: [] for name in names}
-    for chunk in read_columns(path, names):
+    for chunk in read_columns(path, names, encoding):
         for name, values in chunk.columns.items():
             parts[name].append(values)
     return parts

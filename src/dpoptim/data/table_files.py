@@ -1,27 +1,28 @@
 """Tables as named columns, a chunk of records at a time: from CSV, Parquet and Arrow files."""
 
 import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from numpy.typing import NDArray
 
 from dpoptim.data import arrow_files
-from dpoptim.data.damaged_files import decoding, kind_of, opened
+from dpoptim.data.damaged_files import decoding, kind_of
+from dpoptim.data.text_files import IN_PLACE, UTF8, open_text, undecodable
 
 CHUNK = 65_536  # records at a time, of tables of ordinary width
 MOST_CELLS = 4_000_000  # at a time, of wide ones
 SEPARATORS = ",;\t|"  # the first that the first line has in it is the file's
 # text as in the file, or numbers with NaN for what is missing
 Values = Sequence[str] | NDArray[Any]
-LONGEST_HEADER = 1 << 20  # bytes
-QUOTED = re.compile(rb'"[^"]*"')
+LONGEST_HEADER = 1 << 20  # characters
+QUOTED = re.compile(r'"[^"]*"')
+WHAT_AND_FIX = ("a file that can be read", "save it again as UTF-8 text")  # of `decoding`
 OF_EXCEL = ["sep=", ""]  # a line before the names, which says what is between columns
 
 TABLE_ENDINGS = (".csv", *arrow_files.ENDINGS)
@@ -48,22 +49,27 @@ def is_table(path: Path) -> bool:
     return kind_of(path) in TABLE_ENDINGS
 
 
-def column_names(path: Path) -> list[tuple[str, str | None]]:
+def column_names(path: Path, encoding: str = UTF8) -> list[tuple[str, str | None]]:
     """The columns in order: number, boolean, date or text; None where the file does not say."""
     if kind_of(path) in arrow_files.ENDINGS:
         return arrow_files.names_and_kinds(path)
-    with csv_rows(path, header_only=True) as rows:
-        return [(name, None) for name in header_of(path, rows)]
+    with csv_rows(path, encoding, header_only=True) as rows:
+        return [(name, None) for name in header_of(path, rows, encoding)]
 
 
-def read_columns(path: Path, names: Sequence[str] | None = None) -> Iterator[Chunk]:
+def read_columns(
+    path: Path, names: Sequence[str] | None = None, encoding: str = UTF8
+) -> Iterator[Chunk]:
     """The named columns (None: all), in chunks; only one chunk is in memory at a time.
+
+    Args:
+        encoding: of a file of text that has no mark of its own at its beginning.
 
     Raises:
         ValueError: the file is damaged or lacks a column; naming the file, the line or column, and
             the fix.
     """
-    known = [name for name, _ in column_names(path)]
+    known = [name for name, _ in column_names(path, encoding)]
     wanted = list(known if names is None else names)
     held = set(known)
     absent = [name for name in wanted if name not in held]
@@ -78,12 +84,12 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> Iterator[Chu
             first += len(chunk)
             yield chunk
         return
-    yield from read_csv(path, wanted)
+    yield from read_csv(path, wanted, encoding)
 
 
-def read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Chunk]:
-    with csv_rows(path) as rows:
-        header = header_of(path, rows)
+def read_csv(path: Path, wanted: Sequence[str], encoding: str) -> Iterator[Chunk]:
+    with csv_rows(path, encoding) as rows:
+        header = header_of(path, rows, encoding)
         places = {name: place for place, name in enumerate(header)}
         size = max(1, min(CHUNK, MOST_CELLS // len(header)))
         first = 1
@@ -102,42 +108,44 @@ def read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Chunk]:
             first += len(records)
 
 
-def separator_of(path: Path) -> str:
+def separator_of(path: Path, encoding: str = UTF8) -> str:
     """The character between columns, by the first line alone, less what is quoted in it."""
-    with opened(path) as file:
-        first = QUOTED.sub(b"", file.readline(LONGEST_HEADER))
-    return next((each for each in SEPARATORS if each.encode() in first), SEPARATORS[0])
+    with open_text(path, encoding, first_line_only=True) as file:
+        first = QUOTED.sub("", file.readline(LONGEST_HEADER))
+    return next((each for each in SEPARATORS if each in first), SEPARATORS[0])
 
 
 class csv_rows:  # noqa: N801, a context manager, named as a function
-    """Open a CSV file (UTF-8, gzipped or not) as an iterator of rows; blank lines are left out.
+    """Open a CSV file (gzipped or not) as an iterator of rows; blank lines are left out.
 
     Raises:
         ValueError: at whatever row the file is damaged.
     """
 
-    def __init__(self, path: Path, *, header_only: bool = False) -> None:
-        self._path = path
-        # Bytes are decoded in blocks, and what follows the header must not be looked at.
-        self._errors = "surrogateescape" if header_only else "strict"
+    def __init__(self, path: Path, encoding: str, *, header_only: bool = False) -> None:
+        self._path, self._encoding, self._header_only = path, encoding, header_only
 
     def __enter__(self) -> Iterator[list[str]]:
-        # With or without a byte-order mark.
-        self._text = io.TextIOWrapper(
-            opened(self._path), encoding="utf-8-sig", errors=self._errors, newline=""
-        )
+        self._text = self._opened()
         return self._rows()
 
     def __exit__(self, *_: object) -> None:
         self._text.close()
 
+    def _opened(self) -> TextIO:
+        try:
+            with decoding(self._path, *WHAT_AND_FIX):
+                self._separator = separator_of(self._path, self._encoding)
+                return open_text(self._path, self._encoding, first_line_only=self._header_only)
+        except ValueError as error:
+            raise self._explained(error, 0) from None
+
     def _rows(self) -> Iterator[list[str]]:
         path = self._path
-        with decoding(path, "a file that can be read", "save it again as UTF-8 text"):
-            reader = csv.reader(self._text, delimiter=separator_of(path))
+        reader = csv.reader(self._text, delimiter=self._separator)
         while True:
             try:
-                with decoding(path, "a file that can be read", "save it again as UTF-8 text"):
+                with decoding(path, *WHAT_AND_FIX):
                     row = next(reader, None)
             except ValueError as error:
                 raise self._explained(error, reader.line_num) from None
@@ -145,15 +153,16 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
                 return
             if any("\0" in value for value in row):
                 raise ValueError(
-                    f"{path}, line {reader.line_num}: a NUL character. Fix: the file is damaged or "
-                    "UTF-16; save it as UTF-8."
+                    f"{path}, line {reader.line_num}: a NUL character. Fix: the file is damaged; "
+                    'or it is UTF-16 without a mark, then encoding = "utf-16-le" in its schema.'
                 )
             if row:
                 yield row
 
     def _explained(self, error: ValueError, line: int) -> ValueError:
-        if "UnicodeDecodeError" in str(error):
-            return ValueError(f"{self._path} is not UTF-8 text; save it as UTF-8.")
+        if "(Unicode" in str(error):
+            text = getattr(self, "_text", None)  # whose mark may say something else
+            return undecodable(self._path, text.encoding if text else self._encoding)
         if "(Error)" in str(error):  # csv.Error: a field beyond its limit
             return ValueError(
                 f"{self._path}, near line {line + 1}: a field of more than "
@@ -163,15 +172,15 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
         return error
 
 
-def header_of(path: Path, rows: Iterator[list[str]]) -> list[str]:
+def header_of(path: Path, rows: Iterator[list[str]], encoding: str) -> list[str]:
     row = next(rows, None)
     if row == OF_EXCEL:
         row = next(rows, None)
     if row is None:
         raise ValueError(f"{path} is empty. Fix: its first line must name the columns.")
     names = [name.strip() for name in row]
-    if any("\udc80" <= character <= "\udcff" for name in names for character in name):
-        raise ValueError(f"{path} is not UTF-8 text; save it as UTF-8.")
+    if any(IN_PLACE in name for name in names):
+        raise undecodable(path, encoding)
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise ValueError(

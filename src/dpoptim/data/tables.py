@@ -18,6 +18,7 @@ from dpoptim.data.rows import Rows
 from dpoptim.data.schema import Column, Scaling, Schema
 from dpoptim.data.schema_files import from_public_table, public_target
 from dpoptim.data.table_files import TABLE_ENDINGS, abridged, column_names
+from dpoptim.data.text_files import UTF8, known_encoding
 
 ENDINGS = (*TABLE_ENDINGS, ".npz")
 
@@ -109,6 +110,7 @@ def schema_without_file(
     person: str | None = None,
     regression: bool = False,
     scaling: Scaling | None = None,
+    encoding: str = UTF8,
 ) -> Schema:
     """A schema where there is none: read off public data, else all columns plain numbers.
 
@@ -119,6 +121,7 @@ def schema_without_file(
         public: the owner declares the data public.
         regression: predict a number, whose bounds may be read off public data.
         scaling: None: public data by its own bounds, other data by ``"unit-norm"``.
+        encoding: of a file of text, as pandas names it; see `Schema`.
         path: of the table.
         person: the column of who a row belongs to, if any.
 
@@ -135,23 +138,25 @@ def schema_without_file(
         >>> schema_without_file("public.csv", "ill", public=True).target.classes
         ('no', 'yes')
     """
-    path = existing(path)
-    names = [name for name, _ in column_names(path)]
+    path, encoding = existing(path), known_encoding(encoding, "encoding")
+    names = [name for name, _ in column_names(path, encoding)]
     target = refuse_columns(path, names, target, person)
     known = target_column(path, target, classes, target_bounds)
     if public and scaling in (None, "bounds"):
         regression = regression or target_bounds is not None
-        found = from_public_table(path, target=target, person=person, regression=regression)
+        found = from_public_table(
+            path, target=target, person=person, regression=regression, encoding=encoding
+        )
         return found if known is None else with_column(found, known)
     if known is None:
         if not public:
             raise ValueError(NO_BOUNDS if regression else undeclared(path))
-        known = public_target(path, target, regression=regression)
+        known = public_target(path, target, regression=regression, encoding=encoding)
     columns = [
         known if name == target else Column(name, "person" if name == person else "number")
         for name in names
     ]
-    return Schema(tuple(columns), scaling or "unit-norm")
+    return Schema(tuple(columns), scaling or "unit-norm", encoding=encoding)
 
 
 def with_column(schema: Schema, column: Column) -> Schema:

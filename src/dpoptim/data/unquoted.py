@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import issparse
+
+from dpoptim.data.sparse_rows import SparseRows, canonical
 
 Floats = NDArray[np.float64]
 # beginnings of scikit-learn's messages that name columns, types and counts, and no value
@@ -24,7 +27,7 @@ TWO_AXES = (
 
 
 def checked_table(estimator: Any, x: Any, **how: Any) -> Any:
-    """scikit-learn's ``validate_data(estimator, x, **how)``.
+    """scikit-learn's ``validate_data(estimator, x, **how)``; `SparseRows` of a sparse table.
 
     Raises:
         ValueError, TypeError: as there, without values; or a column holds dates or text.
@@ -32,8 +35,12 @@ def checked_table(estimator: Any, x: Any, **how: Any) -> Any:
     from sklearn.utils.validation import validate_data
 
     refuse_dates(x)
+    if issparse(x) and x.ndim != 2:
+        raise ValueError(TWO_AXES)
+    x = canonical(x) if issparse(x) else without_fill(x, sparse="accept_sparse" in how)
     try:
-        return validate_data(estimator, x, **how)
+        found = validate_data(estimator, x, **how)
+        return SparseRows(canonical(found)) if issparse(found) else found
     except (ValueError, TypeError) as error:
         kind, why = type(error), str(error)
     if why.startswith("Expected 2D array"):
@@ -46,6 +53,22 @@ def checked_table(estimator: Any, x: Any, **how: Any) -> Any:
         raise kind(why)
     what = why if why.startswith("float() argument must be") else "X holds what is not a number"
     raise kind(f"{what}{text_columns(x)}")
+
+
+def without_fill(x: Any, *, sparse: bool) -> Any:
+    """Make sparse columns of a pandas frame dense, unless all of them are filled with 0.
+
+    Args:
+        sparse: whether a table of such columns is read as a sparse one.
+    """
+    kinds: Any = getattr(x, "dtypes", None)
+    if not hasattr(kinds, "items"):  # no frame of pandas
+        return x
+    filled = {name: kind for name, kind in kinds.items() if hasattr(kind, "fill_value")}
+    zeros = all(kind.fill_value == 0 for kind in filled.values())
+    if not filled or (sparse and zeros and len(filled) == len(kinds)):
+        return x
+    return x.astype({name: kind.subtype for name, kind in filled.items()})
 
 
 def one_axis(name: str, values: Any, *, warn: bool = False) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 
 from dpoptim.estimators.repeats import uncounted
-from dpoptim.estimators.table import refuse_weights, table
+from dpoptim.estimators.table import table
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +20,7 @@ class Given:
     Attributes:
         X: shape (n, features). y: shape (n,).
         persons: owners of the rows, shape (n,); None: each row is a record.
+        weights: of the rows' losses, shape (n,); None: all are 1.
         chunk: whether this is one chunk of a stream.
         classes: those that ``partial_fit`` goes by.
     """
@@ -27,6 +28,7 @@ class Given:
     X: Any
     y: Any
     persons: Any
+    weights: Any
     chunk: bool = False
     classes: Sequence[Any] | None = None
 
@@ -36,11 +38,16 @@ class Fits(ABC):
 
     _warn_of_repeats: Callable[[], None]  # of `CountsFits`
 
-    def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
-        """Train on X of shape (n, features) and y of shape (n,); no sample weights.
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, persons: Any = None) -> Self:
+        """Train on X of shape (n, features) and y of shape (n,).
 
         Args:
-            X: for linear models also a memory map or `data.ParquetRows`, which are read in blocks.
+            X: an array, a data frame, or a sparse table of SciPy, which is never made dense as a
+                whole; for linear models also a memory map or `data.ParquetRows`, which are read in
+                blocks.
+            sample_weight: factors of the rows' losses, >= 0, shape (n,); each as private as its
+                row, and no function of other rows. Gradients are clipped after weighting, so the
+                guarantee does not depend on them. A row of weight 0 adds nothing, and counts in n.
             persons: the owner of each row (numbers or strings), where the guarantee shall protect
                 persons who have several.
 
@@ -48,14 +55,13 @@ class Fits(ABC):
             ValueError: a bad table or setting, before anything is spent.
             RankError: another process has failed, or does not agree.
         """
-        return self._fitted(sample_weight, Given(X, y, persons))
+        return self._fitted(Given(X, y, persons, sample_weight))
 
     @abstractmethod
     def _learn(self, given: Given) -> None:
         """Train; see ``fit``."""
 
-    def _fitted(self, sample_weight: Any, given: Given) -> Self:
-        refuse_weights(sample_weight)
+    def _fitted(self, given: Given) -> Self:
         if given.chunk:
             with uncounted():  # a record is in one chunk alone
                 self._learn(given)
@@ -73,7 +79,7 @@ class FitsNumbers(Fits, RegressorMixin):
     """Base of the regressors."""
 
     def partial_fit(
-        self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None
+        self, X: Any, y: Any, sample_weight: Any = None, *, persons: Any = None
     ) -> Self:
         """Train on one more chunk of a stream; what ``fit`` was given is the first.
 
@@ -83,12 +89,13 @@ class FitsNumbers(Fits, RegressorMixin):
         ``privacy_``. A ledger does not know it, and is charged for each chunk.
 
         Args:
+            sample_weight: see ``fit``.
             persons: see ``fit``; in every call or in none.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.
         """
-        return self._fitted(sample_weight, Given(X, y, persons, chunk=True))
+        return self._fitted(Given(X, y, persons, sample_weight, chunk=True))
 
 
 class FitsClasses(Fits, ClassifierMixin):
@@ -115,7 +122,7 @@ class FitsClasses(Fits, ClassifierMixin):
         X: Any,
         y: Any,
         classes: Sequence[Any] | None = None,
-        sample_weight: None = None,
+        sample_weight: Any = None,
         *,
         persons: Any = None,
     ) -> Self:
@@ -124,6 +131,7 @@ class FitsClasses(Fits, ClassifierMixin):
         Args:
             classes: all classes, public; needed in the first call unless the estimator has its
                 own.
+            sample_weight: see ``fit``.
             persons: see ``fit``; in every call or in none.
 
         Raises:
@@ -143,7 +151,7 @@ class FitsClasses(Fits, ClassifierMixin):
                 "classes must be passed on the first call to partial_fit: later chunks may hold "
                 "others."
             )
-        return self._fitted(sample_weight, Given(X, y, persons, chunk=True, classes=stated))
+        return self._fitted(Given(X, y, persons, sample_weight, chunk=True, classes=stated))
 
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:

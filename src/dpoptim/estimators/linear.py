@@ -19,6 +19,7 @@ from dpoptim.estimators.table import (
     one_label_a_row,
     public_weights,
 )
+from dpoptim.estimators.weights import weights_of_rows
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.target_range import TargetBound, TargetRange
 
@@ -55,6 +56,8 @@ class DPLogisticRegression(FitsClasses, LinearFit):
             the same table.
         rows_per_person: where ``fit`` is told ``persons``, at most so many rows of each take part,
             chosen by coins, and their mean counts.
+        weight_bound: public; larger entries of ``sample_weight`` are cut to it. Needed with weights
+            by ``"sufficient-statistics"``, whose noise it multiplies; elsewhere None is no bound.
 
     Attributes:
         coef_: shape (1, features) for two classes, else (classes, features).
@@ -88,7 +91,8 @@ class DPLogisticRegression(FitsClasses, LinearFit):
             x, classes = self._rows(given), self._stated(given)
             labels = one_label_a_row(given.y, rows=len(x))
             owners = owners_of(x, given.persons, self.rows_per_person)
-            x, labels = own_part(self, x, labels, owners, ranks)
+            weights = weights_of_rows(given.weights, rows=len(x), most=self.weight_bound)
+            x, labels, weights = own_part(self, x, labels, weights, owners, ranks)
             notes = (READ_OFF,) if classes is None else ()
             known = classes_of_all(labels, ranks) if classes is None else classes
             self.classes_, numbers = class_numbers(known, labels)
@@ -100,17 +104,18 @@ class DPLogisticRegression(FitsClasses, LinearFit):
                 intercept=self.fit_intercept,
             )
             of_classes = public_weights(self.class_weight, self.classes_)
-            weights = self._solve(
+            solution = self._solve(
                 model,
                 x,
                 numbers,
                 notes,
                 ranks,
                 chunk=given.chunk,
-                weights=None if of_classes is None else of_classes[numbers],
+                shares=None if of_classes is None else of_classes[numbers],
+                weights=weights,
                 owners=owners,
             )
-        self.coef_, self.intercept_ = self._split(weights)
+        self.coef_, self.intercept_ = self._split(solution)
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Scores: shape (n,) for two classes, else (n, classes)."""
@@ -179,13 +184,16 @@ class DPLinearRegression(FitsNumbers, LinearFit):
                     "chunks; or call fit anew."
                 )
             owners = owners_of(x, given.persons, self.rows_per_person)
-            x, scaled = own_part(self, x, scaled, owners, ranks)
+            weights = weights_of_rows(given.weights, rows=len(x), most=self.weight_bound)
+            x, scaled, weights = own_part(self, x, scaled, weights, owners, ranks)
             self._targets = allowed
             model = LinearModel(
                 self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta
             )
-            weights = self._solve(model, x, scaled, (), ranks, chunk=given.chunk, owners=owners)
-        coefficients, intercept = self._split(weights)
+            solution = self._solve(
+                model, x, scaled, (), ranks, chunk=given.chunk, weights=weights, owners=owners
+            )
+        coefficients, intercept = self._split(solution)
         self.coef_ = coefficients[0] * allowed.half
         self.intercept_ = float(allowed.unscaled(intercept[0]))
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.arguments import positive_number, real_number, whole_number
+from dpoptim.data.sparse_rows import SparseRows, rows_at_once
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.chunks import Chunks
 from dpoptim.estimators.persons import of_persons, per_person
@@ -17,7 +18,8 @@ from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import solve
-from dpoptim.estimators.table import BLOCK, ClippedRows, public_norm, stated_delta, table
+from dpoptim.estimators.table import ClippedRows, public_norm, stated_delta, table
+from dpoptim.estimators.weights import notes_of_weights, parts_of_data
 from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
@@ -46,6 +48,7 @@ class LinearFit(PrivateSettings):
     warm_start: bool = False
     sharded: bool = False
     rows_per_person: int = 16
+    weight_bound: float | None = None
 
     def _start(
         self, model: LinearModel, earlier: Chunks | None
@@ -68,6 +71,7 @@ class LinearFit(PrivateSettings):
         ranks: Ranks,
         *,
         chunk: bool,
+        shares: NDArray[np.float64] | None = None,
         weights: NDArray[np.float64] | None = None,
         owners: Persons | None = None,
     ) -> NDArray[np.float64]:
@@ -77,18 +81,18 @@ class LinearFit(PrivateSettings):
 
         Args:
             x, y: this rank's rows; the whole table, without shards, where persons own them.
-            weights: of the rows, in [0, 1].
+            shares: of the rows, in [0, 1]: factors of their clipped gradients.
+            weights: of the rows: factors of their gradients before these are clipped.
             owners: of the rows.
         """
         ranks.arrive("fit")
         earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
         if earlier is not None:
             earlier.refuse_change(self.neighboring, by_person=owners is not None)
-        shares = weights
         if owners is not None:
-            x, y, shares = of_persons(
+            x, y, shares, weights = of_persons(
                 owners,
-                (x, y, weights),
+                (x, y, shares, weights),
                 ranks,
                 sharded=self.sharded,
                 coins=key_stream(self.noise_seed, "rows of persons"),
@@ -102,16 +106,17 @@ class LinearFit(PrivateSettings):
             default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)
         )
         start, added = self._start(model, earlier)
-        said = (*said, *added)
+        said = (*said, *added, *notes_of_weights(weights))
         rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
         budget = Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon))
         solution, guarantee = solve(
             self.solver,
             model,
-            (rows, y) if shares is None else (rows, y, shares),
+            parts_of_data(rows, y, shares, weights),
             budget,
             radius=radius,
             clip_norm=clip_norm,
+            weight_bound=self.weight_bound,
             l2=real_number("l2", self.l2),
             steps=None if self.steps is None else whole_number("steps", self.steps, least=1),
             step_size=(
@@ -156,9 +161,10 @@ class LinearFit(PrivateSettings):
     def _scores(self, x: Any) -> NDArray[np.float64]:
         check_is_fitted(self)
         x = table(x, reset=False, estimator=self)
-        rows = ClippedRows(x, public_norm(self.data_norm, self.n_features_in_))
+        rows: Any = ClippedRows(x, public_norm(self.data_norm, self.n_features_in_))
+        if isinstance(x, SparseRows):
+            rows = rows.at_hand()
         coefficients = np.atleast_2d(self.coef_).T
-        scores = [
-            rows[start : start + BLOCK] @ coefficients for start in range(0, len(rows), BLOCK)
-        ]
+        step = rows_at_once(self.n_features_in_)
+        scores = [rows[start : start + step] @ coefficients for start in range(0, len(rows), step)]
         return np.concatenate(scores) + self.intercept_

@@ -13,18 +13,25 @@ from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.arguments import one_of, positive_number, real_number, whole_number
+from dpoptim.data.sparse_rows import rows_at_once
 from dpoptim.estimators.chunks import Chunks
+from dpoptim.estimators.data_sets import data_set_of
 from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.settings import Delta, PrivateSettings
-from dpoptim.estimators.table import clip_rows, public_norm, stated_delta, table
+from dpoptim.estimators.table import (
+    ClippedRows,
+    public_norm,
+    stated_delta,
+    table,
+)
+from dpoptim.estimators.weights import notes_of_weights, weights_of_rows
 from dpoptim.iterate import Iterate
 from dpoptim.methods import TrainingMethod
 from dpoptim.optimizers import OptimizerSettings, optimizer
@@ -43,7 +50,7 @@ Activation = Literal["tanh", "relu", "gelu"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 
 
-ROWS_AT_A_TIME = 4096  # rows at a time, in training and in prediction
+ROWS_AT_A_TIME = 4096  # in training and in prediction, at most
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -77,7 +84,7 @@ class NetworkFit(PrivateSettings):
     @torch.random.fork_rng(devices=[])  # the caller's generator stays as it is
     def _train(
         self,
-        x: NDArray[Any],
+        x: Any,
         targets: Tensor,
         outputs: int,
         loss: Callable[[Tensor, Tensor], Tensor],
@@ -93,12 +100,13 @@ class NetworkFit(PrivateSettings):
         if earlier is not None:
             earlier.refuse_change(self.neighboring, by_person=owners is not None)
         features, (unit, units) = x.shape[1], units_in(x, owners)
+        weights = weights_of_rows(given.weights, rows=len(x))
         n = public_number_of_records(self.n, units, self.neighboring)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         norm = public_norm(self.data_norm, features)
-        rows = torch.from_numpy(clip_rows(x, norm).astype(np.float32))
         plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))
         plan = replace(plan, unit=unit)
+        said = (*said, *notes_of_weights(weights))
         one_of("activation", self.activation, get_args(Activation))
         last = self._last(features, outputs) if self.warm_start or earlier is not None else None
         network = self._new(features, outputs) if last is None else last
@@ -119,7 +127,8 @@ class NetworkFit(PrivateSettings):
         rate = PlannedRate(stepper, start, plan)
         one_of("iterate", self.iterate, get_args(Iterate))
         average = TailAverage(network, self._averaged_from(plan.steps))
-        data = TensorDataset(rows, targets)
+        data = data_set_of(x, targets, weights, norm=norm)
+        at_once = rows_at_once(features, ROWS_AT_A_TIME)
         label = type(self).__name__
         with attach(
             plan,
@@ -134,8 +143,9 @@ class NetworkFit(PrivateSettings):
             projection=self.projection,
             random_iterate=self.iterate == "random",
         ) as private:
-            for batch, wanted in private.batches(physical_batch_size=ROWS_AT_A_TIME):
-                private.backward(loss(network(batch), wanted))
+            for batch, wanted, *factors in private.batches(physical_batch_size=at_once):
+                losses = loss(network(batch), wanted)
+                private.backward(losses * factors[0] if factors else losses)
                 rate.before(private.steps_done)
                 stepper.step()
                 if private.finished_step:
@@ -252,13 +262,14 @@ class NetworkFit(PrivateSettings):
     def _outputs(self, x: Any) -> NDArray[np.float64]:
         """Outputs of the network for each row, shape (n, outputs)."""
         check_is_fitted(self)
-        rows = clip_rows(
+        rows = ClippedRows(
             table(x, reset=False, estimator=self), public_norm(self.data_norm, self.n_features_in_)
         )
         # no row's output depends on which rows come with it
         network = copy.deepcopy(self.network_).double()
-        parts = torch.from_numpy(rows).double().split(ROWS_AT_A_TIME)
-        return np.concatenate([network(part).numpy() for part in parts])
+        step = rows_at_once(self.n_features_in_, ROWS_AT_A_TIME)
+        parts = (rows[start : start + step] for start in range(0, len(rows), step))
+        return np.concatenate([network(torch.from_numpy(part).double()).numpy() for part in parts])
 
 
 def linear_layers(network: nn.Sequential) -> list[nn.Linear]:

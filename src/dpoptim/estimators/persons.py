@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import whole_number
 from dpoptim.data.parquet_rows import ParquetRows
+from dpoptim.data.sparse_rows import count_rows
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.shards import equal_part
 from dpoptim.noise.stream import KeyStream
@@ -36,44 +37,46 @@ def owners_of(x: Any, persons: Any, most: object) -> Persons | None:
             "persons: a person's rows may lie anywhere in a Parquet file, which is read in order. "
             "Fix: an array or a memory map."
         )
-    return Persons.of(persons, len(x), most)
+    return Persons.of(persons, count_rows(x), most)
 
 
 def units_in(x: Any, owners: Persons | None) -> tuple[Unit, int]:
     """Whom the guarantee protects, and how many of them there are."""
-    return (RECORD, len(x)) if owners is None else (Unit("person", owners.most), len(owners))
+    return (RECORD, count_rows(x)) if owners is None else (Unit("person", owners.most), len(owners))
 
 
 def of_persons(
     owners: Persons,
-    data: tuple[Any, NDArray[Any], NDArray[np.float64] | None],
+    data: tuple[Any, NDArray[Any], NDArray[np.float64] | None, NDArray[np.float64] | None],
     ranks: Ranks,
     *,
     sharded: bool,
     coins: KeyStream,
-) -> tuple[Any, NDArray[Any], NDArray[np.float64]]:
+) -> tuple[Any, NDArray[Any], NDArray[np.float64], NDArray[np.float64] | None]:
     """The part of this rank's persons.
 
     Args:
-        data: x of shape (rows, features); y and weights in [0, 1] of shape (rows,), or None.
+        data: x of shape (rows, features); y, shares in [0, 1] and weights of losses, of shape
+            (rows,) or None.
         sharded: whether the table is this rank's alone; else the ranks divide up its persons.
 
     Returns:
-        x of shape (persons, K, features), y and shares of shape (persons, K).
+        x of shape (persons, K, features); y, shares and weights of shape (persons, K).
 
     **Guarantee.** Which rows a person brings, at most K, depends on coins and on that person's own
     rows, not on what they hold; their shares add up to at most 1.
     """
-    x, y, weights = data
+    x, y, of_rows, weights = data
     mine = np.arange(len(owners))
     brought = owners.bring(coins, mine if sharded else equal_part(mine, ranks))
     items, there = present_rows(brought)
     index = items.reshape(brought.shape)
     present = np.ones(brought.shape) if there is None else there.numpy().astype(np.float64)
     shares = present / present.sum(1, keepdims=True)
-    if weights is not None:
-        shares = shares * weights[index]
-    return (x[index] if held_in_memory(x) else RowsOfPersons(x, index)), y[index], shares
+    if of_rows is not None:
+        shares = shares * of_rows[index]
+    rows = x[index] if held_in_memory(x) else RowsOfPersons(x, index)
+    return rows, y[index], shares, None if weights is None else weights[index]
 
 
 class RowsOfPersons:

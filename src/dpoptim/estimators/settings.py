@@ -1,7 +1,7 @@
 """Settings that everything has in common that learns privately in scikit-learn's manner."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.estimators.repeats import CountsFits
@@ -22,8 +22,10 @@ class PrivateSettings(KnowsOpacus, CountsFits):
     neighboring: str = "zero-out"
     ledger: Ledger | None = None
     noise_seed: int | None = None
+    reads_sparse: ClassVar[bool] = True  # tables of SciPy
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = self.noise_seed is None
+        tags.input_tags.sparse = self.reads_sparse
         return tags

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 
 from dpoptim.data.parquet_rows import ParquetRows
+from dpoptim.data.sparse_rows import SparseRows, with_rows
 from dpoptim.distributed.agreement import LEAST_RECORDS, refuse_equal_shards
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.wrapping import ranks_of
@@ -38,8 +40,13 @@ def all_ranks() -> Iterator[Ranks]:
 
 
 def own_part(
-    estimator: BaseEstimator, x: Any, y: NDArray[Any], owners: Persons | None, ranks: Ranks
-) -> tuple[Any, NDArray[Any]]:
+    estimator: BaseEstimator,
+    x: Any,
+    y: NDArray[Any],
+    weights: NDArray[np.float64] | None,
+    owners: Persons | None,
+    ranks: Ranks,
+) -> tuple[Any, NDArray[Any], NDArray[np.float64] | None]:
     """This rank's rows of a good table: all of it if ranks have shards, else an equal part.
 
     All of it, too, where it is divided up later, by the persons who own rows (``owners``).
@@ -50,7 +57,7 @@ def own_part(
             rows in two shards.
     """
     if ranks.size == 1:
-        return x, y
+        return x, y, weights
     ranks.arrive("fit")
     settings = estimator.get_params(deep=False)
     settings.pop("ledger")  # rank 0's is used
@@ -62,13 +69,15 @@ def own_part(
     }
     if not settings["sharded"]:
         facts["data set"] = sample_of(x, y)
+        facts["sample_weight"] = without_addresses(weights)
     ranks.agree(facts)
     one_rank_a_person(ranks, owners, sharded=settings["sharded"])
     if settings["sharded"]:
         refuse_equal_shards(ranks, sample_of(x, y) if len(y) >= LEAST_RECORDS else "")
     if settings["sharded"] or owners is not None:
-        return x, y
-    return equal_part(x, ranks), equal_part(y, ranks)
+        return x, y, weights
+    own = None if weights is None else equal_part(weights, ranks)
+    return equal_part(x, ranks), equal_part(y, ranks), own
 
 
 def agree_on_all(estimator: BaseEstimator, x: Any, y: Any, ranks: Ranks) -> None:
@@ -92,7 +101,9 @@ def agree_on_all(estimator: BaseEstimator, x: Any, y: Any, ranks: Ranks) -> None
         for name, value in settings.items()
         if not (name.endswith("ledger") or name == "steps" or hasattr(value, "get_params"))
     }
-    ranks.agree({**plain, "data set": sample_of(np.asarray(x), np.asarray(y))})
+    table = with_rows(x)
+    facts = sample_of(SparseRows(table) if issparse(table) else table, np.asarray(y))
+    ranks.agree({**plain, "data set": facts})
 
 
 def equal_part(rows: Any, ranks: Ranks) -> Any:
@@ -100,7 +111,7 @@ def equal_part(rows: Any, ranks: Ranks) -> Any:
     sizes = part_sizes(len(rows), ranks.size)
     start = sum(sizes[: ranks.rank])
     stop = start + sizes[ranks.rank]
-    return rows.rows(start, stop) if isinstance(rows, ParquetRows) else rows[start:stop]
+    return rows.rows(start, stop) if hasattr(rows, "rows") else rows[start:stop]
 
 
 def classes_of_all(y: NDArray[Any], ranks: Ranks) -> NDArray[Any]:
@@ -132,8 +143,8 @@ def sample_of(x: Any, y: NDArray[Any]) -> str:
     """The number of rows, and a digest of some; it stays among the ranks."""
     rows = np.linspace(0, len(x) - 1, min(len(x), SAMPLED)).astype(np.int64)
     whole = hashlib.sha256(in_bytes(y[rows]))
-    if isinstance(x, np.ndarray):
-        whole.update(in_bytes(x[rows]))
+    if not isinstance(x, ParquetRows):
+        whole.update(in_bytes(np.asarray(x[rows])))
     return f"{len(x)} rows, {whole.hexdigest()[:16]}"
 
 

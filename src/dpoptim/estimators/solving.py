@@ -9,7 +9,9 @@ from torch import Tensor
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.data.sparse_rows import rows_at_once
 from dpoptim.distributed.ranks import ALONE, Ranks
+from dpoptim.estimators.weights import unit_of_weights, weighted_in_sums
 from dpoptim.noise.correlated import Independent
 from dpoptim.planning.ranking import CURVATURE, learning_rate, noise_to_signal
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
@@ -20,10 +22,10 @@ from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.momentum_gd import momentum_gd
 from dpoptim.solvers.noisy_gd import noisy_gd
 from dpoptim.solvers.objective import Objective
-from dpoptim.solvers.problem import LinearProblem
 from dpoptim.solvers.proximal_point import proximal_point
+from dpoptim.solvers.sparse_problem import problem_of
 from dpoptim.solvers.srgd_settings import SRGD, suggested_settings
-from dpoptim.solvers.sufficient_statistics import BLOCK, sufficient_statistics
+from dpoptim.solvers.sufficient_statistics import sufficient_statistics
 
 Solver = Literal[
     "auto",
@@ -74,6 +76,7 @@ def solve(
     ledger: Ledger | None,
     noise_seed: int | None,
     label: str = "estimator",
+    weight_bound: float | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Guarantee]:
     """Train a linear model; returns its weights, float64 of shape (d,), and what they cost.
@@ -81,18 +84,20 @@ def solve(
     Args:
         solver: one of `SOLVERS`; ``"auto"`` chooses by `sums_are_sharp`.
         data: x of shape (n, features), float, rows of at most the norm that ``radius`` stands for;
-            and y; and shares, see `LinearProblem`, which also says how a record may have rows.
+            and y; and shares and weights, see `LinearProblem`, which also says how a record may
+            have rows.
         radius: bound on |(x, 1)|; public.
         clip_norm: bound on each record's gradient.
         steps, step_size: the solver's; None: a default from public numbers.
         options: further arguments of the solver function, by name.
         label: public text for the ledger's entry, which the solver's name ends.
+        weight_bound: public bound on the weights, if they have one.
         ranks: the processes that hold the other records.
 
     Raises:
         ValueError, TypeError: an unknown solver or option, or a setting out of range.
     """
-    n = ranks.added(len(data[0]))
+    n, unit = ranks.added(len(data[0])), unit_of_weights(data, weight_bound)
     rows = n * (data[0].shape[1] if len(data[0].shape) == 3 else 1)
     smoothness = model.smoothness(radius) + l2
     common: dict[str, Any] = {
@@ -103,7 +108,7 @@ def solve(
     extra = dict(options or {})
     untouched = not extra and steps is None and step_size is None
     if solver == "auto":
-        sums = untouched and start is None and sums_are_sharp(model, n, budget)
+        sums = untouched and start is None and sums_are_sharp(model, n / unit, budget)
         solver = "sufficient-statistics" if sums else "momentum-gd"
         common["label"] = f"{label}, {solver}"
     if solver == "sufficient-statistics":
@@ -114,17 +119,17 @@ def solve(
             )
         solved = sufficient_statistics(
             model,
-            data,
+            weighted_in_sums(data, unit),
             budget,
             radius=radius,
-            l2=l2,
+            l2=l2 / unit,
             neighboring=neighboring,
             ranks=ranks,
             **common,
         )
         return solved.weights, solved.guarantee
     if solver in SINGLE_PASS:
-        problem = LinearProblem(model, capacity=rows, l2=l2)
+        problem = problem_of(data, model, capacity=rows, l2=l2)
         settings = one_pass(
             solver,
             n,
@@ -142,10 +147,10 @@ def solve(
         )
         return one.weights, one.guarantee
     objective = Objective(
-        LinearProblem(model, capacity=rows, l2=l2),
+        problem_of(data, model, capacity=rows, l2=l2),
         data,
         neighboring=neighboring,
-        chunk=max(1, BLOCK * n // rows),
+        chunk=max(1, rows_at_once(model.features) * n // rows),
         ranks=ranks,
     )
     function, arguments = iterative(
@@ -253,7 +258,7 @@ def momentum_settings(
     return count, reach * full_batch_rate(model, n, budget, count, clip_norm)
 
 
-def sums_are_sharp(model: LinearModel, n: int, budget: Budget) -> bool:
+def sums_are_sharp(model: LinearModel, n: float, budget: Budget) -> bool:
     """Whether public numbers say that noisy sums X^T X will beat clipped gradients.
 
     In units of the squared radius the noise has an operator norm near ``sqrt 2 / mu sqrt(2 d)``,

@@ -16,6 +16,7 @@ from sklearn.utils.validation import assert_all_finite
 from dpoptim.accounting.doubts import doubts
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.data.parquet_rows import ParquetRows
+from dpoptim.data.sparse_rows import EntriesOfRows, SparseRows, clip_entries
 from dpoptim.data.unquoted import checked_table, number_array, one_axis
 from dpoptim.solvers.objective import held_in_memory
 from dpoptim.target_range import TargetRange
@@ -24,15 +25,6 @@ Floats = NDArray[np.float64]
 BLOCK = 1 << 13  # rows taken at a time
 READ_OFF = "the list of classes was read off y, and is taken as public"
 UNEQUAL = "X and y must have equally many rows, one label or target for each record."
-
-
-def refuse_weights(sample_weight: Any) -> None:
-    if sample_weight is not None:
-        raise ValueError(
-            "sample_weight is not supported: the guarantee bounds what each record adds, and "
-            "weights would multiply that bound. Fix: leave it out; class_weight takes public "
-            "weights of classes, which are bounded."
-        )
 
 
 def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
@@ -58,7 +50,7 @@ def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
 
 
 class ClippedRows:
-    """`clip_rows` of a table, done as slices of it are asked for.
+    """`clip_rows` of a table, done as slices of it, or places, are asked for.
 
     Args:
         x: an array, or what slices to one, of shape (n, d) or (n, K, d).
@@ -72,11 +64,13 @@ class ClippedRows:
     def __len__(self) -> int:
         return len(self._x)
 
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
+    def __getitem__(self, rows: slice | NDArray[np.intp]) -> NDArray[Any]:
         return clip_rows(self._x[rows], self._norm)
 
-    def at_hand(self) -> "ClippedRows | NDArray[Any]":
-        """All of them now, if the table is in memory."""
+    def at_hand(self) -> "ClippedRows | EntriesOfRows | NDArray[Any]":
+        """All of them now, if the table is in memory, or the entries of a wide sparse one."""
+        if isinstance(self._x, SparseRows) and self._x.wide:
+            return EntriesOfRows(clip_entries(self._x.table, self._norm))
         return self[:] if held_in_memory(self._x) else self
 
 
@@ -165,7 +159,8 @@ def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
         raise ValueError(UNEQUAL)
     if y.dtype == object and any(map(is_missing, y)):
         raise ValueError("y has missing labels. Fix: drop those records, or give them a class.")
-    with warnings.catch_warnings():  # which would tell how many labels differ
+    # which would tell how many labels differ, or that one is NaN
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         warnings.simplefilter("ignore", UserWarning)
         check_classification_targets(y)
     return y
@@ -217,7 +212,11 @@ def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> tuple[Floats, Ta
 
 
 def table(x: Any, *, reset: bool, estimator: Any) -> Any:
-    """``x`` as a dense float table, columns checked as in scikit-learn; `ParquetRows` as is."""
+    """``x`` as floats, columns checked as in scikit-learn; `ParquetRows` as is.
+
+    Returns:
+        an array, or `SparseRows` of a sparse table.
+    """
     if isinstance(x, ParquetRows):
         names = np.asarray(x.columns, dtype=object)
         if reset:
@@ -226,5 +225,10 @@ def table(x: Any, *, reset: bool, estimator: Any) -> Any:
             raise ValueError("the columns must be those of fit, in the same order.")
         return x
     return checked_table(
-        estimator, x, reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=1
+        estimator,
+        x,
+        reset=reset,
+        accept_sparse="csr",
+        dtype=[np.float64, np.float32],
+        ensure_min_samples=1,
     )

@@ -10,6 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.arguments import positive_number
 from dpoptim.data.unquoted import one_axis
+from dpoptim.estimators.table import is_missing
 from dpoptim.preprocessing.private_step import ChargedFit
 from dpoptim.statistics import Floats, histogram_bound
 
@@ -56,11 +57,14 @@ class DPClassCounts(ChargedFit):
                 "private."
             )
         labels = one_axis("y", y)
+        rows = len(labels)
+        if labels.dtype == object:  # of which pandas' NA compares with nothing
+            labels = labels[[not is_missing(label) for label in labels]]
         self.classes_: NDArray[Any] = np.unique(np.asarray(self.classes))
         counts = np.array(
             [np.count_nonzero(labels == name) for name in self.classes_], dtype=np.float64
         )
-        price = self._price(len(labels))
+        price = self._price(rows)
         released = self._released(counts, histogram_bound(self.neighboring), price)
         self.counts_: Floats = np.maximum(released.values, 1.0)
         return self

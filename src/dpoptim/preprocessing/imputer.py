@@ -44,15 +44,21 @@ class DPImputer(BoundedColumns, SummedStep):
         """Measure. Args and errors as for `DPStandardScaler.fit`."""
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])
-        scaled, missing = self._in_range(x, middle, half)
-        released, n = self._release(np.hstack([scaled, missing]))
+
+        def statistics(rows: Floats) -> Floats:
+            scaled, missing = self._in_range(rows, middle, half)
+            return np.hstack([scaled, missing])
+
+        released, n = self._release(x, statistics, 2 * x.shape[1])
         total, absent = released.values.reshape(2, -1)
         self.mean_: Floats = middle + half * np.clip(
             total / np.clip(n - absent, max(1.0, 0.01 * n), n), -1.0, 1.0
         )
         return self
 
-    def transform(self, X: Any) -> Floats:
-        """X with its gaps filled; shape (n, columns)."""
-        x = self._checked(X)
-        return np.where(np.isnan(x), self.mean_, x)
+    def transform(self, X: Any) -> Any:
+        """X with its gaps filled; shape (n, columns); sparse if X is, where no entry is 0."""
+        return self._mapped(X)
+
+    def _map(self, x: Floats, columns: Any) -> Floats:
+        return np.where(np.isnan(x), self.mean_[columns], x)

@@ -6,6 +6,7 @@ from typing import Any, Self
 import numpy as np
 
 from dpoptim.arguments import real_number
+from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.preprocessing.private_step import BoundedColumns
 from dpoptim.quantiles import select_tails
 from dpoptim.statistics import Floats
@@ -70,9 +71,13 @@ class DPMinMaxScaler(BoundedColumns):
                 f"quantile must be between 0 and 0.5, got {quantile:g}; 0.01 is a usual choice."
             )
         price = self._price(len(x))
-        scaled, missing = self._in_range(x, middle, half)
+        columns = x.columns() if isinstance(x, SparseRows) else x.T
         low, high, guarantee = select_tails(
-            np.where(missing, np.nan, scaled),
+            (
+                np.where(np.isnan(column), np.nan, self._in_range(column, m, h)[0])
+                for column, m, h in zip(columns, middle, half, strict=True)
+            ),
+            x.shape[1],
             np.linspace(-1.0, 1.0, CANDIDATES),
             quantile * price.n,
             **self._terms(price),
@@ -83,7 +88,14 @@ class DPMinMaxScaler(BoundedColumns):
         self._state(guarantee, price)
         return self
 
-    def transform(self, X: Any) -> Floats:
-        """X with the ends at -1 and 1, and cut to them; NaN stays; shape (n, columns)."""
-        x = self._checked(X)
-        return np.clip((x - self.low_) / (self.high_ - self.low_) * 2 - 1, -1.0, 1.0)
+    def transform(self, X: Any) -> Any:
+        """X with the ends at -1 and 1, and cut to them; NaN stays; shape (n, columns).
+
+        Of a sparse table a sparse one if 0 is in the middle of every column's ends, as with
+        ``lower=-1, upper=1``.
+        """
+        return self._mapped(X)
+
+    def _map(self, x: Floats, columns: Any) -> Floats:
+        low, high = self.low_[columns], self.high_[columns]
+        return np.clip((x - low) / (high - low) * 2 - 1, -1.0, 1.0)

@@ -4,10 +4,11 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from scipy.special import ndtri
 from sklearn.utils.validation import check_is_fitted
 
@@ -15,7 +16,7 @@ from dpoptim.arguments import whole_number
 from dpoptim.data.numbers import text_of
 from dpoptim.data.unquoted import checked_table
 from dpoptim.preprocessing.private_step import SummedStep
-from dpoptim.statistics import Floats, histogram_bound
+from dpoptim.statistics import histogram_bound
 
 FALSE_FINDS = 0.05  # chance that any empty bucket of a fit is kept
 
@@ -37,6 +38,7 @@ class DPOneHot(SummedStep):
             not public. None altogether: no column has public ones.
         scale: of the ones; 1 / sqrt(columns of X) makes every encoded row at most 1 long.
         buckets: for each column without public categories, from 2 to 65536; public.
+        sparse_output: give a CSR table, which holds one entry for each value that is a category.
         least_share: of the records that a bucket must hold to become a column, in [0, 1).
         epsilon: the budget, > 0; needed for columns without public categories only.
         delta, neighboring, n, ledger, noise_seed: as for `DPStandardScaler`.
@@ -65,6 +67,8 @@ class DPOneHot(SummedStep):
     scale: float = 1.0
     buckets: int = 1024
     least_share: float = 0.0
+    sparse_output: bool = False
+    reads_sparse: ClassVar[bool] = False  # a number that is not stored is no category
 
     @property
     def charged(self) -> bool:
@@ -130,18 +134,23 @@ class DPOneHot(SummedStep):
             for column, row in zip(counted, kept, strict=True)
         }
 
-    def transform(self, X: Any) -> Floats:
+    def transform(self, X: Any) -> Any:
         """Shape (n, categories of all columns); a value that is no category gives zeros."""
         check_is_fitted(self)
         columns = self._columns(X, reset=False)
-        parts = []
+        places = np.empty(columns.shape, dtype=np.int64)
+        before = 0
         for i, names in enumerate(self.categories_):
             values = columns[:, i]
             if i in self.counted_:
                 values = _buckets(values, self.buckets).astype(str)
-            parts.append(values[:, None] == np.array(names, dtype=str)[None, :])
-        encoded: Floats = np.hstack(parts).astype(np.float64) * self.scale
-        return encoded
+            place = {name: before + j for j, name in enumerate(names)}
+            places[:, i] = [place.get(value, -1) for value in values.tolist()]
+            before += len(names)
+        row, column = np.nonzero(places >= 0)
+        ones = (np.full(len(row), float(self.scale)), (row, places[row, column]))
+        encoded = csr_array(ones, shape=(len(places), before))
+        return encoded if self.sparse_output else encoded.toarray()
 
     def get_feature_names_out(
         self, input_features: Sequence[str] | None = None

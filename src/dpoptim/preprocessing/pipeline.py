@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Literal, Self
 
 import dp_accounting
-import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
@@ -17,6 +16,8 @@ from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
+from dpoptim.data.sparse_rows import shape_of
+from dpoptim.data.unquoted import TWO_AXES
 from dpoptim.distributed.alone import alone
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
@@ -132,10 +133,12 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         owners = None if persons is None else owners_of(X, persons, last.rows_per_person)
         unit, units = units_in(X, owners)
         n = public_number_of_records(getattr(last, "n", None), units, relation)
+        if n < 1:
+            raise ValueError("Found array with 0 sample(s): X has no rows to learn from.")
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         epsilon = positive_number("epsilon", self.epsilon)
         mu = price_of(epsilon, delta)
-        self.shares_ = self._divide(charged, np.shape(X)[1], n, mu)
+        self.shares_ = self._divide(charged, X, n, mu)
         spent = {name: mu * math.sqrt(share) for name, share in self.shares_.items()}
         differ = 2.0 if relation == "replace-one" else 1.0
         before = [dp_accounting.GaussianDpEvent(differ / price) for price in spent.values()]
@@ -201,7 +204,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         return last, charged
 
     def _divide(
-        self, charged: Mapping[str, PrivateStep], columns: int, n: int, mu: float
+        self, charged: Mapping[str, PrivateStep], x: Any, n: int, mu: float
     ) -> dict[str, float]:
         """Shares of mu^2 by step."""
         if self.shares is not None:
@@ -217,6 +220,17 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                     "step."
                 )
             return shares
+        if not charged:
+            return {}
+        shape = shape_of(x)
+        if len(shape) != 2:
+            raise ValueError(
+                f"{TWO_AXES} Of texts, whose columns a step makes: shares=, of each charged step."
+            )
+        if not (columns := shape[1]):
+            raise ValueError(
+                "Found array with 0 feature(s) (shape=(, 0)) while a minimum of 1 is required."
+            )
         wanted = {name: (step.wanted_mu(columns, n) / mu) ** 2 for name, step in charged.items()}
         scale = min(1.0, MOST_SHARE / max(math.fsum(wanted.values()), 1e-300))
         return {name: share * scale for name, share in wanted.items()}

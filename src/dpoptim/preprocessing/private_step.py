@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.arguments import real_number
+from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.data.unquoted import checked_table
 from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.scope import public_number_of_records
@@ -104,17 +105,17 @@ class PrivateStep(TransformerMixin, ChargedFit, ABC):
     def wanted_mu(self, columns: int, n: int) -> float:
         """The price at which a pipeline finds it precise enough; public numbers only."""
 
-    def _numbers(self, x: Any, *, reset: bool) -> Floats:
-        """``x`` as floats of shape (n, columns); NaN stands for a missing value."""
-        found: Floats = checked_table(
+    def _numbers(self, x: Any, *, reset: bool) -> Any:
+        """``x`` as floats, (n, columns), or `SparseRows`; NaN stands for a missing value."""
+        return checked_table(
             self,
             x,
             reset=reset,
+            accept_sparse="csr",
             dtype=np.float64,
             ensure_all_finite="allow-nan",
             ensure_min_samples=1,
         )
-        return found
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -132,10 +133,33 @@ class SummedStep(PrivateStep):
     def norm_bound(self, columns: int) -> float:
         """How long the vector is that one record adds, at most."""
 
-    def _release(self, rows: Floats) -> tuple[NoisySum, int]:
-        """The noisy sum of ``rows``, charged, and the public n. Sets ``privacy_``."""
-        price, bound = self._price(len(rows)), self.norm_bound(self.n_features_in_)
+    def _release(
+        self, x: Any, statistics: Callable[[Floats], Floats], width: int
+    ) -> tuple[NoisySum, int]:
+        """The noisy sum of ``statistics`` of rows, charged, and the public n. Sets ``privacy_``.
+
+        Args:
+            x: an array or `SparseRows`, of which a few rows are dense at a time.
+            statistics: maps rows (k, columns) to (k, width), each by itself.
+        """
+        price, bound = self._price(len(x)), self.norm_bound(self.n_features_in_)
+        rows = StatisticsOfRows(x, statistics, (len(x), width))
         return self._released(bounded_sum(rows, bound), bound * BOUND_ROUNDING, price), price.n
+
+
+@dataclass(frozen=True, eq=False)
+class StatisticsOfRows:
+    """Summands of rows, computed as slices of them are asked for."""
+
+    x: Any
+    statistics: Callable[[Floats], Floats]
+    shape: tuple[int, int]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Floats:
+        return self.statistics(self.x[rows])
 
 
 @dataclass(eq=False, repr=False)
@@ -174,15 +198,19 @@ class BoundedColumns(OneToOneFeatureMixin, PrivateStep):
             )
         return (lower + upper) / 2, (upper - lower) / 2
 
-    def _in_range(
-        self, x: Floats, middle: Floats, half: Floats
-    ) -> tuple[Floats, NDArray[np.bool_]]:
+    def _in_range(self, x: Floats, middle: Any, half: Any) -> tuple[Floats, NDArray[np.bool_]]:
         """``x`` in half widths from the middle, cut to [-1, 1], 0 if missing; and what is."""
         missing = np.isnan(x)
         with np.errstate(over="ignore"):
             scaled = np.clip((np.where(missing, 0.0, x) - middle) / half, -1.0, 1.0)
         return np.where(missing, 0.0, scaled), missing
 
-    def _checked(self, x: Any) -> Floats:
+    def _mapped(self, x: Any) -> Any:
+        """`_map` of a new table: an array, or a sparse table where 0 stays 0."""
         check_is_fitted(self)
-        return self._numbers(x, reset=False)
+        x = self._numbers(x, reset=False)
+        return x.mapped(self._map) if isinstance(x, SparseRows) else self._map(x, ...)
+
+    @abstractmethod
+    def _map(self, x: Floats, columns: Any) -> Floats:
+        """Entries transformed. Args: the columns that they are in, or ``...`` for (n, columns)."""

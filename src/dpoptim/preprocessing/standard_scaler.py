@@ -23,8 +23,10 @@ class DPStandardScaler(BoundedColumns, SummedStep):
             cut to it.
         epsilon: the budget, > 0; None where a `PrivatePipeline` decides.
         delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public.
+        with_mean: whether means are taken off. Without, 0 stays 0 where a column's range holds it,
+            and a sparse table stays sparse.
         missing: ``"keep"`` leaves missing values (NaN) missing; ``"mean"`` fills them with the
-            column's mean, which is 0 after scaling and costs nothing more.
+            column's mean, which is 0 after scaling (by ``with_mean``) and costs nothing more.
         neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public
             ``n``.
         n: public number of records; needed where the relation hides it.
@@ -50,6 +52,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
     """
 
     missing: Missing = "keep"
+    with_mean: bool = True
 
     def norm_bound(self, columns: int) -> float:
         return math.sqrt(1.25 * columns)
@@ -63,9 +66,12 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         one_of("missing", self.missing, get_args(Missing))
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])
-        scaled, missing = self._in_range(x, middle, half)
-        squares = np.where(missing, 0.0, scaled**2 - 0.5)
-        released, n = self._release(np.hstack([scaled, squares, missing]))
+
+        def statistics(rows: Floats) -> Floats:
+            scaled, missing = self._in_range(rows, middle, half)
+            return np.hstack([scaled, np.where(missing, 0.0, scaled**2 - 0.5), missing])
+
+        released, n = self._release(x, statistics, 3 * x.shape[1])
         total, centred_squares, absent = released.values.reshape(3, -1)
         present = np.clip(n - absent, max(1.0, 0.01 * n), n)
         mean = np.clip(total / present, -1.0, 1.0)
@@ -75,10 +81,17 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         self.scale_: Floats = half * np.sqrt(np.clip(variance, least**2, 1.0))
         return self
 
-    def transform(self, X: Any) -> Floats:
-        """``(X - mean_) / scale_``, cut to the public range; shape (n, columns)."""
-        x = self._checked(X)
-        middle, half = self._bounds(x.shape[1])
-        scaled, missing = self._in_range(x, middle, half)
-        result = (middle + half * scaled - self.mean_) / self.scale_
-        return np.where(missing, 0.0 if self.missing == "mean" else np.nan, result)
+    def transform(self, X: Any) -> Any:
+        """``(X - mean_) / scale_``, X cut to the public range; shape (n, columns).
+
+        Of a sparse table a dense one, unless ``with_mean=False`` keeps 0 in all columns.
+        """
+        return self._mapped(X)
+
+    def _map(self, x: Floats, columns: Any) -> Floats:
+        middle, half = (ends[columns] for ends in self._bounds(self.n_features_in_))
+        mean, scale = self.mean_[columns], self.scale_[columns]
+        if self.missing == "mean":
+            x = np.where(np.isnan(x), mean, x)
+        cut = np.clip(x, middle - half, middle + half)
+        return (cut - mean if self.with_mean else cut) / scale

@@ -5,6 +5,7 @@ from pathlib import Path
 from dpoptim.data.schema_files import draft, from_public_table, to_toml
 from dpoptim.data.schema_values import FILL_IN
 from dpoptim.data.table_files import TABLE_ENDINGS, is_table
+from dpoptim.data.text_files import known_encoding
 from dpoptim.files import write_atomically
 
 
@@ -15,6 +16,7 @@ def new_schema(
     person: str | None,
     public: bool,
     regression: bool,
+    encoding: str,
     out: Path | None,
     overwrite: bool,
 ) -> tuple[Path, int]:
@@ -38,11 +40,15 @@ def new_schema(
     file = data.with_name(f"{data.name.split('.')[0]}.schema.toml") if out is None else out
     if file.exists() and not overwrite:
         raise ValueError(f"{file} exists; name another file with --out, or allow --overwrite.")
+    known_encoding(encoding, "--encoding")
     if public:
         if target is None:
             raise ValueError("--target is missing: name the column to predict.")
-        text = to_toml(from_public_table(data, target=target, person=person, regression=regression))
+        found = from_public_table(
+            data, target=target, person=person, regression=regression, encoding=encoding
+        )
+        text = to_toml(found)
     else:
-        text = draft(data, target=target, person=person)
+        text = draft(data, target=target, person=person, encoding=encoding)
     write_atomically(file, text)
     return file, sum(FILL_IN in table for table in text.split("[columns.")[1:])

@@ -19,6 +19,7 @@ from dpoptim.estimators.persons import CHOSEN, of_persons
 from dpoptim.estimators.shards import all_ranks, equal_part, sample_of
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import clip_rows
+from dpoptim.estimators.weights import parts_of_data
 from dpoptim.methods import WholeRun
 from dpoptim.noise.stream import key_stream
 from dpoptim.plan import Plan
@@ -80,12 +81,14 @@ def train_by_solver(
         own = (
             tuple(equal_part(part, ranks) for part in table)
             if owners is None
-            else of_persons(
-                owners,
-                (rows, data.y, weights),
-                ranks,
-                sharded=False,
-                coins=key_stream(noise_seed, "rows of persons"),
+            else parts_of_data(
+                *of_persons(
+                    owners,
+                    (rows, data.y, weights, None),
+                    ranks,
+                    sharded=False,
+                    coins=key_stream(noise_seed, "rows of persons"),
+                )
             )
         )
         found, guarantee = solve(

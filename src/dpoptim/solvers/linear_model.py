@@ -161,8 +161,11 @@ class LinearModel:
         capacity: int,
         squared_row_norms: Tensor | None = None,
         shares: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
-        """``sum_i shares_i clip(sum_j c_j grad f(w_j; z_i), bound)``: float64, (d,). Private.
+        """``sum_i shares_i clip(weights_i sum_j c_j grad f(w_j; z_i), bound)``: float64, (d,).
+
+        Private.
 
         Args:
             x: float32 or float64, shape (B, features); see `as_rows`.
@@ -176,6 +179,8 @@ class LinearModel:
             squared_row_norms: what `squared_row_norms` returns for x, to save computing it again.
             shares: how much of each row's clipped gradient is added; float64, shape (B,), >= 0,
                 those of a record's rows together at most 1. None: every row is a record.
+            weights: of each row's loss, float64, shape (B,); private. Any number does: what is
+                clipped is the product.
 
         **Guarantee.** For two data sets that differ in one record, the sums differ by at most
         ``bound`` if the record is there in one only (twice that if it has another value), rounding
@@ -188,6 +193,8 @@ class LinearModel:
         with torch.no_grad(), exact_arithmetic():
             # the very numbers that are summed
             g = self._combined(x, y, [(c * scale, w) for c, w in terms]).contiguous()
+            if weights is not None:
+                g.mul_(weights[:, None])
             rows = self.squared_row_norms(x) if squared_row_norms is None else squared_row_norms
             left = row_squared_norms(g)
             squared = left * rows

@@ -12,6 +12,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
 from dpoptim.solvers.linear_model import LinearModel, as_rows, as_tensor, scaled
 
+KNOWN = ("squared_row_norms", "shares", "weights")  # in a batch, after x and y
 Terms = Sequence[tuple[float, Tensor]]  # pairs (c_j, w_j)
 
 
@@ -61,7 +62,8 @@ class LinearProblem:
     """A generalised linear model in closed form. Batches are (x, y), from `prepare` or by hand.
 
     The data is (x, y), or (x, y, shares), where `bounded_shares` says how much of each row's
-    clipped gradient is added. A record may have K rows: x of shape (n, K, features), y and shares
+    clipped gradient is added, or (x, y, shares, weights), whose weights multiply each row's
+    gradient before it is clipped. A record may have K rows: x of shape (n, K, features), the rest
     of shape (n, K).
 
     Args:
@@ -92,16 +94,18 @@ class LinearProblem:
         if x.dim() == 3:  # float64: a record's rows lie in several groups, see `clipped_sum`
             x, y = x.flatten(0, 1).double(), y.flatten(0, 1)
         norms = self.model.squared_row_norms(x)
-        return (x, y, norms, *(bounded_shares(part).to(x.device) for part in records[2:]))
+        return (x, y, norms, *(part.to(x.device) for part in factors_of(records)))
 
     def clipped_sum(self, batch: tuple[Tensor, ...], terms: Terms, bound: float) -> Tensor:
         x, y, *known = batch
-        known_of = dict(zip(("squared_row_norms", "shares"), known, strict=False))
+        known_of = dict(zip(KNOWN, known, strict=False))
         return self.model.clipped_sum(x, y, terms, bound, capacity=self.capacity, **known_of).cpu()
 
     def total_loss(self, batch: tuple[Tensor, ...], w: Tensor) -> float:
         losses = self.model.losses(self.model.scores(w, batch[0]), batch[1])
-        return float((losses if len(batch) < 4 else losses * batch[3]).sum())
+        for factors in batch[3:]:
+            losses = losses * factors
+        return float(losses.sum())
 
     def penalty(self, w: Tensor) -> float:
         return 0.5 * float(w @ self.penalty_gradient(w))
@@ -233,6 +237,13 @@ class Copies(nn.Module):
 def checked(capacity: int, l2: float) -> tuple[int, float]:
     """Both if they are in range, else a ValueError."""
     return whole_number("capacity", capacity, least=1), number_from_zero("l2", l2)
+
+
+def factors_of(records: tuple[Any, ...]) -> list[Tensor]:
+    """Shares and weights of a chunk's rows, float64, shape (rows,), as far as it has them."""
+    shares, weights = records[2:3], records[3:4]
+    weighted = [as_tensor(part).double().flatten() for part in weights]
+    return [bounded_shares(part) for part in shares] + weighted
 
 
 def bounded_shares(shares: Any) -> Tensor:

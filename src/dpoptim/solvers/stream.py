@@ -1,10 +1,13 @@
 """Data seen once: a fixed partition into equal batches, each record in one only."""
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import default_collate
+
+from dpoptim.data.sparse_rows import rows_at_once
 
 CHUNK = 8192  # records handed on at a time; a batch may be larger than memory
 
@@ -41,8 +44,9 @@ def batches(
 
 
 def slices(data: tuple[Any, ...], start: int, stop: int) -> Iterator[tuple[Any, ...]]:
-    for first in range(start, stop, CHUNK):
-        yield tuple(part[first : min(first + CHUNK, stop)] for part in data)
+    at_once = rows_at_once(math.prod(getattr(data[0], "shape", (0, 1))[1:]), CHUNK)
+    for first in range(start, stop, at_once):
+        yield tuple(part[first : min(first + at_once, stop)] for part in data)
 
 
 def collated(records: Iterator[Any], batch_size: int, steps: int) -> Iterator[tuple[Any, ...]]:

@@ -54,8 +54,8 @@ def sufficient_statistics(
     Args:
         model: with the squared loss and one output.
         data: x of shape (n, features), float; y of shape (n,); and shares, which a record's
-            products are multiplied by. Where a record has K rows, shapes (n, K, features), (n, K)
-            and (n, K); see `LinearProblem`.
+            products are multiplied by; see `LinearProblem` (but for its weights, which have no
+            bound). Where a record has K rows, shapes (n, K, features), (n, K) and (n, K).
         budget: all of it is spent by one release.
         radius: public bound on |(x, 1)|; longer records are scaled down to it.
         target_bound: public bound on |y|; larger targets are clipped.

@@ -11,6 +11,7 @@ from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
 
 from dpoptim.accounting.gaussian import gdp_epsilon, gdp_mu
+from dpoptim.data.sparse_rows import count_rows
 from dpoptim.estimators.repeats import uncounted
 
 
@@ -29,8 +30,8 @@ class Tried:
 def tune_on_public(
     estimator: Any,
     grid: Mapping[str, Sequence[Any]],
-    train: tuple[NDArray[Any], NDArray[Any]],
-    test: tuple[NDArray[Any], NDArray[Any]],
+    train: tuple[Any, NDArray[Any]],
+    test: tuple[Any, NDArray[Any]],
     *,
     epsilon: float,
     delta: float,
@@ -72,7 +73,7 @@ def tune_on_public(
         >>> len(tried)
         2
     """
-    units = len(train[0]) if persons is None else len(np.unique(np.asarray(persons)))
+    units = count_rows(train[0]) if persons is None else len(np.unique(np.asarray(persons)))
     mu = gdp_mu(epsilon, delta) * (1.0 if n is None else n / units)
     found = []
     for settings in ParameterGrid(grid):

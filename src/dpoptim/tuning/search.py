@@ -4,27 +4,26 @@ Before spending anything, tune on public or made-up data like yours: that is fre
 good.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
 
-import dp_accounting
 import numpy as np
-from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from numpy.typing import NDArray
 from sklearn.base import MetaEstimatorMixin, clone, is_classifier
 from sklearn.model_selection import ParameterGrid
+from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.accountant import compute_epsilon
-from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number, whole_number
+from dpoptim.data.sparse_rows import count_rows, with_rows
+from dpoptim.data.unquoted import one_axis
 from dpoptim.distributed.alone import alone
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.persons import owners_of, per_person
@@ -36,8 +35,8 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, release_sum
 from dpoptim.target_range import TargetRange
 from dpoptim.training.persons_of_ranks import one_rank_a_person
+from dpoptim.tuning.search_event import search_event
 
-SHAPE = 0.0  # of the number of trials: logarithmic, the cheapest of the family for Gaussian trials
 UNTIMED = "on trust: nobody learns from running times how many trials there were"
 LEFT = 1 - 1e-9
 
@@ -137,14 +136,14 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         return self
 
     def _search(self, X: Any, y: Any, persons: Any, ranks: Ranks) -> None:
-        x, targets = np.asarray(X), np.asarray(y)
+        x, targets = with_rows(X), one_axis("y", y, warn=True)
         agree_on_all(self, x, targets, ranks)
         relation = self._relation()
         candidates = self._candidates()
         owners = owners_of(x, persons, self.estimator.rows_per_person)
         one_rank_a_person(ranks, owners, sharded=False)
-        of_rows = np.arange(len(x)) if owners is None else owners.numbers
-        n = len(x) if owners is None else len(owners)
+        of_rows = np.arange(count_rows(x)) if owners is None else owners.numbers
+        n = count_rows(x) if owners is None else len(owners)
         train, test = (np.flatnonzero(part[of_rows]) for part in self._parts(n))
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         event = search_event(
@@ -264,13 +263,13 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         order = np.argsort(words, kind="stable")
         size = max(1, round(share * n))
         if size >= n:
-            raise ValueError("holdout leaves no records to train on.")
+            raise ValueError("holdout leaves no records to train on: one sample is too few.")
         held_out = np.zeros(n, dtype=bool)
         held_out[order[:size]] = True
         return ~held_out, held_out
 
     def _values(
-        self, model: Any, x: NDArray[Any], y: NDArray[Any], units: NDArray[np.int64]
+        self, model: Any, x: Any, y: NDArray[Any], units: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """The part each record or person (``units`` says whose the rows are) adds to the score.
 
@@ -310,6 +309,13 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         mean = float(released.values[0]) / len(values)
         return mean + 0.5 if is_classifier(model) else 4 * (mean - 0.5)
 
+    def __sklearn_tags__(self) -> Any:
+        tags, its = super().__sklearn_tags__(), get_tags(self.estimator)
+        tags.estimator_type, tags.input_tags = its.estimator_type, its.input_tags
+        tags.classifier_tags, tags.regressor_tags = its.classifier_tags, its.regressor_tags
+        tags.non_deterministic = self.noise_seed is None
+        return tags
+
     def predict(self, X: Any) -> NDArray[Any]:
         """The winner's predictions, shape (n,)."""
         check_is_fitted(self)
@@ -332,18 +338,3 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
 def _by_score(trial: tuple[float, int, Any, dict[str, Any]]) -> tuple[float, int]:
     """Order trials by score, of equal ones the first best."""
     return trial[:2]
-
-
-def search_event(epsilon: float, delta: float, neighboring: str, mean_trials: float) -> Any:
-    """The event of a search within (epsilon, delta), its trials Gaussians as sharp as may be."""
-    mean = positive_number("mean_trials", mean_trials)
-    if not 1 < mean <= 1e4:
-        raise ValueError(f"mean_trials must be above 1 and at most 10,000, got {mean_trials!r}.")
-
-    def event(noise_multiplier: float) -> dp_accounting.DpEvent:
-        return RepeatAndSelectDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), mean, SHAPE)
-
-    start = math.sqrt(mean) / epsilon
-    return event(
-        calibrate_event(event, epsilon=epsilon, delta=delta, neighboring=neighboring, start=start)
-    )

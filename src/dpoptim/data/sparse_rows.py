@@ -1,0 +1,160 @@
+"""Sparse tables: a few of their rows, or one column, are dense at a time, and the table never."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array, csr_array, csr_matrix, issparse, sparray
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+# maps entries, and the columns that they are in, to others
+EntryMap = Callable[[Floats, Any], Floats]
+BLOCK = 1 << 13  # rows at a time, at most
+CELLS = 1 << 24  # at a time: numbers, those that are zero included
+WIDE = CELLS // BLOCK  # columns beyond which linear models go through entries, and not through rows
+
+
+def rows_at_once(features: int, most: int = BLOCK) -> int:
+    """Rows that are made dense at a time. Args: features: columns, public."""
+    return max(1, min(most, CELLS // max(features, 1)))
+
+
+def count_rows(x: Any) -> int:
+    """Rows of any table; SciPy's have no length, nor has everything that becomes an array."""
+    return len(x) if hasattr(x, "__len__") and not issparse(x) else shape_of(x)[0]
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of any table, sparse or a list of rows, too."""
+    return tuple(x.shape) if hasattr(x, "shape") else np.asarray(x).shape
+
+
+def with_rows(x: Any) -> Any:
+    """A table whose rows can be taken by their places: an array, or a `canonical` table."""
+    return canonical(x) if issparse(x) else np.asarray(x)
+
+
+def canonical(x: Any) -> Any:
+    """A CSR table of what ``x.toarray()`` holds: each entry once, in order, and none of them 0.
+
+    So what is stored explicitly, how often and in which order decides nothing. SciPy's own marks
+    of a canonical form are not relied on, since whoever writes into a table does not update them.
+
+    Args:
+        x: any of SciPy's sparse arrays or matrices, with two axes. It is not changed.
+    """
+    entries = coo_array(x)
+    order = np.lexsort((entries.col, entries.row))  # stable: repeated ones stay in their order
+    row, column, values = entries.row[order], entries.col[order], entries.data[order]
+    new = np.ones(len(values), dtype=bool)
+    new[1:] = (np.diff(row) != 0) | (np.diff(column) != 0)
+    if not new.all():
+        added = np.zeros(int(new.sum()), values.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell
+            np.add.at(added, np.cumsum(new) - 1, values)  # one after the other, as toarray does
+        row, column, values = row[new], column[new], added
+    there = values != 0
+    kind = csr_array if isinstance(x, sparray) else csr_matrix
+    return kind((values[there], (row[there], column[there])), shape=x.shape)
+
+
+class SparseRows:
+    """A canonical CSR table, whose slices are dense: (rows, features), in the table's dtype.
+
+    Args:
+        table: as `canonical` makes it.
+    """
+
+    ndim = 2
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        self.shape: tuple[int, int] = table.shape
+        self.dtype = table.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | Places) -> NDArray[Any]:
+        """Dense rows; for places of any shape, shape (*places.shape, features)."""
+        if isinstance(rows, slice):
+            return self.table[rows].toarray()
+        return self.table[rows.ravel()].toarray().reshape(*rows.shape, self.shape[1])
+
+    @property
+    def wide(self) -> bool:
+        """Whether it has so many columns that linear models go through its entries alone."""
+        return self.shape[1] > WIDE
+
+    def rows(self, start: int, stop: int) -> "SparseRows":
+        """A part of the rows."""
+        return SparseRows(self.table[start:stop])
+
+    def columns(self) -> Iterator[NDArray[Any]]:
+        """Dense columns, (rows,), one after the other."""
+        by_column = self.table.tocsc()
+        for j in range(self.shape[1]):
+            column = np.zeros(len(self), self.dtype)
+            here = slice(by_column.indptr[j], by_column.indptr[j + 1])
+            column[by_column.indices[here]] = by_column.data[here]
+            yield column
+
+    def mapped(self, change: EntryMap) -> Any:
+        """Every entry changed: a sparse table where 0 stays 0 in all columns, else a dense one.
+
+        Args:
+            change: of entries and their columns, (k,) each or (rows, features) and ``...``.
+
+        **Guarantee.** None: private. Whether it is sparse depends on ``change`` alone.
+        """
+        if change(np.zeros(self.shape[1]), ...).any():
+            whole = np.empty(self.shape)
+            step = rows_at_once(self.shape[1])
+            for start in range(0, len(self), step):
+                here = slice(start, start + step)
+                whole[here] = change(self[here], ...)
+            return whole
+        found = self.table.astype(np.float64)
+        found.data = change(found.data, found.indices)
+        return found
+
+
+class EntriesOfRows:
+    """Rows of a CSR table, whose slices are CSR tables again."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        self.shape: tuple[int, int] = table.shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Any:
+        return self.table[rows]
+
+
+def row_of_entries(table: Any) -> Places:
+    """The row of each entry of a CSR table, shape (entries,)."""
+    return np.repeat(np.arange(table.shape[0]), np.diff(table.indptr))
+
+
+def clip_entries(table: Any, norm: float) -> Any:
+    """`estimators.table.clip_rows` of a canonical CSR table, by its entries; float64.
+
+    **Guarantee.** Rows are at most ``norm (1 + 2^-40)`` long; one that holds what is not finite is
+    zero. Each depends on its own entries alone.
+    """
+    row, n = row_of_entries(table), table.shape[0]
+    values = table.data.astype(np.float64)
+    odd = np.bincount(row, ~np.isfinite(values), minlength=n) > 0
+    values[odd[row]] = 0.0
+    largest = np.zeros(n)
+    np.maximum.at(largest, row, np.abs(values))
+    largest[largest == 0] = 1.0
+    squares = np.bincount(row, np.square(values / largest[row]), minlength=n)
+    with np.errstate(over="ignore"):  # infinite: the row is scaled to zero
+        length = largest * np.sqrt(squares)
+    values *= (norm / np.maximum(length, norm))[row]
+    return csr_array((values, table.indices, table.indptr), shape=table.shape)

@@ -1,0 +1,68 @@
+"""Files of text: in UTF-8, in the encoding that their first bytes mark, or in a named one."""
+
+import codecs
+import io
+from pathlib import Path
+
+from dpoptim.data.damaged_files import opened
+
+UTF8 = "utf-8"
+# the longer ones first: that of UTF-32 begins with that of UTF-16
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# in which a record may change how all that follow are read, or end a line
+STATEFUL = ("iso2022", "hz", "utf_7", "idna", "punycode", "unicode_escape", "raw_unicode_escape")
+UNREAD = "dpoptim.unread"  # a handler of errors beyond what is looked at
+IN_PLACE = "\udcff"  # stands for bytes that do not decode
+
+codecs.register_error(UNREAD, lambda error: (IN_PLACE, error.end))  # type: ignore[attr-defined]
+
+
+def known_encoding(given: object, where: str) -> str:
+    """The name of an encoding as Python and pandas have it, such as ``"cp1252"``.
+
+    Raises:
+        ValueError: there is none of this name, or it is one in which a record may change how
+            others are read.
+    """
+    try:
+        assert isinstance(given, str)
+        "a".encode(given)  # what Python does not take for an encoding of text is none
+        name = codecs.lookup(given).name.replace("-", "_")
+    except (AssertionError, LookupError, ValueError):
+        name = None
+    if name is None or name.startswith(STATEFUL):
+        raise ValueError(
+            f'{where} must be the name of an encoding, such as "latin-1", "cp1252" or '
+            f'"utf-16-le", whose lines do not depend on each other, got {given!r}.'
+        )
+    return str(given)
+
+
+def open_text(path: Path, encoding: str, *, first_line_only: bool = False) -> io.TextIOWrapper:
+    """The file as text, decompressed where its name ends in .gz; a mark at its beginning decides.
+
+    Args:
+        first_line_only: what does not decode is `IN_PLACE`, since bytes are decoded in blocks, and
+            what follows the first line must not be looked at.
+    """
+    with opened(path) as file:
+        begins = file.read(4)
+    marked = next((name for mark, name in MARKS.items() if begins.startswith(mark)), encoding)
+    errors = UNREAD if first_line_only else "strict"
+    return io.TextIOWrapper(opened(path), encoding=marked, errors=errors, newline="")
+
+
+def undecodable(path: Path, encoding: str) -> ValueError:
+    """The error of a file that is not written so; nothing of it is quoted."""
+    what = "UTF-8" if encoding.startswith(UTF8) else encoding
+    return ValueError(
+        f'{path} is not {what} text. Fix: encoding = "cp1252" (or "latin-1", "utf-16-le", ...), as '
+        "it was written, above all columns of its schema (dpoptim schema new --encoding ...); or "
+        "save it as UTF-8."
+    )
