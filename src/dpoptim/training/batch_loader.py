@@ -3,6 +3,7 @@
 import atexit
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.privacy_units import Units
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.run_streams import RunStreams
-from dpoptim.training.secret_randomness import secret_randomness
+from dpoptim.training.secret_randomness import SecretInWorker, secret_randomness
 from dpoptim.training.slots import Slots, SlotSampler, costs_little
 from dpoptim.training.steps import Steps
 
@@ -117,7 +118,15 @@ class BatchLoader:
                 hidden.callback(atexit.unregister, hidden.close)
                 own = generators_in(self._engine.model, self._train_set, self._collate_fn)
                 hidden.enter_context(secret_randomness(self._randomness, own))
+                options = self._secret_in_workers(options)
             yield from self._deliver(physical_batch_size, options, fixed_shape)
+
+    def _secret_in_workers(self, options: LoaderOptions) -> LoaderOptions:
+        if options.num_workers == 0:
+            return options
+        parts = (self._train_set, options.collate_fn)
+        seeds = SecretInWorker.drawn(self._randomness, parts, options.worker_init_fn)
+        return replace(options, worker_init_fn=seeds)
 
     def restore_randomness(self) -> None:
         """Give the program its own random numbers back: a loop is over, or another one begins.

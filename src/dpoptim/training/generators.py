@@ -5,10 +5,18 @@ import inspect
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dis import get_instructions
-from itertools import islice
-from types import CodeType, FunctionType, MethodType, ModuleType
+from itertools import chain, islice
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +25,7 @@ import torch
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 MOST_OBJECTS = 20_000  # that are looked at for generators
 LIBRARIES = {"torch", "numpy", "builtins", "dpoptim", *sys.stdlib_module_names} - {"__main__"}
+BOUND = (MethodType, BuiltinMethodType)  # such as rng.random
 HOLD_NONE = (torch.Tensor, np.ndarray, str, bytes, int, float, type, ModuleType)
 
 
@@ -80,20 +89,23 @@ def generators_in(*parts: Any) -> list[Generator]:
     functions and methods of the program name; not what libraries hold for themselves.
 
     Args:
-        parts: models, data sets, functions. The nearest `MOST_OBJECTS` of what they hold are
-            looked at.
+        parts: models, data sets, functions. `MOST_OBJECTS` of what they hold are looked at, one of
+            each container in turn: a long list of records hides nothing beside it.
     """
     found: list[Generator] = []
-    left, seen = deque(parts), set[int]()
+    left, seen = deque([iter(parts)]), set[int]()
     while left and len(seen) < MOST_OBJECTS:
-        value = left.popleft()
-        if value is None or isinstance(value, HOLD_NONE) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, Generator):
-            found += [value] if has_state(value) else []
-        else:
-            left.extend(islice(held(value), MOST_OBJECTS))
+        contents = left.popleft()
+        for value in contents:
+            if value is None or isinstance(value, HOLD_NONE) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            left.append(contents)
+            if isinstance(value, Generator):
+                found += [value] if has_state(value) else []
+            else:
+                left.append(iter(list(islice(held(value), MOST_OBJECTS))))
+            break
     return found
 
 
@@ -104,17 +116,30 @@ def has_state(generator: Generator) -> bool:
 
 def held(value: Any) -> Iterable[Any]:
     """Contents of a container, a function or an object, without running any code of its own."""
-    if isinstance(value, dict):
-        return value.values()
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        return value
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
-    if isinstance(value, MethodType):
-        return (value.__self__, value.__func__)
+    if isinstance(value, BOUND):
+        return (value.__self__, getattr(value, "__func__", None))
     if isinstance(value, FunctionType):
         return held_by_function(value)
-    return (*getattr(value, "__dict__", {}).values(), *held_by_class(type(value)))
+    inside: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inside = value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        inside = value
+    if type(value).__module__ == "builtins":
+        return inside
+    own = getattr(value, "__dict__", {}).values()
+    return chain(own, held_in_slots(value), held_by_class(type(value)), inside)
+
+
+def held_in_slots(value: Any) -> Iterator[Any]:
+    """What an object keeps in ``__slots__``."""
+    for kind in type(value).__mro__:
+        for slot in vars(kind).values():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):  # nothing is in it
+                    yield slot.__get__(value)
 
 
 def held_by_function(function: FunctionType) -> Iterable[Any]:
@@ -143,7 +168,9 @@ def held_by_class(kind: type) -> list[Any]:
 
 def draws_or_calls(values: Iterable[Any]) -> list[Any]:
     """Generators and functions; whatever else is shared by all would be looked at without end."""
-    bare = (getattr(each, "__func__", each) for each in values)  # of static and class methods
+    given = list(values)
+    bare = [getattr(each, "__func__", each) for each in given]  # of static and class methods
+    bare += [each.__self__ for each in given if isinstance(each, BOUND)]
     return [each for each in bare if isinstance(each, Generator | FunctionType)]
 
 

@@ -1,13 +1,23 @@
 """Random numbers of models and data sets (dropout, augmentation) from seeds nobody knows."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from dpoptim.noise.stream import KeyStream
-from dpoptim.training.generators import Generator, everywhere, set_state, state_from, state_of
+from dpoptim.training.generators import (
+    Generator,
+    everywhere,
+    generators_in,
+    set_state,
+    state_from,
+    state_of,
+)
 
 WORDS = 4  # of 64 bits in a seed; of torch's generators, one is used
 
@@ -18,7 +28,7 @@ def secret_randomness(stream: KeyStream, own: Sequence[Generator] = ()) -> Itera
 
     Whoever knows the seed of dropout knows each record's mask, and one record more would shift the
     masks of all that follow it: as ``torch.manual_seed(0)``, which many programs begin with, would
-    let it. Workers of data loaders take their seeds from torch's generator.
+    let it. Workers of data loaders: `SecretInWorker`.
 
     Args:
         own: generators of the program's own, `generators_in` its parts; seeded and put back, too.
@@ -47,9 +57,52 @@ def seeded(seeds: Sequence[int], own: Sequence[Generator]) -> Iterator[None]:
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with put_generators_back(own), torch.random.fork_rng(devices):
         seed_torch(seeds[0] % 2**64)
-        for generator, seed in zip(everywhere(own), seeds[1:], strict=True):
-            set_state(generator, state_from(generator, seed))
+        seed_others(seeds[1:], own)
         yield
+
+
+def seed_others(seeds: Sequence[int], own: Sequence[Generator]) -> None:
+    """Seed numpy's and Python's generators, and one's own, by one each."""
+    for generator, seed in zip(everywhere(own), seeds, strict=True):
+        set_state(generator, state_from(generator, seed))
+
+
+@dataclass(frozen=True, repr=False)
+class SecretInWorker:
+    """Seeds all generators in a worker of a data loader, as its ``worker_init_fn``.
+
+    A worker has copies of the program's generators. Alike in all workers they would draw for one
+    record what they draw for another, and one record more would change whose numbers are the same.
+
+    Args:
+        root: secret bytes, which all seeds are made of.
+        parts: of the program that run in the worker: data set and collate function.
+        first: the program's own ``worker_init_fn``, whose seeds anybody may know.
+    """
+
+    root: bytes
+    parts: tuple[Any, ...]
+    first: Callable[[int], None] | None
+
+    @classmethod
+    def drawn(
+        cls, stream: KeyStream, parts: tuple[Any, ...], first: Callable[[int], None] | None
+    ) -> "SecretInWorker":
+        words = np.empty(WORDS, dtype=np.uint64)
+        stream.words(words)
+        return cls(words.tobytes(), parts, first)
+
+    def __call__(self, worker: int) -> None:
+        if self.first is not None:
+            self.first(worker)
+        own = generators_in(*self.parts)
+        seeds = [self._seed(worker, i) for i in range(1 + len(everywhere(own)))]
+        torch.manual_seed(seeds[0] % 2**64)  # as data loaders do it there
+        seed_others(seeds[1:], own)
+
+    def _seed(self, worker: int, number: int) -> int:
+        text = self.root + f"{worker} {number}".encode()
+        return int.from_bytes(hashlib.sha256(text).digest(), "little")
 
 
 @contextmanager
