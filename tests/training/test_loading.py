@@ -36,9 +36,7 @@ class Items(Dataset[Any]):
         return self._dataset[index]
 
 
-def lazily_loaded(
-    dataset: Dataset[Any], stacked: int, **options: Any
-) -> Iterator[tuple[Any, Any]]:
+def lazily_loaded(dataset: Dataset[Any], stacked: int, **options: Any) -> Iterator[tuple[Any, Any]]:
     queue = BatchQueue(PoissonSampling(0.3), KeyStream.from_seed(1, "coins"), 40, STEPS)
     sampler = MicrobatchSampler(queue, 2, lambda step: KeyStream.from_seed(2, f"step {step}"), 9)
     return load_microbatches(dataset, sampler, LoaderOptions(**options), stacked)
