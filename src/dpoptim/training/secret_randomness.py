@@ -1,6 +1,7 @@
 """Random numbers of models and data sets (dropout, augmentation) from seeds nobody knows."""
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ def secret_randomness(stream: KeyStream, own: Sequence[Generator] = ()) -> Itera
 
     Whoever knows the seed of dropout knows each record's mask, and one record more would shift the
     masks of all that follow it: as ``torch.manual_seed(0)``, which many programs begin with, would
-    let it. Workers of data loaders: `SecretInWorker`.
+    let it. Workers of data loaders: `SecretInWorker`. Where this is entered again meanwhile, for
+    another run, the last to end puts back what the first has found.
 
     Args:
         own: generators of the program's own, `generators_in` its parts; seeded and put back, too.
@@ -38,27 +40,63 @@ def secret_randomness(stream: KeyStream, own: Sequence[Generator] = ()) -> Itera
     """
     words = np.empty(WORDS * (1 + len(everywhere(own))), dtype=np.uint64)
     stream.words(words)
-    with seeded(
-        [int.from_bytes(seed.tobytes(), "little") for seed in words.reshape(-1, WORDS)], own
-    ):
+    with put_back_by_the_last([*of_torch_itself(), *everywhere(own)]):
+        seed_all(
+            [int.from_bytes(seed.tobytes(), "little") for seed in words.reshape(-1, WORDS)], own
+        )
         yield
+
+
+@dataclass
+class Kept:
+    """The state that a program has given a generator, and how many keep others from seeing it."""
+
+    generator: Generator
+    state: Any
+    users: int = 0
+
+
+_kept: dict[int, Kept] = {}  # by the generator's id
+_keeping = threading.Lock()
+
+
+@contextmanager
+def put_back_by_the_last(generators: Sequence[Generator]) -> Iterator[None]:
+    """Restore each generator where nobody else is inside with it, in whatever order they leave."""
+    with _keeping:
+        for each in generators:
+            _kept.setdefault(id(each), Kept(each, state_of(each))).users += 1
+    try:
+        yield
+    finally:
+        with _keeping:
+            for each in generators:
+                kept = _kept[id(each)]
+                kept.users -= 1
+                if kept.users == 0:
+                    set_state(each, _kept.pop(id(each)).state)
 
 
 @contextmanager
 def same_randomness(own: Sequence[Generator] = ()) -> Iterator[None]:
     """Seed all generators with zero, whoever has drawn before; put them back at the end."""
-    with seeded([0] * (1 + len(everywhere(own))), own):
+    with put_generators_back([*of_torch_itself(), *own]):
+        seed_all([0] * (1 + len(everywhere(own))), own)
         yield
 
 
-@contextmanager
-def seeded(seeds: Sequence[int], own: Sequence[Generator]) -> Iterator[None]:
+def of_torch_itself() -> list[Generator]:
+    """Torch's generators, on the CPU and on each GPU."""
+    if not torch.cuda.is_available():
+        return [torch.default_generator]
+    torch.cuda.init()  # before that it has none
+    return [torch.default_generator, *torch.cuda.default_generators]
+
+
+def seed_all(seeds: Sequence[int], own: Sequence[Generator]) -> None:
     """Seed torch's generators by the first seed, and the others by one each."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with put_generators_back(own), torch.random.fork_rng(devices):
-        seed_torch(seeds[0] % 2**64)
-        seed_others(seeds[1:], own)
-        yield
+    seed_torch(seeds[0] % 2**64)
+    seed_others(seeds[1:], own)
 
 
 def seed_others(seeds: Sequence[int], own: Sequence[Generator]) -> None:
