@@ -25,6 +25,7 @@ from dpoptim.plan import Plan
 from dpoptim.sampling import FixedBatches, PoissonSampling, Sampler
 from dpoptim.training.checkpoint import read_checkpoint
 from dpoptim.training.microbatches import BatchQueue
+from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.private_training import PrivateTraining
 from support import pairs
 
@@ -570,6 +571,26 @@ def test_a_step_interrupted_after_its_release_ends_the_run(monkeypatch: pytest.M
             next(private.batches())
         with pytest.raises(dpoptim.PrivacyError, match="just after its noisy sum was released"):
             optimizer.step()
+
+
+def test_a_signal_between_a_release_and_its_update_saves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a handler saved there counted the step, and had lost its update."""
+    private, model, optimizer = begin(paid_plan())
+    honest, refused = ReleasedGradients.begin, []
+
+    def signalled(*args: Any, **options: Any) -> None:
+        with pytest.raises(dpoptim.PrivacyError, match="interrupted just after"):
+            private.save(tmp_path / "run.secret")
+        refused.append(private.steps_done)
+        honest(*args, **options)
+
+    monkeypatch.setattr(ReleasedGradients, "begin", signalled)
+    with private:
+        train(private, model, optimizer)
+    assert refused == [*range(1, private.plan.steps + 1)]
+    assert not (tmp_path / "run.secret").exists()
 
 
 @pytest.mark.parametrize("buffers", [0, 2, 128])

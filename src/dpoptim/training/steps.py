@@ -106,7 +106,7 @@ class Steps:
         """Let the gate release this step's sums, and write the noisy mean into ``.grad``.
 
         Nothing remembers the step before its noise is drawn: if that is interrupted, the step is
-        done again.
+        done again. Over it is with `settle`.
         """
         self._ranks.begin_release(self.done)
         self.gate.open()  # first: a refusal must leave the sums as they were
@@ -132,6 +132,9 @@ class Steps:
             self.noise_std = self._noise_of(self.done - 1, gain)
             self.noise_shares = shares
             self.moved = True
+
+    def settle(self) -> None:
+        """What was released is where an update that fails would be done again from."""
         self._state, self.microbatches = "idle", 0
 
     def _sums_and_query(self) -> tuple[list[list[Tensor]], Sequence[Vector]]:
