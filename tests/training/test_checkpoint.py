@@ -25,8 +25,8 @@ from dpoptim.plan import Plan
 from dpoptim.sampling import FixedBatches, PoissonSampling, Sampler
 from dpoptim.training.checkpoint import read_checkpoint
 from dpoptim.training.microbatches import BatchQueue
-from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.private_training import PrivateTraining
+from dpoptim.training.released_gradients import ReleasedGradients
 from support import pairs
 
 N, FEATURES, CLASSES = 60, 4, 3
@@ -312,10 +312,10 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another ledger than the given one.*the run began on"):
         begin(paid_plan(), resume=path, ledger=other)
     assert other.entries() == []
-    with pytest.raises(ValueError, match="another plan"):
-        begin(
-            paid_plan(noise_multiplier=1.0), resume=path, ledger=Ledger(tmp_path / "ledger.sqlite")
-        )
+    for other_plan in ({"noise_multiplier": 1.0}, {"delta": 1e-6}, {"batch_size": 13}):
+        ((name, value),) = other_plan.items()
+        with pytest.raises(ValueError, match=f"another plan: .*{name}=.* and {value} here"):
+            begin(paid_plan(**other_plan), resume=path, ledger=Ledger(tmp_path / "ledger.sqlite"))
     torch.save({"weights": torch.zeros(2)}, path)
     with pytest.raises(ValueError, match="no checkpoint"):
         begin(paid_plan(), resume=path)

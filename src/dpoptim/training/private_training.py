@@ -29,7 +29,11 @@ from dpoptim.training.isolation import IsolationWarning
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.prepared import Prepared
 from dpoptim.training.rank_files import save_with_parts
-from dpoptim.training.reentry import refuse_another_program, refuse_several_processes
+from dpoptim.training.reentry import (
+    refuse_another_program,
+    refuse_several_processes,
+    say_how_to_go_on,
+)
 from dpoptim.training.refusals import refuse_changed_parameters
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.request import Request
@@ -321,6 +325,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
     ) -> None:
         if error is not None:
             explain(error, traceback)
+            if self._ranks.size == 1 and not self._steps.gate.ended:
+                say_how_to_go_on(error, self.steps_done, self.plan.steps)
         try:
             if error is None:
                 refuse_changed_parameters(self._engine, everything=True)
