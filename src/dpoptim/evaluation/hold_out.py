@@ -39,6 +39,8 @@ def evaluate_hold_out(
     counting = range(len(hold_out)) if persons is None else first_rows(persons, len(hold_out))  # type: ignore[arg-type]
     if not len(counting):
         raise ValueError("hold_out holds no records; give a data set with some.")
+    unit = "record" if persons is None else "person"
+    ledger = None if ledger is None else ledger.of_units(unit)
     ask_first(ledger, epsilon=epsilon, delta=delta, neighboring=neighboring)
     outputs, targets = outputs_alone(model, hold_out, counting)
     common: dict[str, Any] = {
@@ -64,7 +66,6 @@ def evaluate_hold_out(
             raised = np.exp(outputs - outputs.max(1, keepdims=True))
             chances = raised / raised.sum(1, keepdims=True)
         scores = evaluate_classifier(chances, targets, classes=range(width), **common)
-    unit = "record" if persons is None else "person"
     return replace(scores, guarantee=replace(scores.guarantee, unit=unit))
 
 

@@ -91,7 +91,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         ranks.arrive("dpoptim.attach")
         identity = found.identity
         self._owns_ledger = request.ledger is None
-        self._ledger = ranks.ledger(request.ledger or Ledger(neighboring=plan.neighboring))
+        ledger = request.ledger or Ledger(neighboring=plan.neighboring)
+        self._ledger = ranks.ledger(ledger.of_units(found.units.name))
         if self._owns_ledger:
             weakref.finalize(self, self._ledger.close)
         deal = ranks.dealer(streams.common("ranks of waiting"))
