@@ -66,7 +66,7 @@ def settings_in(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(one: str, other: str) -> str:
-    """What two documents say differently, as text; the guarantee only where all else is alike."""
+    """Name what two documents say differently; their guarantees only where all else is alike."""
     first, second = (read_text(text) for text in (one, other))
 
     def told(data: dict[str, Any]) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def held(value: Any) -> Iterable[Any]:
 
 
 def held_in_slots(value: Any) -> Iterator[Any]:
-    """What an object keeps in ``__slots__``."""
+    """Attributes that an object keeps in ``__slots__``."""
     for kind in type(value).__mro__:
         for slot in vars(kind).values():
             if isinstance(slot, MemberDescriptorType):

@@ -134,7 +134,7 @@ class Steps:
             self.moved = True
 
     def settle(self) -> None:
-        """What was released is where an update that fails would be done again from."""
+        """End the step: an update that fails is done again from what was released."""
         self._state, self.microbatches = "idle", 0
 
     def _sums_and_query(self) -> tuple[list[list[Tensor]], Sequence[Vector]]:
