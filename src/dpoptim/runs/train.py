@@ -187,7 +187,8 @@ def train_privately(
         elif saved is not None:
             stack.enter_context(saved.before_steps(private, average))
         size = optimization.physical_batch_size
-        for x, y in () if ended else private.batches(physical_batch_size=size):
+        over = ended or private.steps_done == plan.steps
+        for x, y in () if over else private.batches(physical_batch_size=size):
             private.backward(losses(model, (optimization.seen(x), y)))
             rate.before(private.steps_done)
             optimizer.step()

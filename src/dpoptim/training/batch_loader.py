@@ -144,6 +144,12 @@ class BatchLoader:
                 "private.finish() has ended this run. Fix: draw batches before, or attach a new "
                 "plan."
             )
+        if self._steps.done == self._plan.steps and not self._loop:
+            raise PrivacyError(
+                f"all {self._plan.steps} planned steps are done, and were when the run was taken "
+                "up: model and optimizer are as the last one left them. Fix: no loop where "
+                "private.steps_done == plan.steps."
+            )
         if self._steps.done == self._plan.steps:
             raise PrivacyError(
                 f"all {self._plan.steps} planned steps are done: one loop over private.batches() "
