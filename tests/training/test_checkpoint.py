@@ -573,6 +573,25 @@ def test_a_step_interrupted_after_its_release_ends_the_run(monkeypatch: pytest.M
             optimizer.step()
 
 
+@pytest.mark.parametrize("key", [None, bytes(32)])
+def test_the_model_in_a_checkpoint_outlives_its_run(key: bytes | None, tmp_path: Path) -> None:
+    """Killed after its last step, a run is completed, and nothing else may have kept its model."""
+    path, ledger = tmp_path / "run.secret", Ledger(tmp_path / "ledger.sqlite")
+    private, model, optimizer = begin(paid_plan(), ledger=ledger, checkpoint_key=key)
+    train(private, model, optimizer, 4)
+    private.save(path)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    train(private, model, optimizer)
+    private.detach()
+    with pytest.raises(dpoptim.LedgerError, match=r"was completed.*released_weights\(path\)"):
+        begin(paid_plan(), ledger=ledger, checkpoint_key=key, resume=path)
+    found = dpoptim.released_weights(path, checkpoint_key=key)
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(found[name], value) for name, value in saved.items())
+    with pytest.raises(ValueError, match="sealed|checkpoint_key"):
+        dpoptim.released_weights(path, checkpoint_key=bytes([1] * 32))
+
+
 def test_a_signal_between_a_release_and_its_update_saves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -144,7 +144,8 @@ class Charge:
         if found.state != "open":
             raise LedgerError(
                 f"the run {printable(found.label)!r} was {DONE[found.state]}, so its checkpoints "
-                "cannot go on; make a new plan."
+                "cannot go on; make a new plan. The model in one may be used: "
+                "dpoptim.released_weights(path)."
             )
         if not self._ledger.knows_checkpoint(found.id, released, digest):
             raise LedgerError(

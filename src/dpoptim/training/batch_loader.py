@@ -139,24 +139,7 @@ class BatchLoader:
     def _deliver(
         self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None
     ) -> Iterator[Any]:
-        if self._ended():
-            raise PrivacyError(
-                "private.finish() has ended this run. Fix: draw batches before, or attach a new "
-                "plan."
-            )
-        if self._steps.done == self._plan.steps and not self._loop:
-            raise PrivacyError(
-                f"all {self._plan.steps} planned steps are done, and were when the run was taken "
-                "up: model and optimizer are as the last one left them. Fix: no loop where "
-                "private.steps_done == plan.steps."
-            )
-        if self._steps.done == self._plan.steps:
-            raise PrivacyError(
-                f"all {self._plan.steps} planned steps are done: one loop over private.batches() "
-                "runs through all of them, epochs included. Fix: no outer loop over epochs; or "
-                "steps = private.steps() before it, and in each epoch "
-                "itertools.islice(steps, private.plan.steps // epochs)."
-            )
+        self._refuse_no_steps()
         self._engine.refuse_changes()
         self._steps.restart()
         if fixed_shape is None:
@@ -190,6 +173,27 @@ class BatchLoader:
         if self._steps.state == "complete" and not self._ended():
             raise PrivacyError(
                 "the last batch was delivered, but optimizer.step() was not called after it."
+            )
+
+    def _refuse_no_steps(self) -> None:
+        """Refuse a loop where no step is left."""
+        if self._ended():
+            raise PrivacyError(
+                "private.finish() has ended this run. Fix: draw batches before, or attach a new "
+                "plan."
+            )
+        if self._steps.done == self._plan.steps and not self._loop:
+            raise PrivacyError(
+                f"all {self._plan.steps} planned steps are done, and were when the run was taken "
+                "up: model and optimizer are as the last one left them. Fix: no loop where "
+                "private.steps_done == plan.steps."
+            )
+        if self._steps.done == self._plan.steps:
+            raise PrivacyError(
+                f"all {self._plan.steps} planned steps are done: one loop over private.batches() "
+                "runs through all of them, epochs included. Fix: no outer loop over epochs; or "
+                "steps = private.steps() before it, and in each epoch "
+                "itertools.islice(steps, private.plan.steps // epochs)."
             )
 
     def _ended(self) -> bool:
