@@ -103,6 +103,30 @@ def test_nobody_knows_the_numbers_that_a_model_draws_by_itself(
     assert not torch.isin(drawn, draw(make(), (20 * STEPS * N, D))).any()
 
 
+def test_nobody_knows_the_numbers_that_a_loss_draws_by_itself() -> None:
+    """Such as noise and times of diffusion; a loss that draws by other generators is refused."""
+    make, draw = KINDS["torch"]
+    generator, drawn = make(), list[Tensor]()
+
+    def noisy(model: nn.Module, batch: Any) -> Tensor:
+        drawn.append(draw(generator, tuple(batch[0].shape)))
+        return F.cross_entropy(model(batch[0] + drawn[-1]), batch[1], reduction="none")
+
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=N, steps=STEPS, noise_multiplier=0.0, delta=1e-5
+    )
+    model = nn.Linear(D, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(X, Y), loss=noisy) as private:
+        drawn.clear()
+        before = states_of([generator])
+        for batch in private.batches():
+            private.backward(noisy(model, batch))
+            optimizer.step()
+    assert states_of([generator]) == before
+    assert not torch.isin(torch.cat(drawn), draw(make(), (20 * STEPS * N, D))).any()
+
+
 class Jittered(Dataset[Any]):
     def __init__(self, generator: Any) -> None:
         self.generator, self.drawn = generator, list[float]()

@@ -73,9 +73,9 @@ PACKAGE = trusted(
 # all that follow.
 RANDOM = (
     "random numbers of model, loss, data set and collate_fn (dropout, augmentation, masked tokens) "
-    "come from torch's, numpy's or Python's own generator, or from one that model, data set or "
-    "collate_fn holds or names, seeded in secret while batches are delivered, torch's with 32 bits "
-    "on CPUs: no torch.manual_seed inside the loop, and nobody tries all seeds"
+    "come from torch's, numpy's or Python's own generator, or from one that model, loss, data set "
+    "or collate_fn holds or names, seeded in secret while batches are delivered, torch's with 32 "
+    "bits on CPUs: no torch.manual_seed inside the loop, and nobody tries all seeds"
 )
 ATTRIBUTES = (
     "what the model keeps in plain attributes (tensors, arrays, numbers, also in lists, "

@@ -13,6 +13,7 @@ from dpoptim.arguments import whole_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.summation_groups import number_of_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
@@ -38,6 +39,7 @@ class BatchLoader:
         queue: the drawn batches.
         engine, steps, gradients: told of what is delivered.
         ranks: the processes that train together.
+        loss: that `attach` checked; it may hold random generators.
         streams: of the coins that deal records into groups.
 
     Attributes:
@@ -59,7 +61,7 @@ class BatchLoader:
         streams: RunStreams,
         *,
         checked: Collate | None,
-        loss_checked: bool,
+        loss: Loss | None,
     ) -> None:
         self._plan, self._train_set, self._collate_fn, self._units = plan, train_set, collate, units
         self.queue = queue
@@ -67,13 +69,13 @@ class BatchLoader:
         self._steps = steps
         self._gradients = gradients
         self._ranks = ranks
-        self._checked, self._loss_checked = checked, loss_checked
+        self._checked, self._loss = checked, loss
         # those of a step, which may be dealt ahead and again
         self._group_coins = streams.of_steps("summation groups")
         self._seeded, self._randomness = streams.seed is not None, KeyStream()
         self._hidden = ExitStack()  # what `restore_randomness` closes
         self._loop, self._varies = 0, False  # calls of `batches`
-        self.collates_unchecked = collate is not None and not loss_checked
+        self.collates_unchecked = collate is not None and loss is None
 
     @property
     def shapes_vary(self) -> bool:
@@ -82,7 +84,7 @@ class BatchLoader:
     def collate(self, collate_fn: Collate | None) -> Collate | None:
         """The collate function: the one given now, or the one that `attach` was given."""
         if collate_fn is not None:
-            self.collates_unchecked |= not self._loss_checked or collate_fn is not self._checked
+            self.collates_unchecked |= self._loss is None or collate_fn is not self._checked
             self._collate_fn = collate_fn
         return self._collate_fn
 
@@ -116,7 +118,9 @@ class BatchLoader:
                 # a loop that is still open when Python ends has no modules left to close it with
                 atexit.register(hidden.close)
                 hidden.callback(atexit.unregister, hidden.close)
-                own = generators_in(self._engine.model, self._train_set, self._collate_fn)
+                program = (self._engine.model, self._train_set, self._collate_fn)
+                found = [*generators_in(*program), *generators_in(self._loss)]
+                own = list({id(each): each for each in found}.values())
                 hidden.enter_context(secret_randomness(self._randomness, own))
                 options = self._secret_in_workers(options)
             yield from self._deliver(physical_batch_size, options, fixed_shape)

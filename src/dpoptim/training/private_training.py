@@ -125,7 +125,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             ranks,
             streams,
             checked=None if self._loss is None else self._loss.collate_fn,
-            loss_checked=self._loss is not None,
+            loss=request.loss,
         )
         self._caveats, self._saved_at, self._left = earlier.caveats, earlier.steps_done, False
         self._attached = Attached(
