@@ -23,6 +23,7 @@ from dpoptim.plan import Plan as Plan
 from dpoptim.replace import replace_batchnorm as replace_batchnorm
 from dpoptim.training.attach import attach as attach
 from dpoptim.training.check import check as check
+from dpoptim.training.earlier_part import released_weights as released_weights
 from dpoptim.training.isolation import IsolationWarning as IsolationWarning
 from dpoptim.training.memory import physical_batch_size as physical_batch_size
 from dpoptim.training.private_training import PrivateTraining as PrivateTraining

@@ -65,6 +65,22 @@ def settings_in(data: dict[str, Any]) -> dict[str, Any]:
     return {key: math.inf if value == "inf" else value for key, value in data["method"].items()}
 
 
+def differences(one: str, other: str) -> str:
+    """Name what two documents say differently; their guarantees only where all else is alike."""
+    first, second = (read_text(text) for text in (one, other))
+
+    def told(data: dict[str, Any]) -> dict[str, Any]:
+        rest = {key: data[key] for key in data.keys() - {"format", "guarantee", DIGEST}}
+        method = {key: value for key, value in data["method"].items() if key != "name"}
+        return {**rest, "method": data["method"]["name"], **method}
+
+    a, b = (told(data) for data in (first, second))
+    if a == b:
+        a, b = first["guarantee"], second["guarantee"]
+    keys = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+    return ", ".join(f"{key}={a.get(key)!r} there and {b.get(key)!r} here" for key in keys)
+
+
 def same_number(a: float, b: float) -> bool:
     """Whether they are equal up to what another version of a numerical library may change."""
     return math.isclose(a, b, rel_tol=1e-6)

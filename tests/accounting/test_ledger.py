@@ -254,6 +254,34 @@ class TestBudget:
         ):
             Ledger(epsilon=2, delta=1e-5).reserve(gaussian(5.0), neighboring=R1, label="x")
 
+    @pytest.mark.parametrize(("first", "second"), [("person", "record"), ("record", "person")])
+    def test_runs_for_records_and_for_persons_do_not_add_up(
+        self, first: str, second: str, path: Path
+    ) -> None:
+        """Who has several records would have spent more than the sum says."""
+        ledger = Ledger(path, epsilon=3, delta=1e-5).of_units(first)
+        made = ledger.reserve(gaussian(10.0), neighboring=AR, label="x")
+        again = Ledger(path).of_units(second)
+        for refused in (
+            lambda: again.check(gaussian(10.0), AR),
+            lambda: again.reserve(gaussian(10.0), neighboring=AR, label="y"),
+        ):
+            with pytest.raises(LedgerError, match=f"protect each {first}, this one each {second}"):
+                refused()
+        again.of_units(first).reserve(gaussian(10.0), neighboring=AR, label="y")
+        assert [run.unit for run in Ledger(path).entries()] == [first, first]
+        assert Ledger(path).spent().unit == made.unit == first
+        assert ("per person" in Ledger(path).describe()) == (first == "person")
+        assert Ledger(path).verify() == (4 if first == "person" else 2)
+
+    def test_what_persons_have_spent_is_known_by_the_command_lines_name(self, path: Path) -> None:
+        """Which it wrote before runs said whom they protect."""
+        with Ledger(path, dataset="patients, per person") as ledger:
+            with pytest.raises(LedgerError, match="protect each person, this one each record"):
+                ledger.reserve(gaussian(10.0), neighboring=AR, label="x")
+            ledger.of_units("person").reserve(gaussian(10.0), neighboring=AR, label="x")
+            assert ledger.entries()[0].unit == ledger.spent(1e-5).unit == "person"
+
     def test_replace_one_is_charged_for_twice_the_norm(self) -> None:
         ledger = Ledger(epsilon=2, delta=1e-5, neighboring=R1)
         ledger.reserve(gaussian(8.0), neighboring=R1, label="x")

@@ -115,7 +115,7 @@ def test_an_older_copy_is_noticed_by_whoever_saw_the_newer(filled: Path) -> None
     reserve(ledger, 40.0)
     digest = ledger.digest
     filled.write_bytes(older)
-    with pytest.raises(LedgerError, match="other entries"):
+    with pytest.raises(LedgerError, match="older copy; put the newer one back"):
         ledger.entries()
     again = Ledger(filled)  # the file by itself is a whole ledger
     again.verify()

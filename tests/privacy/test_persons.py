@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dpoptim
+from dpoptim.estimators import DPLogisticRegression
 from dpoptim.unit import Unit
 
 
@@ -62,3 +63,30 @@ def test_a_plan_for_persons_does_not_run_on_records() -> None:
 def test_other_units_are_refused(unit: tuple[str, int]) -> None:
     with pytest.raises(ValueError, match="unit"):
         Unit(*unit)
+
+
+def test_runs_for_persons_and_for_records_are_not_charged_to_one_ledger() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data, owners = TensorDataset(torch.zeros(16, 2), torch.zeros(16)), np.arange(16) % 8
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=8, batch_size=8, steps=1, noise_multiplier=4.0, delta=1e-5, neighboring="zero-out"
+    )
+    ledger = dpoptim.Ledger(epsilon=8.0, delta=1e-5, neighboring="zero-out")
+    with dpoptim.attach(plan, model, optimizer, data, persons=owners, ledger=ledger) as private:
+        for x, y in private.batches():
+            private.backward((model(x).squeeze(1) - y).square())
+            optimizer.step()
+        private.evaluate(data, epsilon=0.1, target_bound=1.0, persons=owners.tolist(), noise_seed=0)
+    with pytest.raises(dpoptim.LedgerError, match="do not add up"):
+        dpoptim.attach(replace(plan, n=16), model, optimizer, data, ledger=ledger)
+    assert [run.unit for run in ledger.entries()] == ["person", "person"]
+    assert "per person" in str(ledger.spent())
+    x, y = np.random.default_rng(0).random((16, 2)), np.arange(16) % 2
+    fit = DPLogisticRegression(
+        epsilon=0.5, delta=1e-5, neighboring="zero-out", ledger=ledger, noise_seed=0
+    )
+    fit.fit(x, y, persons=owners)
+    with pytest.raises(dpoptim.LedgerError, match="do not add up"):
+        fit.fit(x, y)
+    assert {run.unit for run in ledger.entries()} == {"person"}

@@ -100,3 +100,38 @@ def test_a_loop_that_is_held_somewhere_gives_nothing_back_later() -> None:
             break
         assert other is not None
     assert torch.equal(torch.random.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("ends_first", [0, 1])
+def test_a_run_that_ends_shows_no_other_runs_numbers(ends_first: int) -> None:
+    """Two runs in turns, as of two models that learn from each other, or in two threads."""
+    data = TensorDataset(torch.randn(60, 6), torch.zeros(60).long())
+    runs, loops = [], []
+    for i in range(2):
+        plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+            n=60, batch_size=30, steps=1 if i == ends_first else 3, noise_multiplier=0, delta=1e-5
+        )
+        model = nn.Linear(6, 3)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        runs.append((dpoptim.attach(plan, model, sgd, data), model, sgd))
+        loops.append(runs[i][0].batches())
+    torch.manual_seed(7)
+    np.random.seed(7)
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
+    going_on = 0
+    while any(private.steps_done < private.plan.steps for private, _, _ in runs):
+        for (private, model, sgd), batches in zip(runs, loops, strict=True):
+            for x, y in batches:
+                private.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+                sgd.step()
+                break
+        if runs[ends_first][0].steps_done == 1:
+            list(loops[ends_first])  # to its end
+            going_on += 1
+            assert not torch.equal(torch.random.get_rng_state(), before[0])
+            assert np.random.get_state()[1].tolist() != before[1]
+    assert going_on > 1
+    for private, _, _ in runs:
+        private.detach()
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]

@@ -231,6 +231,30 @@ def test_killed_at_once_a_run_goes_on_upon_its_charge(
     assert (tmp_path / "run" / "model.pt").exists()
 
 
+def test_a_run_that_died_before_its_results_were_written_has_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All its steps are made and charged: nothing is left to do but to say so."""
+    folder, ledger = tmp_path / "run", tmp_path / "digits.sqlite"
+    words = ["--ledger", str(ledger), "--budget", "2.5,1e-4", "--out", str(folder)]
+
+    def dies(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr("dpoptim.runs.command.write_run", dies)
+        assert run(*words).exit_code != 0
+    model = torch.load(folder / "model.pt", weights_only=True)["state_dict"]
+    done = run(*words, "--resume")
+    assert done.exit_code == 0, done.output
+    again = torch.load(folder / "model.pt", weights_only=True)["state_dict"]
+    assert all(torch.equal(again[name], value) for name, value in model.items())
+    (entry,) = dpoptim.Ledger(ledger).entries()
+    assert (entry.state, entry.resumed) == ("committed", 0)
+    assert entry.id in (folder / "certificate.json").read_text()
+    assert not list(folder.glob("*.checkpoint"))
+
+
 def test_a_run_that_fails_before_its_charge_leaves_no_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

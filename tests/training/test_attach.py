@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dpoptim
+from dpoptim.training.assumptions import START
 from dpoptim.training.isolation import choose_isolation
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.probe import positions_per_layer
@@ -309,6 +310,15 @@ def test_the_factor_of_a_mean_is_named_among_what_is_trusted(reduction: Any, tru
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dpoptim.attach(plan(), model, optimizer, data, loss_reduction=reduction) as private:
         assert any("factor of a mean" in item.text for item in private.basis) == trusted
+
+
+@pytest.mark.parametrize("isolation", ["rules", "alone"])
+def test_somebody_must_vouch_for_the_first_weights(isolation: Any) -> None:
+    """Trained on the same records without privacy, they would say all that noise is to hide."""
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan(), model, optimizer, data, isolation=isolation) as private:
+        assert any(item.text == START and item.kind == "trusted" for item in private.basis)
 
 
 class WritesIntoItsWeights(nn.Module):

@@ -26,6 +26,7 @@ from dpoptim.sampling import FixedBatches, PoissonSampling, Sampler
 from dpoptim.training.checkpoint import read_checkpoint
 from dpoptim.training.microbatches import BatchQueue
 from dpoptim.training.private_training import PrivateTraining
+from dpoptim.training.released_gradients import ReleasedGradients
 from support import pairs
 
 N, FEATURES, CLASSES = 60, 4, 3
@@ -311,10 +312,10 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another ledger than the given one.*the run began on"):
         begin(paid_plan(), resume=path, ledger=other)
     assert other.entries() == []
-    with pytest.raises(ValueError, match="another plan"):
-        begin(
-            paid_plan(noise_multiplier=1.0), resume=path, ledger=Ledger(tmp_path / "ledger.sqlite")
-        )
+    for other_plan in ({"noise_multiplier": 1.0}, {"delta": 1e-6}, {"batch_size": 13}):
+        ((name, value),) = other_plan.items()
+        with pytest.raises(ValueError, match=f"another plan: .*{name}=.* and {value} here"):
+            begin(paid_plan(**other_plan), resume=path, ledger=Ledger(tmp_path / "ledger.sqlite"))
     torch.save({"weights": torch.zeros(2)}, path)
     with pytest.raises(ValueError, match="no checkpoint"):
         begin(paid_plan(), resume=path)
@@ -570,6 +571,45 @@ def test_a_step_interrupted_after_its_release_ends_the_run(monkeypatch: pytest.M
             next(private.batches())
         with pytest.raises(dpoptim.PrivacyError, match="just after its noisy sum was released"):
             optimizer.step()
+
+
+@pytest.mark.parametrize("key", [None, bytes(32)])
+def test_the_model_in_a_checkpoint_outlives_its_run(key: bytes | None, tmp_path: Path) -> None:
+    """Killed after its last step, a run is completed, and nothing else may have kept its model."""
+    path, ledger = tmp_path / "run.secret", Ledger(tmp_path / "ledger.sqlite")
+    private, model, optimizer = begin(paid_plan(), ledger=ledger, checkpoint_key=key)
+    train(private, model, optimizer, 4)
+    private.save(path)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    train(private, model, optimizer)
+    private.detach()
+    with pytest.raises(dpoptim.LedgerError, match=r"was completed.*released_weights\(path\)"):
+        begin(paid_plan(), ledger=ledger, checkpoint_key=key, resume=path)
+    found = dpoptim.released_weights(path, checkpoint_key=key)
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(found[name], value) for name, value in saved.items())
+    with pytest.raises(ValueError, match="sealed|checkpoint_key"):
+        dpoptim.released_weights(path, checkpoint_key=bytes([1] * 32))
+
+
+def test_a_signal_between_a_release_and_its_update_saves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a handler saved there counted the step, and had lost its update."""
+    private, model, optimizer = begin(paid_plan())
+    honest, refused = ReleasedGradients.begin, []
+
+    def signalled(*args: Any, **options: Any) -> None:
+        with pytest.raises(dpoptim.PrivacyError, match="interrupted just after"):
+            private.save(tmp_path / "run.secret")
+        refused.append(private.steps_done)
+        honest(*args, **options)
+
+    monkeypatch.setattr(ReleasedGradients, "begin", signalled)
+    with private:
+        train(private, model, optimizer)
+    assert refused == [*range(1, private.plan.steps + 1)]
+    assert not (tmp_path / "run.secret").exists()
 
 
 @pytest.mark.parametrize("buffers", [0, 2, 128])

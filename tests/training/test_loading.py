@@ -1,7 +1,13 @@
 """What is read as a whole is what DataLoader collates item by item."""
 
+import os
 import pickle
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +36,14 @@ class Items(Dataset[Any]):
         return self._dataset[index]
 
 
-def loaded(dataset: Dataset[Any], stacked: int, **options: Any) -> list[tuple[Any, Any]]:
+def lazily_loaded(dataset: Dataset[Any], stacked: int, **options: Any) -> Iterator[tuple[Any, Any]]:
     queue = BatchQueue(PoissonSampling(0.3), KeyStream.from_seed(1, "coins"), 40, STEPS)
     sampler = MicrobatchSampler(queue, 2, lambda step: KeyStream.from_seed(2, f"step {step}"), 9)
-    return list(load_microbatches(dataset, sampler, LoaderOptions(**options), stacked))
+    return load_microbatches(dataset, sampler, LoaderOptions(**options), stacked)
+
+
+def loaded(dataset: Dataset[Any], stacked: int, **options: Any) -> list[tuple[Any, Any]]:
+    return list(lazily_loaded(dataset, stacked, **options))
 
 
 def test_tensors_are_read_alike_item_by_item_as_a_whole_and_by_workers() -> None:
@@ -102,6 +112,45 @@ def test_a_batch_that_cannot_be_sent_is_an_error_and_no_endless_wait() -> None:
 class Holed(Items):
     def __getitem__(self, index: int) -> Any:
         return None if index > 20 else self._dataset[index]
+
+
+KILLED = """
+import multiprocessing, time
+import test_loading, torch
+from torch.utils.data import TensorDataset
+test_loading.STEPS = 50
+data = test_loading.Items(TensorDataset(torch.randn(40, 1, 20_000)))
+batches = test_loading.lazily_loaded(data, 1, num_workers=2)
+next(batches)
+print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_workers_of_a_killed_program_do_not_stay() -> None:
+    """They hold records, and whoever waits for the program's output waits for theirs, too."""
+    here = {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, env=os.environ | here
+    ) as program:
+        assert program.stdout is not None
+        workers = [int(pid) for pid in program.stdout.readline().split()]
+        assert len(workers) == 2
+        time.sleep(1)  # until their pipe is full
+        program.kill()
+        end = time.monotonic() + 30
+        while time.monotonic() < end and any(runs(pid) for pid in workers):
+            time.sleep(0.2)
+        left = [pid for pid in workers if runs(pid)]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left
+
+
+def runs(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_record_that_is_none_is_named_before_the_charge_or_in_its_batch() -> None:

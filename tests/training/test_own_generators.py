@@ -5,6 +5,7 @@ until batches are delivered, and theirs again afterwards.
 import functools
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,30 @@ def test_nobody_knows_the_numbers_that_a_model_draws_by_itself(
     assert not torch.isin(drawn, draw(make(), (20 * STEPS * N, D))).any()
 
 
+def test_nobody_knows_the_numbers_that_a_loss_draws_by_itself() -> None:
+    """Such as noise and times of diffusion; a loss that draws by other generators is refused."""
+    make, draw = KINDS["torch"]
+    generator, drawn = make(), list[Tensor]()
+
+    def noisy(model: nn.Module, batch: Any) -> Tensor:
+        drawn.append(draw(generator, tuple(batch[0].shape)))
+        return F.cross_entropy(model(batch[0] + drawn[-1]), batch[1], reduction="none")
+
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=N, steps=STEPS, noise_multiplier=0.0, delta=1e-5
+    )
+    model = nn.Linear(D, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(X, Y), loss=noisy) as private:
+        drawn.clear()
+        before = states_of([generator])
+        for batch in private.batches():
+            private.backward(noisy(model, batch))
+            optimizer.step()
+    assert states_of([generator]) == before
+    assert not torch.isin(torch.cat(drawn), draw(make(), (20 * STEPS * N, D))).any()
+
+
 class Jittered(Dataset[Any]):
     def __init__(self, generator: Any) -> None:
         self.generator, self.drawn = generator, list[float]()
@@ -130,6 +155,45 @@ def test_nobody_knows_the_numbers_that_a_data_set_draws_by_itself() -> None:
     assert len(data.drawn) >= STEPS * N
     assert states_of([data.generator]) == before
     assert not np.isin(data.drawn, np.random.default_rng(3).random(1000)).any()
+
+
+class Shown(Jittered):
+    """Hands out what it draws."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return x, y, torch.tensor(self.drawn[-1], dtype=torch.float64)
+
+
+def public_seeds(worker: int) -> None:
+    """As many programs have it, and all can read it."""
+    torch.utils.data.get_worker_info().dataset.generator = np.random.default_rng(worker)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("first", [None, public_seeds])
+def test_workers_draw_other_numbers_than_each_other_which_nobody_knows(
+    first: Callable[[int], None] | None, start: str
+) -> None:
+    """Copies of one generator would draw for records of two microbatches the same numbers, and one
+    record more would change for which.
+    """
+    model = nn.Linear(D, 3)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=N, steps=4, noise_multiplier=0.0, delta=1e-5
+    )
+    optimizer, drawn = torch.optim.SGD(model.parameters(), lr=0.1), list[float]()
+    data = Shown(np.random.default_rng(3))
+    with dpoptim.attach(plan, model, optimizer, data) as private:
+        for x, y, numbers in private.batches(
+            num_workers=2, worker_init_fn=first, multiprocessing_context=start
+        ):
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            optimizer.step()
+            drawn += numbers.tolist()
+    assert len(drawn) == len(set(drawn)) == 4 * N
+    for seed in (0, 1, 3):
+        assert not np.isin(drawn, np.random.default_rng(seed).random(1000)).any()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "torch"])
@@ -210,8 +274,10 @@ class Names:
     def __getitem__(self, index):
         return self.rng
 
+draw = rng.random
+
 def jitter(row):
-    return row + rng.random()
+    return row + draw()
 
 def collate(rows):
     return [jitter(row) for row in rows]
@@ -240,6 +306,17 @@ def test_nobody_foretells_the_numbers_of_a_generator_that_is_a_global() -> None:
     assert not torch.equal(*found)
 
 
+@dataclass(slots=True)
+class InSlots:
+    generator: Any
+
+
+class NamedRecords(list[Any]):
+    def __init__(self, generator: Any) -> None:
+        super().__init__([1, 2])
+        self.generator = generator
+
+
 def test_generators_are_found_wherever_a_program_holds_them() -> None:
     mine = [np.random.default_rng(i) for i in range(4)]
 
@@ -256,4 +333,7 @@ def test_generators_are_found_wherever_a_program_holds_them() -> None:
     assert {*map(id, found)} >= {id(mine[0]), id(mine[2]), id(mine[3])}
     assert id(mine[1]) in {*map(id, found)}
     assert generators_in(random.SystemRandom(), "text", None) == []
+    assert generators_in([(f"{i}.png", i) for i in range(50_000)], [[[(mine[0],)]]]) == [mine[0]]
+    assert generators_in(InSlots(mine[0])) == generators_in(NamedRecords(mine[0])) == [mine[0]]
+    assert generators_in(functools.partial(mine[0].normal, 0.0)) == [mine[0]]
     assert len(generators_in([mine[0], mine[0]], [None] * 10**6)) == 1

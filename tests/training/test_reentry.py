@@ -81,12 +81,13 @@ def test_parts_end_where_the_whole_does(method: str, tmp_path: Path) -> None:
         train(model, optimizer, private, until=2)
     keys = list(model.state_dict())
     assert model(torch.zeros(1, 4)).shape == (1, 2)
-    with pytest.raises(Stop), private:
+    with pytest.raises(Stop) as stopped, private:
         for x, y in private.batches(physical_batch_size=4):
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
             if private.steps_done == 3:
                 raise Stop
             optimizer.step()
+    assert stopped.value.__notes__[0].startswith("dpoptim: 3 of 6 steps are done, and the whole")
     with private:
         train(model, optimizer, private)
         assert any("entering it again" in item.text for item in private.basis)

@@ -38,6 +38,7 @@ from dpoptim.accounting.ledger_refusals import (
     known_run,
     open_run,
     refuse_former_holder,
+    refuse_other_neighbours,
     refuse_to_resume,
 )
 from dpoptim.accounting.ledger_runs import Reservation, Runs
@@ -105,7 +106,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         self.budget = stored.budget
         self.made: list[str] = []  # ids of what was reserved by way of this object, oldest first
         self._lock = threading.RLock()
-        self._runs = Runs(self._store.start(), self.neighboring)
+        self._runs = Runs(self._store.start(), self.neighboring, stored.unit)
         self._sync()
 
     def new_id(self) -> str:
@@ -151,7 +152,8 @@ class Ledger(KnowsOpacus, LedgerRecords):
                 )
             # may take seconds, so not inside the transaction
             self._admit(event, neighboring, runs)
-            return [entry, *saved]
+            of = [] if self.unit == runs.unit else [Entry(Kind.UNIT, name, begun, body=self.unit)]
+            return [entry, *of, *saved]
 
         with self._lock:
             self._append(decide)
@@ -333,13 +335,14 @@ class Ledger(KnowsOpacus, LedgerRecords):
     def _admit(
         self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation, runs: Runs
     ) -> None:
-        relation = neighboring_name(neighboring)
-        if relation != self.neighboring:
-            raise LedgerError(
-                f"{self._where}: this ledger counts under {self.neighboring}, the run under "
-                f"{relation}; plan the run for {self.neighboring}, or keep all its data set's runs "
-                f"under {relation}"
-            )
+        refuse_other_neighbours(
+            runs,
+            neighboring_name(neighboring),
+            self.unit,
+            self.neighboring,
+            printable(self.dataset),
+            self._where,
+        )
         canonical(event)  # an event that no accountant can read is refused without a budget, too
         if self.budget is not None:
             runs.admit(event, self.budget, self.dataset)

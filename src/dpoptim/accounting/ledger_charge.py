@@ -136,8 +136,7 @@ class Charge:
             LedgerError: the run was completed, or did not save this checkpoint.
         """
         self._announced = released
-        entries = [] if self._ledger is None else self._ledger.entries()
-        found = next((entry for entry in entries if entry.id == reservation_id), None)
+        found = self._known(reservation_id)
         if found is None or self._ledger is None:
             if released == 0 and reservation_id is not None and ID.fullmatch(reservation_id):
                 self._planned, self._saved = reservation_id, [digest]
@@ -145,7 +144,8 @@ class Charge:
         if found.state != "open":
             raise LedgerError(
                 f"the run {printable(found.label)!r} was {DONE[found.state]}, so its checkpoints "
-                "cannot go on; make a new plan."
+                "cannot go on; make a new plan. The model in one may be used: "
+                "dpoptim.released_weights(path)."
             )
         if not self._ledger.knows_checkpoint(found.id, released, digest):
             raise LedgerError(
@@ -154,6 +154,14 @@ class Charge:
                 "it as private.save(path) wrote it, or start a new run."
             )
         self._paused, self._times, self._digest = found.id, found.resumed, digest
+
+    def recall(self, reservation_id: str | None) -> None:
+        """Name the reservation of a run all of whose releases have been made."""
+        self.reservation = self._known(reservation_id)
+
+    def _known(self, reservation_id: str | None) -> Reservation | None:
+        entries = [] if self._ledger is None else self._ledger.entries()
+        return next((entry for entry in entries if entry.id == reservation_id), None)
 
     def why_nothing_is_returned(self) -> str:
         """Why the budget gets nothing back when the run ends early; "" if it does. Public."""

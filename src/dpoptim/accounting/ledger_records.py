@@ -4,6 +4,7 @@ Only public values; nothing here writes.
 """
 
 import threading
+from dataclasses import replace
 from typing import Any, Self
 
 from dpoptim.accounting.balance import Remaining, spent
@@ -16,6 +17,7 @@ from dpoptim.accounting.ledger_verify import verify
 from dpoptim.errors import LedgerError
 from dpoptim.notebook import as_table
 from dpoptim.printable import printable
+from dpoptim.unit import RECORD, Unit
 
 
 class LedgerRecords:
@@ -24,6 +26,7 @@ class LedgerRecords:
     dataset: str
     neighboring: str
     budget: Budget | None
+    unit = RECORD.name  # that runs reserved by way of this object protect
     _store: LedgerStore
     _runs: Runs
     _lock: threading.RLock
@@ -33,6 +36,16 @@ class LedgerRecords:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a copy of a run or an estimator charges the same data set
+
+    def of_units(self, unit: str) -> Self:
+        """This ledger, for runs that protect each ``"record"``, or each ``"person"``.
+
+        Runs of both do not add up: `reserve` and `check` refuse those of another unit than the
+        ledger's runs before.
+        """
+        view = object.__new__(type(self))
+        view.__dict__ |= self.__dict__ | {"unit": Unit(unit).name}
+        return view
 
     def why_nothing_is_returned(self, reservation_id: str) -> str:
         """Why the budget gets nothing back when this run ends early; "" if it does. Public."""
@@ -98,9 +111,9 @@ class LedgerRecords:
                     "delta: this ledger has no budget; name the delta to report epsilon at"
                 )
             delta = self.budget.delta
-        return spent(
-            self.budget, [entry.event for entry in self.entries()], delta, self.neighboring
-        )
+        entries = self.entries()
+        found = spent(self.budget, [entry.event for entry in entries], delta, self.neighboring)
+        return replace(found, unit=entries[0].unit if entries else self.unit)
 
     def remaining(self) -> Remaining:
         """The rest of the budget; printable."""
@@ -131,11 +144,13 @@ class LedgerRecords:
 
     def describe(self) -> str:
         """The ledger for a person: budget, what is left, and each run."""
+        entries = self.entries()
+        by = "" if not entries or entries[0].unit == RECORD.name else f", per {entries[0].unit}"
+        name = printable(self.dataset)
         lines = [
-            f"Ledger of data set {printable(self.dataset)!r} ({self.neighboring}), {self._where}",
+            f"Ledger of data set {name!r} ({self.neighboring}{by}), {self._where}",
             f"  {self.remaining()}",
         ]
-        entries = self.entries()
         shares = [""] * len(entries)
         if self.budget is not None:
             shares = [f"{share:.1%} of the filter's bound, " for share in self.shares()]

@@ -9,6 +9,7 @@ from dpoptim.accounting.event_json import event_text
 from dpoptim.accounting.ledger_runs import DONE, Reservation, Runs
 from dpoptim.errors import LedgerError, TakenUpElsewhereError
 from dpoptim.printable import printable
+from dpoptim.unit import RECORD
 
 
 def known_run(runs: Runs, reservation_id: str, where: str, fix: str) -> Reservation:
@@ -37,6 +38,28 @@ def refuse_former_holder(found: Reservation, resumed: int, where: str) -> None:
         raise TakenUpElsewhereError(
             f"{where}: the run {printable(found.label)!r} was taken up from a checkpoint "
             "meanwhile, and goes on there; only one process may go on with it"
+        )
+
+
+def refuse_other_neighbours(
+    runs: Runs, relation: str, unit: str, ours: str, dataset: str, where: str
+) -> None:
+    """Refuse a run whose guarantee compares other data sets than those of the ledger.
+
+    Args:
+        relation, unit: the run's. ours: the ledger's relation.
+    """
+    if relation != ours:
+        raise LedgerError(
+            f"{where}: this ledger counts under {ours}, the run under {relation}; plan the run for "
+            f"{ours}, or keep all its data set's runs under {relation}"
+        )
+    named = {runs.unit} - {RECORD.name}
+    if others := (named | {run.unit for run in runs.by_id.values()}) - {unit}:
+        raise LedgerError(
+            f"{where}: runs on this ledger protect each {others.pop()}, this one each {unit}; "
+            "guarantees of records and of persons do not add up. Fix: persons=, the owner of each "
+            f"record, in all runs or in none; or a ledger of {dataset!r} for each."
         )
 
 

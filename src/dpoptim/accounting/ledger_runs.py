@@ -11,6 +11,7 @@ from dpoptim.accounting.budget import Budget
 from dpoptim.accounting.event_json import event_from_json
 from dpoptim.accounting.ledger_schema import Entry, Head, Kind
 from dpoptim.errors import LedgerError
+from dpoptim.unit import RECORD, Unit
 
 DONE = {"committed": "completed", "ended": "ended for good"}  # of runs that are over
 
@@ -24,6 +25,7 @@ class Reservation:
             again counts from where it went on.
         repeated: at most so many were begun more than once, by parts that went on from a
             checkpoint.
+        unit: whom its guarantee protects: a "record", or a "person" who has several.
         part: what an ended run has released, which is what a budget counts of it; `event` stays
             what is claimed for the run itself.
     """
@@ -38,6 +40,7 @@ class Reservation:
     begun: int = 0
     repeated: int = 0
     part: dp.DpEvent | None = None
+    unit: str = RECORD.name
 
 
 @dataclass
@@ -46,12 +49,14 @@ class Runs:
 
     Attributes:
         head: the last entry that was added.
+        unit: of runs that do not say.
         by_id: the reservations, oldest first.
         saved: the checkpoints that runs have written: SHA-256 -> (reservation, releases so far).
     """
 
     head: Head
     neighboring: str
+    unit: str = RECORD.name
     by_id: dict[str, Reservation] = field(default_factory=dict)
     saved: dict[str, tuple[str, int]] = field(default_factory=dict)
     _whole: list[float] = field(default_factory=list)  # charges of the runs as planned
@@ -74,7 +79,7 @@ class Runs:
                 raise ValueError("a reservation was made twice")
             event = event_from_json(json.loads(entry.body))
             made = Reservation(entry.run, entry.time, entry.label, event, self.neighboring)
-            self.by_id[entry.run] = made
+            self.by_id[entry.run] = replace(made, unit=self.unit)
             return
         run = self.by_id[entry.run]
         again = entry.kind == Kind.REENTERED
@@ -133,11 +138,16 @@ def _ended(run: Reservation, body: str) -> Reservation:
     return replace(run, state="ended", begun=_count(released), part=part)
 
 
+def _of_unit(run: Reservation, body: str) -> Reservation:
+    return replace(run, unit=Unit(body).name)
+
+
 def _reentered(run: Reservation, body: str) -> Reservation:
     return replace(run, state="open")
 
 
 _CHANGES = {
+    Kind.UNIT: _of_unit,
     Kind.BEGUN: _begun,
     Kind.SAVED: _saved,
     Kind.RESUMED: _resumed,

@@ -66,6 +66,7 @@ class Kind:
     """Kinds of entries about a run."""
 
     RESERVED = "reserved"  # body: the event, JSON
+    UNIT = "unit"  # body: what the run protects each of, if not records: "person"
     BEGUN = "begun"  # body: a number of releases; no more than these have been begun
     SAVED = "saved"  # body: releases so far, releases begun, SHA-256 of the checkpoint
     RESUMED = "resumed"  # body: the releases of the checkpoint it goes on from

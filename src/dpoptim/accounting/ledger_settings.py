@@ -10,6 +10,7 @@ from dpoptim.accounting.budget import Budget, FilterKind
 from dpoptim.accounting.guarantee import neighboring_name
 from dpoptim.errors import LedgerError
 
+PERSONS = ", per person"  # ends the name of a data set whose ledger counts what persons spend
 ID, SHA256 = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{64}")
 
 
@@ -25,6 +26,11 @@ class Settings:
     delta: float | None
     filter: str
     renyi_order: float | None
+
+    @property
+    def unit(self) -> str:
+        """Whom runs protect that do not say: by the name that the command line gives."""
+        return "person" if self.dataset.endswith(PERSONS) else "record"
 
     @property
     def budget(self) -> Budget | None:

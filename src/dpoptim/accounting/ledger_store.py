@@ -154,10 +154,13 @@ class LedgerStore:
                     f"file is malformed: entry {at.count} was changed or is missing"
                 )
             found.append(entry)
+        if now.count < known.count:
+            raise sqlite3.DatabaseError(
+                f"file holds {now.count} entries and held {known.count}: it is an older copy"
+            )
         if at != now:
             raise sqlite3.DatabaseError(
-                f"file is malformed: it holds other entries than the {max(known.count, now.count)} "
-                "recorded"
+                f"file is malformed: it holds other entries than the {now.count} recorded"
             )
         return found, now
 
@@ -316,6 +319,7 @@ def _advice(error: BaseException) -> str:
         "done",
         "empty": "restore it from a backup; if it never was a ledger, delete it",
         "of this kind": "it belongs to something else and was not touched; choose another path",
+        "older copy": "put the newer one back, which knows what was spent since",
         "not a database": "it is no ledger and was not touched; choose another path, or restore "
         "a backup",
         "could not decode": "it is damaged and was not touched; restore it from a backup",

@@ -16,7 +16,7 @@ def verify(store: LedgerStore, budget: Budget | None, neighboring: str, digest: 
     Raises LedgerError for anything that is not as it should be.
     """
     store.identify()
-    at, runs = store.start(), Runs(store.start(), neighboring)
+    at, runs = store.start(), Runs(store.start(), neighboring, store.settings.unit)
     entries, head = store.read(at)
     seen = {at.digest}
     for entry in entries:

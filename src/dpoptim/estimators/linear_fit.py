@@ -13,7 +13,7 @@ from dpoptim.arguments import positive_number, real_number, whole_number
 from dpoptim.data.sparse_rows import SparseRows, rows_at_once
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.chunks import Chunks
-from dpoptim.estimators.persons import of_persons, per_person
+from dpoptim.estimators.persons import of_persons, per_person, units_in
 from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
@@ -97,7 +97,7 @@ class LinearFit(PrivateSettings):
                 sharded=self.sharded,
                 coins=key_stream(self.noise_seed, "rows of persons"),
             )
-        n, features = ranks.added(len(x)), x.shape[-1]
+        n, features, (unit, _) = ranks.added(len(x)), x.shape[-1], units_in(x, owners)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
         largest = model.lipschitz(radius)
@@ -125,7 +125,7 @@ class LinearFit(PrivateSettings):
             options=self.solver_options,
             start=start,
             neighboring=self.neighboring,
-            ledger=self.ledger,
+            ledger=None if self.ledger is None else self.ledger.of_units(unit.name),
             noise_seed=self.noise_seed,
             ranks=ranks,
         )

@@ -203,6 +203,8 @@ class Gate:
         self.released = self._begun = released
         if released < self.releases:
             self._charge.take_up(secret["reservation"], released, checkpoint)
+        else:
+            self._charge.recall(secret["reservation"])
 
     def reenter(self) -> None:
         """Go on after `finish` with the event's remaining releases; the caller has kept the rest.

@@ -15,6 +15,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.language import losses_from_labels
 from dpoptim.integrations.loaders import PlanLoader, SealedStep
+from dpoptim.integrations.transformers_checkpoints import SECRET, PrivateCheckpoints
 from dpoptim.integrations.transformers_options import (
     compile_for_sizes,
     fit_to_plan,
@@ -24,10 +25,8 @@ from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
 from dpoptim.training.foreign import unwrap_autocast
-from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.repeated_records import have_records_in_common
 
-SECRET = "private.checkpoint"  # in each checkpoint folder; secret, like the data
 USUAL = (
     "loss",
     "grad_norm",
@@ -41,7 +40,7 @@ USUAL = (
 Losses = Callable[[nn.Module, Any], Tensor]
 
 
-class PrivateTrainerMixin(KnowsOpacus):
+class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints):
     """Private training in a Trainer: put it before the Trainer's class.
 
     ``per_device_train_batch_size`` is the physical batch, what memory holds; the logical batch,
@@ -93,7 +92,7 @@ class PrivateTrainerMixin(KnowsOpacus):
         require_plan(plan)
         self.plan, self.debug_private = plan, debug_private
         self._public, self._left_out = names_of_figures(public_figures), set(USUAL)
-        self.private: PrivateTraining | None = None
+        self.private = None
         self._losses = losses
         self._ledger, self._label = ledger, ledger_label
         self._fixed_shape = fixed_shape
@@ -297,22 +296,6 @@ class PrivateTrainerMixin(KnowsOpacus):
                 "eval_dataset is the training data, or some of it, and its scores would be logged "
                 "without noise. Fix: public records; dpoptim.evaluation for private ones."
             )
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)  # type: ignore[misc]
-        if self.private is not None:
-            name = f"checkpoint-{self.state.global_step}"  # type: ignore[attr-defined]
-            self.private.save(Path(self._get_output_dir(trial=trial)) / name / SECRET)  # type: ignore[attr-defined]
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """Save none: generators were seeded in secret, and their states tell how many rows drew."""
-        if self._noise_seed is not None:
-            super()._save_rng_state(output_dir)  # type: ignore[misc]
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Load none: a resumed run seeds its generators anew."""
-        if self._noise_seed is not None:
-            super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
 
 def refuse_own_batches(trainer: PrivateTrainerMixin) -> None:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger_settings import PERSONS
 from dpoptim.data import Data
 from dpoptim.files import make_folder, write_atomically
 from dpoptim.installed import SOURCES, digests
@@ -38,8 +39,6 @@ from dpoptim.runs.train_without_privacy import comparison_epochs, train_without_
 from dpoptim.terminal import say
 from dpoptim.training.progress import StepsPerSecond
 from dpoptim.unit import Unit
-
-PERSONS = ", per person"  # ends the name of a data set whose ledger counts what persons spend
 
 
 def run_training(request: TrainRequest, console: Console) -> Path:
@@ -205,13 +204,14 @@ def refuse_views(request: TrainRequest, data: Data) -> None:
 
 
 def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:
-    """The ledger of the data set: the file named, or one in memory."""
+    """The ledger of the data set, for its unit: the file named, or one in memory."""
+    unit = "record" if data.persons is None else "person"
     if request.budget is not None and request.ledger is None:
         raise ValueError("--budget is kept by a ledger file; name one with --ledger.")
     if request.budget is None:
         # a file belongs to one data set
         dataset = None if request.ledger is None else charged_to(data)
-        return Ledger(request.ledger, dataset=dataset, neighboring=neighboring)
+        return Ledger(request.ledger, dataset=dataset, neighboring=neighboring).of_units(unit)
     try:
         epsilon, delta = (float(part) for part in request.budget.split(","))
     except ValueError:
@@ -224,7 +224,7 @@ def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:
         epsilon=epsilon,
         delta=delta,
         neighboring=neighboring,
-    )
+    ).of_units(unit)
 
 
 def charged_to(data: Data) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger_settings import PERSONS
 from dpoptim.data import Floats, Schema
 from dpoptim.data.encoding import encode_table
 from dpoptim.data.table_files import is_table
@@ -19,7 +20,6 @@ from dpoptim.evaluation import (
     evaluate_classifier,
     evaluate_regressor,
 )
-from dpoptim.runs.command import PERSONS
 from dpoptim.runs.predict import outputs_of
 from dpoptim.runs.saved_model import SavedModel, load_model
 from dpoptim.statistics import ask_first
@@ -120,7 +120,7 @@ def opened(path: Path | None, neighboring: str | None, unit: str) -> Iterator[Le
                 f"per {unit}; guarantees of records and of persons do not add up. Fix: name "
                 "another ledger."
             )
-        yield ledger
+        yield ledger.of_units(unit)
 
 
 def scores_of(

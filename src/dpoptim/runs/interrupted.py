@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -103,12 +103,16 @@ class SavedRun:
     def after_step(
         self, private: PrivateTraining, average: TailAverage, scores: list[float]
     ) -> None:
-        """Save if it is time, or if the run is to stop.
+        """Save if it is time, if the run is to stop, or when all steps are done.
+
+        Killed while it compares and reports, a run so has its model and its charge.
 
         Raises:
             RunInterruptedError: it was saved, and stops.
         """
         if private.steps_done == private.plan.steps:
+            with suppress(OSError):  # results are about to be written, or say why not
+                self._save(private, average, scores)
             return
         due = self.clock() - self._saved_at >= self.seconds
         wish = self.ranks.most(STOP if self.stop.asked else SAVE if due else 0)

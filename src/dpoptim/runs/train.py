@@ -4,7 +4,7 @@ import dataclasses
 import math
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
@@ -187,7 +187,7 @@ def train_privately(
         elif saved is not None:
             stack.enter_context(saved.before_steps(private, average))
         size = optimization.physical_batch_size
-        for x, y in () if ended else private.batches(physical_batch_size=size):
+        for x, y in batches_left(private, size, ended):
             private.backward(losses(model, (optimization.seen(x), y)))
             rate.before(private.steps_done)
             optimizer.step()
@@ -212,6 +212,12 @@ def train_privately(
             seconds=time.perf_counter() - started,
             ended=ended,
         )
+
+
+def batches_left(private: PrivateTraining, size: int | None, ended: str) -> Iterable[list[Tensor]]:
+    """The batches of the steps to come; none where the run has ended, or was resumed complete."""
+    over = ended or private.steps_done == private.plan.steps
+    return () if over else private.batches(physical_batch_size=size)
 
 
 def added_lines(ended: str, saved: SavedRun | None) -> list[Assumption]:

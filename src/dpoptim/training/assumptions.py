@@ -59,6 +59,10 @@ LOOP = (
     "record, and reaches no scheduler, stopping rule, parameter, sampler, log, or attribute of a "
     "module that is saved whole"
 )
+START = (
+    "what the run starts from (weights, buffers, state of the optimizers) holds nothing of private "
+    "records but what runs on the same ledger released"
+)
 # What stands for all of the lines about a program where it is this package's: tests/runs tries its
 # models and loss as such a line says.
 PACKAGE = trusted(
@@ -69,9 +73,9 @@ PACKAGE = trusted(
 # all that follow.
 RANDOM = (
     "random numbers of model, loss, data set and collate_fn (dropout, augmentation, masked tokens) "
-    "come from torch's, numpy's or Python's own generator, or from one that model, data set or "
-    "collate_fn holds or names, seeded in secret while batches are delivered, torch's with 32 bits "
-    "on CPUs: no torch.manual_seed inside the loop, and nobody tries all seeds"
+    "come from torch's, numpy's or Python's own generator, or from one that model, loss, data set "
+    "or collate_fn holds or names, seeded in secret while batches are delivered, torch's with 32 "
+    "bits on CPUs: no torch.manual_seed inside the loop, and nobody tries all seeds"
 )
 ATTRIBUTES = (
     "what the model keeps in plain attributes (tensors, arrays, numbers, also in lists, "
@@ -97,7 +101,7 @@ def basis_of_loss(
         isolation: records that pass alone have no other one in their loss.
     """
     if isolation.alone:
-        return (SHAPE, *map(of_program, (LAYERS, NOTHING_ELSE, LOOP, RANDOM)))
+        return (SHAPE, *map(of_program, (LAYERS, NOTHING_ELSE, START, LOOP, RANDOM)))
     items = [of_program(NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
     if caveats["collate"]:
         items.append(of_program(COLLATE))
@@ -118,7 +122,7 @@ def basis_of_loss(
         )
     if caveats["rows"] and checked is None:
         items.append(of_program(ROWS))
-    others = (LAYERS, f"{NOTHING_ELSE}; records keep their order in it", LOOP, RANDOM)
+    others = (LAYERS, f"{NOTHING_ELSE}; records keep their order in it", START, LOOP, RANDOM)
     items += [SHAPE, *map(of_program, others)]
     if caveats["mean"] or declared == "mean":
         items.append(trusted(MEAN))

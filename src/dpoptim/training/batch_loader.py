@@ -3,6 +3,7 @@
 import atexit
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from dpoptim.arguments import whole_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.summation_groups import number_of_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
@@ -21,7 +23,7 @@ from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.privacy_units import Units
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.run_streams import RunStreams
-from dpoptim.training.secret_randomness import secret_randomness
+from dpoptim.training.secret_randomness import SecretInWorker, secret_randomness
 from dpoptim.training.slots import Slots, SlotSampler, costs_little
 from dpoptim.training.steps import Steps
 
@@ -37,6 +39,7 @@ class BatchLoader:
         queue: the drawn batches.
         engine, steps, gradients: told of what is delivered.
         ranks: the processes that train together.
+        loss: that `attach` checked; it may hold random generators.
         streams: of the coins that deal records into groups.
 
     Attributes:
@@ -59,7 +62,7 @@ class BatchLoader:
         *,
         sharded: bool,
         checked: Collate | None,
-        loss_checked: bool,
+        loss: Loss | None,
     ) -> None:
         self._plan, self._train_set, self._collate_fn, self._units = plan, train_set, collate, units
         self.queue = queue
@@ -67,13 +70,13 @@ class BatchLoader:
         self._steps = steps
         self._gradients = gradients
         self._ranks, self._sharded = ranks, sharded
-        self._checked, self._loss_checked = checked, loss_checked
+        self._checked, self._loss = checked, loss
         # those of a step, which may be dealt ahead and again
         self._group_coins = streams.of_steps("summation groups")
         self._seeded, self._randomness = streams.seed is not None, KeyStream()
         self._hidden = ExitStack()  # what `restore_randomness` closes
         self._loop, self._varies = 0, False  # calls of `batches`
-        self.collates_unchecked = collate is not None and not loss_checked
+        self.collates_unchecked = collate is not None and loss is None
 
     @property
     def shapes_vary(self) -> bool:
@@ -82,7 +85,7 @@ class BatchLoader:
     def collate(self, collate_fn: Collate | None) -> Collate | None:
         """The collate function: the one given now, or the one that `attach` was given."""
         if collate_fn is not None:
-            self.collates_unchecked |= not self._loss_checked or collate_fn is not self._checked
+            self.collates_unchecked |= self._loss is None or collate_fn is not self._checked
             self._collate_fn = collate_fn
         return self._collate_fn
 
@@ -116,9 +119,19 @@ class BatchLoader:
                 # a loop that is still open when Python ends has no modules left to close it with
                 atexit.register(hidden.close)
                 hidden.callback(atexit.unregister, hidden.close)
-                own = generators_in(self._engine.model, self._train_set, self._collate_fn)
+                program = (self._engine.model, self._train_set, self._collate_fn)
+                found = [*generators_in(*program), *generators_in(self._loss)]
+                own = list({id(each): each for each in found}.values())
                 hidden.enter_context(secret_randomness(self._randomness, own))
+                options = self._secret_in_workers(options)
             yield from self._deliver(physical_batch_size, options, fixed_shape)
+
+    def _secret_in_workers(self, options: LoaderOptions) -> LoaderOptions:
+        if options.num_workers == 0:
+            return options
+        parts = (self._train_set, options.collate_fn)
+        seeds = SecretInWorker.drawn(self._randomness, parts, options.worker_init_fn)
+        return replace(options, worker_init_fn=seeds)
 
     def restore_randomness(self) -> None:
         """Give the program its own random numbers back: a loop is over, or another one begins.
@@ -131,18 +144,7 @@ class BatchLoader:
     def _deliver(
         self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None
     ) -> Iterator[Any]:
-        if self._ended():
-            raise PrivacyError(
-                "private.finish() has ended this run. Fix: draw batches before, or attach a new "
-                "plan."
-            )
-        if self._steps.done == self._plan.steps:
-            raise PrivacyError(
-                f"all {self._plan.steps} planned steps are done: one loop over private.batches() "
-                "runs through all of them, epochs included. Fix: no outer loop over epochs; or "
-                "steps = private.steps() before it, and in each epoch "
-                "itertools.islice(steps, private.plan.steps // epochs)."
-            )
+        self._refuse_no_steps()
         self._engine.refuse_changes()
         self._steps.restart()
         if fixed_shape is None:
@@ -176,6 +178,27 @@ class BatchLoader:
         if self._steps.state == "complete" and not self._ended():
             raise PrivacyError(
                 "the last batch was delivered, but optimizer.step() was not called after it."
+            )
+
+    def _refuse_no_steps(self) -> None:
+        """Refuse a loop where no step is left."""
+        if self._ended():
+            raise PrivacyError(
+                "private.finish() has ended this run. Fix: draw batches before, or attach a new "
+                "plan."
+            )
+        if self._steps.done == self._plan.steps and not self._loop:
+            raise PrivacyError(
+                f"all {self._plan.steps} planned steps are done, and were when the run was taken "
+                "up: model and optimizer are as the last one left them. Fix: no loop where "
+                "private.steps_done == plan.steps."
+            )
+        if self._steps.done == self._plan.steps:
+            raise PrivacyError(
+                f"all {self._plan.steps} planned steps are done: one loop over private.batches() "
+                "runs through all of them, epochs included. Fix: no outer loop over epochs; or "
+                "steps = private.steps() before it, and in each epoch "
+                "itertools.islice(steps, private.plan.steps // epochs)."
             )
 
     def _ended(self) -> bool:

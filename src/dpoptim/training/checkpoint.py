@@ -28,6 +28,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.files import remove_litter, write_atomically
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
+from dpoptim.plan_text import differences
 from dpoptim.printable import printable
 from dpoptim.training.privacy_units import Units
 
@@ -259,8 +260,10 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
     theirs = checkpoint["identity"]
     if Plan.from_json(theirs["plan"]) != Plan.from_json(ours["plan"]):
         raise ValueError(
-            "resume: the checkpoint belongs to another plan. Fix: make the plan with the same "
-            "settings, or load it with dpoptim.Plan.from_json."
+            "resume: the checkpoint belongs to another plan: "
+            f"{differences(theirs['plan'], ours['plan'])}. Fix: make the plan with the same "
+            "settings, or load it with dpoptim.Plan.from_json. Other settings are another run, on "
+            "a charge of its own, which may begin with this one's weights: without resume."
         )
     run, known = checkpoint["gate"]["reservation"], {entry.id for entry in ledger.entries()}
     # before its first step a run may not be charged yet; on disk it then will be

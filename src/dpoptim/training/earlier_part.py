@@ -15,10 +15,14 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.agreement import digest
 from dpoptim.distributed.checkpoints import own
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.gradients.boxes import changed, is_large
+from dpoptim.gradients.boxes import changed, is_large, whole
 from dpoptim.gradients.summation_groups import Indices
 from dpoptim.gradients.totals import Totals
-from dpoptim.training.checkpoint import checkpoint_to_resume, refuse_other_training
+from dpoptim.training.checkpoint import (
+    checkpoint_to_resume,
+    read_checkpoint,
+    refuse_other_training,
+)
 from dpoptim.training.rank_files import with_parts
 
 
@@ -51,6 +55,38 @@ def handed_on(tensors: list[Tensor], ranks: Ranks, _: str, value: Any) -> Any:
         else torch.empty(value.shape, dtype=value.dtype)
     )
     return ranks.filled(tensor)
+
+
+def released_weights(
+    checkpoint: str | Path, *, checkpoint_key: bytes | None = None
+) -> dict[str, Tensor]:
+    """The model's state dict in a checkpoint of a run that cannot go on, or need not.
+
+    Args:
+        checkpoint: what `PrivateTraining.save` wrote, after some of the run's steps.
+        checkpoint_key: as `attach` had it.
+
+    Returns:
+        for ``model.load_state_dict``.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no checkpoint, it was changed, or is sealed with
+            another key.
+
+    **Guarantee.** That of its run, whatever became of it: these weights had been released. All else
+    in the file stays secret.
+
+    Examples:
+        >>> import dpoptim
+        >>> try:
+        ...     dpoptim.released_weights("run.checkpoint")
+        ... except FileNotFoundError as error:
+        ...     print(error)
+        resume: there is no checkpoint at run.checkpoint. Fix: give what private.save(path) wrote.
+    """
+    path = Path(checkpoint)
+    contents, _ = read_checkpoint(path, key=checkpoint_key)
+    return dict(whole(with_parts(contents, path, checkpoint_key)["model"]))
 
 
 class EarlierPart:

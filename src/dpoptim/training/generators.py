@@ -4,10 +4,19 @@ import functools
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dis import get_instructions
-from itertools import islice
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from itertools import chain, islice
+from types import (
+    BuiltinMethodType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, cast
 
 import numpy as np
@@ -17,10 +26,11 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 MOST_OBJECTS = 20_000  # that are looked at for generators
 LIBRARIES = {"torch", "numpy", "builtins", "dpoptim", *sys.stdlib_module_names} - {"__main__"}
 # kinds, as tuples: a union that is written where it is asked for is made anew each time
+BOUND = (MethodType, BuiltinMethodType)  # such as rng.random
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-HOLD_NONE = (torch.Tensor, np.ndarray, str, bytes, int, float, type, ModuleType)
-ROWS = (list, tuple, set, frozenset, deque)
 SHARED = (FunctionType, *GENERATORS)
+ROWS = (list, tuple, set, frozenset, deque)
+HOLD_NONE = (torch.Tensor, np.ndarray, str, bytes, int, float, type, ModuleType)
 
 
 def everywhere(own: Sequence[Generator]) -> list[Generator]:
@@ -83,23 +93,28 @@ def generators_in(*parts: Any) -> list[Generator]:
     functions and methods of the program name; not what libraries hold for themselves.
 
     Args:
-        parts: models, data sets, functions. The nearest `MOST_OBJECTS` of what they hold are
-            looked at.
+        parts: models, data sets, functions. `MOST_OBJECTS` of what they hold are looked at, one of
+            each container in turn: a long list of records hides nothing beside it.
     """
     found: list[Generator] = []
-    left, seen, kinds = deque(parts), set[int](), set[type]()
+    left, seen = deque([iter(parts)]), set[int]()
+    slots: dict[type, list[MemberDescriptorType]] = {}  # of the kinds that were met
     while left and len(seen) < MOST_OBJECTS:
-        value = left.popleft()
-        if value is None or id(value) in seen or isinstance(value, HOLD_NONE):
-            continue
-        seen.add(id(value))
-        if isinstance(value, GENERATORS):
-            found += [value] if has_state(value) else []
-            continue
-        left.extend(islice(held(value), MOST_OBJECTS))
-        for kind in {*type(value).__mro__} - kinds:
-            kinds.add(kind)
-            left.extend(held_by_class(kind))
+        contents = left.popleft()
+        for value in contents:
+            if value is None or id(value) in seen or isinstance(value, HOLD_NONE):
+                continue
+            seen.add(id(value))
+            left.append(contents)
+            if isinstance(value, GENERATORS):
+                found += [value] if has_state(value) else []
+                break
+            if type(value) not in slots:
+                slots[type(value)] = slots_of(type(value))
+                left.append(iter(held_by_class(type(value))))
+            inside = chain(held(value), in_slots(value, slots[type(value)]))
+            left.append(iter(list(islice(inside, MOST_OBJECTS))))
+            break
     return found
 
 
@@ -110,18 +125,32 @@ def has_state(generator: Generator) -> bool:
 
 def held(value: Any) -> Iterable[Any]:
     """Contents of a container, a function or an object, without running any code of its own."""
-    if isinstance(value, dict):
-        return value.values()
-    if isinstance(value, ROWS):
-        return value
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
-    if isinstance(value, MethodType):
-        return (value.__self__, value.__func__)
+    if isinstance(value, BOUND):
+        return (value.__self__, getattr(value, "__func__", None))
     if isinstance(value, FunctionType):
         return held_by_function(value)
-    own: Mapping[str, Any] = getattr(value, "__dict__", {})
-    return own.values()
+    inside: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inside = value.values()
+    elif isinstance(value, ROWS):
+        inside = value
+    return chain(getattr(value, "__dict__", {}).values(), inside)
+
+
+def slots_of(kind: type) -> list[MemberDescriptorType]:
+    """Places that a class and its bases have for ``__slots__``; Python's own classes aside."""
+    bases = () if kind.__module__ == "builtins" else kind.__mro__
+    places = (place for base in bases for place in vars(base).values())
+    return [place for place in places if isinstance(place, MemberDescriptorType)]
+
+
+def in_slots(value: Any, slots: Iterable[MemberDescriptorType]) -> Iterator[Any]:
+    """What an object keeps in these."""
+    for slot in slots:
+        with suppress(AttributeError):  # nothing is in it
+            yield slot.__get__(value)
 
 
 def held_by_function(function: FunctionType) -> Iterable[Any]:
@@ -131,10 +160,10 @@ def held_by_function(function: FunctionType) -> Iterable[Any]:
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     named = function.__globals__
     shared = draws_or_calls(named[name] for name in globals_of(function.__code__) if name in named)
-    return (*map(contents, function.__closure__ or ()), *defaults, *shared)
+    return (*map(in_cell, function.__closure__ or ()), *defaults, *shared)
 
 
-def contents(cell: CellType) -> Any:
+def in_cell(cell: CellType) -> Any:
     """What a closure holds in one of its cells; None before it is filled."""
     try:
         return cell.cell_contents
@@ -151,13 +180,16 @@ def globals_of(code: CodeType) -> frozenset[str]:
 
 
 def held_by_class(kind: type) -> list[Any]:
-    """Methods and generators of a class, without those of its bases."""
-    return [] if of_library(kind) else draws_or_calls(vars(kind).values())
+    """Methods and generators of a class and its bases."""
+    own = [base for base in kind.__mro__ if not of_library(base)]
+    return draws_or_calls(each for base in own for each in vars(base).values())
 
 
 def draws_or_calls(values: Iterable[Any]) -> list[Any]:
     """Generators and functions; whatever else is shared by all would be looked at without end."""
-    bare = (getattr(each, "__func__", each) for each in values)  # of static and class methods
+    given = list(values)
+    bare = [getattr(each, "__func__", each) for each in given]  # of static and class methods
+    bare += [each.__self__ for each in given if isinstance(each, BOUND)]
     return [each for each in bare if isinstance(each, SHARED)]
 
 

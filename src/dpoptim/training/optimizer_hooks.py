@@ -101,6 +101,7 @@ class OptimizerHooks:
             if self._steps.moved:
                 self._iterates.leave()
             self._gradients.begin(optimizer, moves=self._steps.moved)
+            self._steps.settle()
         else:
             self._groups[id(optimizer)] = [dict(group) for group in optimizer.param_groups]
         return changed

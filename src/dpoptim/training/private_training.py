@@ -30,7 +30,11 @@ from dpoptim.training.isolation import IsolationWarning
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.prepared import Prepared
 from dpoptim.training.rank_files import save_with_parts
-from dpoptim.training.reentry import refuse_another_program, refuse_several_processes
+from dpoptim.training.reentry import (
+    refuse_another_program,
+    refuse_several_processes,
+    say_how_to_go_on,
+)
 from dpoptim.training.refusals import refuse_changed_parameters
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.request import Request
@@ -88,7 +92,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         ranks.arrive("dpoptim.attach")
         identity = found.identity
         self._owns_ledger = request.ledger is None
-        self._ledger = ranks.ledger(request.ledger or Ledger(neighboring=plan.neighboring))
+        ledger = request.ledger or Ledger(neighboring=plan.neighboring)
+        self._ledger = ranks.ledger(ledger.of_units(found.units.name))
         if self._owns_ledger:
             weakref.finalize(self, self._ledger.close)
         deal = ranks.dealer(streams.common("ranks of waiting"))
@@ -122,7 +127,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             streams,
             sharded=self._sharded,
             checked=None if self._loss is None else self._loss.collate_fn,
-            loss_checked=self._loss is not None,
+            loss=request.loss,
         )
         self._caveats, self._saved_at, self._left = earlier.caveats, earlier.steps_done, False
         self._attached = Attached(
@@ -323,6 +328,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
     ) -> None:
         if error is not None:
             explain(error, traceback)
+            if self._ranks.size == 1 and not self._steps.gate.ended:
+                say_how_to_go_on(error, self.steps_done, self.plan.steps)
         try:
             if error is None:
                 refuse_changed_parameters(self._engine, everything=True)

@@ -58,3 +58,16 @@ def refuse_several_processes(ranks: Ranks) -> None:
             "private.save(path) before it is left, and dpoptim.attach(..., resume=path) in all of "
             "them."
         )
+
+
+def say_how_to_go_on(error: BaseException, done: int, steps: int) -> None:
+    """Note on an error that ends a `with` that its run can go on; attaching anew would be charged.
+
+    Args:
+        done: so many steps are, of ``steps``.
+    """
+    if 0 < done < steps:
+        error.add_note(
+            f"dpoptim: {done} of {steps} steps are done, and the whole run is charged; attaching "
+            "anew charges another. In this process `with private:` goes on with this one."
+        )

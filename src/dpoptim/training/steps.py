@@ -107,7 +107,7 @@ class Steps:
         """Let the gate release this step's sums, and write the noisy mean into ``.grad``.
 
         Nothing remembers the step before its noise is drawn: if that is interrupted, the step is
-        done again.
+        done again. Over it is with `settle`.
         """
         self._ranks.begin(RELEASE, self.done)
         self.gate.open()  # first: a refusal must leave the sums as they were
@@ -133,6 +133,9 @@ class Steps:
             self.noise_std = self._noise_of(self.done - 1, gain)
             self.noise_shares = shares
             self.moved = True
+
+    def settle(self) -> None:
+        """End the step: an update that fails is done again from what was released."""
         self._state, self.microbatches = "idle", 0
 
     def _sums_and_query(self) -> tuple[list[list[Tensor]], Sequence[Vector]]:

@@ -6,11 +6,14 @@ whose two ends prove to each other who they are. For a batch of a few hundred re
 longer than to copy it.
 """
 
+import functools
 import io
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
@@ -49,7 +52,24 @@ class Sending:
     collate: Callable[[list[Any]], Any]
 
     def __call__(self, items: list[Any]) -> "Message":
+        leave_with_parent()
         return Message(written(self.collate(items)))
+
+
+@functools.cache
+def leave_with_parent() -> None:
+    """Let this worker end, once its loop does, without handing over batches that nobody will take.
+
+    Python would wait until what was sent has been read, for ever where the reader was killed: the
+    other workers hold the same pipe open.
+    """
+    parent = os.getppid()
+
+    def leave() -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    Finalize(None, leave, exitpriority=0)  # before queues wait for their readers
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from dpoptim.data.sparse_rows import count_rows, with_rows
 from dpoptim.data.unquoted import one_axis
 from dpoptim.distributed.alone import alone
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.estimators.persons import owners_of, per_person
+from dpoptim.estimators.persons import owners_of, per_person, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import stated_delta
@@ -155,7 +155,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
             gate = TrialsGate(
                 event=event,
                 neighboring=relation,
-                ledger=ranks.ledger(own if self.ledger is None else self.ledger),
+                ledger=ranks.ledger((self.ledger or own).of_units(units_in(x, owners)[0].name)),
                 noise=ranks.common_stream(self.noise_seed, "trials"),
                 label=type(self).__name__,
             )
