@@ -147,7 +147,7 @@ def slots_of(kind: type) -> list[MemberDescriptorType]:
 
 
 def in_slots(value: Any, slots: Iterable[MemberDescriptorType]) -> Iterator[Any]:
-    """What an object keeps in these."""
+    """Contents of an object's slots."""
     for slot in slots:
         with suppress(AttributeError):  # nothing is in it
             yield slot.__get__(value)
@@ -164,7 +164,7 @@ def held_by_function(function: FunctionType) -> Iterable[Any]:
 
 
 def in_cell(cell: CellType) -> Any:
-    """What a closure holds in one of its cells; None before it is filled."""
+    """Contents of a closure's cell; None before it is filled."""
     try:
         return cell.cell_contents
     except ValueError:

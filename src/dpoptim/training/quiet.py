@@ -28,12 +28,7 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
     """
     own = generators_in(model) if own is None else own
     modes = {module: module.training for module in model.modules()}
-    # a forward pass has copies of parameters that are spread, and no way to write into those
-    copied, parameters = list(model.buffers()), [p for p in model.parameters() if not spread(p)]
-    # of larger ones there may be no room for two
-    if sum(p.numel() for p in parameters) <= COPIED_PARAMETERS:
-        copied += parameters
-    before = {t: t.detach().clone() for t in copied}
+    before = copies_in(model)
     elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
     try:
         with ExitStack() as generators:
@@ -51,6 +46,16 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
             for t, value in before.items():
                 if not torch.equal(t, value):
                     t.copy_(value)
+
+
+def copies_in(model: nn.Module) -> dict[Tensor, Tensor]:
+    """Copies of a model's buffers, and of its parameters if it is not very large."""
+    # a forward pass has copies of parameters that are spread, and no way to write into those
+    copied, parameters = list(model.buffers()), [p for p in model.parameters() if not spread(p)]
+    # of larger ones there may be no room for two
+    if sum(p.numel() for p in parameters) <= COPIED_PARAMETERS:
+        copied += parameters
+    return {t: t.detach().clone() for t in copied}
 
 
 @contextmanager
