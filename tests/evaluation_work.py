@@ -50,6 +50,23 @@ def scored(rank: int, way: str, path: str) -> dict[str, Any]:
         }
 
 
+def in_groups(rank: int, folder: str) -> dict[str, Any]:
+    """What a run of ranks 1 and 2 scores, and one of rank 0 alone, each on a ledger of its own."""
+    groups = [dist.new_group([0]), dist.new_group([1, 2])]
+    mine = min(rank, 1)
+    model, (x, y) = model_of(), records(HELD_OUT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    plan = plan_for(METHODS["flat"](), steps=1, noise_multiplier=2.0)
+    data = TensorDataset(*records())
+    with dpoptim.Ledger(f"{folder}/{mine}.sqlite", epsilon=8.0, delta=1e-4) as ledger:
+        with dpoptim.attach(
+            plan, model, optimizer, data, ledger=ledger, process_group=groups[mine]
+        ) as private:
+            scores = private.evaluate(TensorDataset(x, y), **COST)
+            private.finish()
+        return {"scores": scores.confusion, "entries": [each.label for each in ledger.entries()]}
+
+
 def mistaken(rank: int, how: str) -> str:
     """What a rank hears where rank 1 scores other records, fails in one, or does not score."""
     model = model_of()

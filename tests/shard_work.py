@@ -268,6 +268,11 @@ def differing(rank: int) -> dict[str, str]:
             fit(x[own], labels[own], classes=["maybe", "no", "yes", "what"][: 3 + rank])
         ),
         "data": caught(fit(x + rank, labels, sharded=False)),
+        "weights": caught(
+            lambda: estimator("noisy-gd", sharded=True, steps=4).fit(
+                x[own], labels[own], 2.0 if rank else None
+            )
+        ),
         "the whole taken for shards": caught(
             lambda: estimator("noisy-gd", sharded=True).fit(x, labels)
         ),

@@ -21,6 +21,14 @@ def test_all_ranks_get_what_one_process_would_release(way: str, tmp_path: Path) 
         assert all(each[name] == alone[name] for name in each)
 
 
+def test_runs_in_groups_of_ranks_score_each_by_itself(tmp_path: Path) -> None:
+    """Also those without rank 0; nothing has been trained, so the scores are the same."""
+    first, *others = run_ranks(3, work.in_groups, str(tmp_path))
+    for each in (first, *others):
+        assert each["entries"] == ["evaluation"]  # the run has released nothing
+        assert np.array_equal(each["scores"], first["scores"])
+
+
 @pytest.mark.parametrize(
     ("how", "first", "second"),
     [

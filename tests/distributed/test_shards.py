@@ -175,6 +175,7 @@ def test_ranks_that_differ_or_fail_are_named_on_all() -> None:
         "columns": "number of columns",
         "classes": "classes",
         "data": "data set",
+        "weights": "kind of sample_weight (given or None)",
         "shards taken for the whole": "data set",
     }.items():
         assert first[case].startswith(other.format(name)), case

@@ -302,6 +302,22 @@ def test_bad_sparse_tables(fit: str) -> None:
     said_of(lambda ledger: FITS[fit](sparse.coo_array(np.ones(673)), y, ledger), "Fix: X\\[:, None")
 
 
+@pytest.mark.parametrize("kind", ["csr", "csc", "bsr", "coo"])
+@pytest.mark.parametrize("fit", OF_TABLES)
+def test_entries_outside_of_a_table_are_not_quoted(fit: str, kind: Any) -> None:
+    table = sparse.coo_array(X).asformat(kind)
+    places = table.coords[1] if kind == "coo" else table.indices
+    for place in (-31, 98127):
+        places[3] = place
+        said_of(lambda ledger: FITS[fit](table, LABELS, ledger), "X is a damaged sparse table")
+
+
+def test_rows_that_end_beyond_a_tables_entries() -> None:
+    table = sparse.csr_array(X)
+    table.indptr[5] = 10 * len(table.data)
+    said_of(lambda ledger: FITS[OF_TABLES[0]](table, LABELS, ledger), "X is a damaged sparse table")
+
+
 @pytest.mark.parametrize("fit", [name for name in FITS if " " in name])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_gaps_of_sparse_tables(fit: str, value: float) -> None:

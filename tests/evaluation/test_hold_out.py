@@ -162,3 +162,38 @@ def test_owners_that_are_unclear_are_refused(owners: list[Any], said: str) -> No
 
     options: Any = {"unit": Unit("person", 2), "persons": range(N), "rows_per_record": 2}
     in_training(nn.Linear(4, 3), data, refused, **options)
+
+
+class Masked(Dataset[Any]):
+    """Draws as augmentations do: from the common generators, and from one of its own."""
+
+    def __init__(self) -> None:
+        self.own, self.drawn = np.random.default_rng(3), list[float]()
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.drawn += [self.own.random(), np.random.random(), float(torch.rand(()))]
+        return torch.ones(3) * (index % 2), index % 2
+
+
+def test_nobody_foretells_what_a_hold_out_draws_at_random() -> None:
+    """By a public seed, a record more would shift the numbers of all that follow."""
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        data = Masked()
+        train = TensorDataset(torch.ones(N, 3), torch.zeros(N, dtype=torch.long))
+
+        def score(private: PrivateTraining, data: Masked = data) -> None:
+            data.drawn.clear()
+            before = (data.own.bit_generator.state, torch.get_rng_state().tolist())
+            private.evaluate(data, epsilon=50.0)
+            assert (data.own.bit_generator.state, torch.get_rng_state().tolist()) == before
+
+        in_training(nn.Linear(3, 2), train, score)
+        drawn.append(data.drawn)
+    assert len(drawn[0]) == len(drawn[1]) == 3 * N
+    assert not np.isin(*drawn).any()

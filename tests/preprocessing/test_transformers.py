@@ -111,6 +111,11 @@ def test_quantiles() -> None:
         clone(scaler).set_params(quantile=0.7).fit(x)
 
 
+def test_no_warning_tells_of_a_number_beyond_all_bounds() -> None:
+    ends = DPMinMaxScaler(0.0, 0.25).fit([[0.1], [0.2]])
+    assert np.array_equal(ends.transform([[1e308], [-1e308], [0.25], [0.0]]).T, [[1, -1, 1, -1]])
+
+
 def test_public_categories() -> None:
     encoder = DPOneHot([["no", "yes"], ["red", "green", "blue"]])
     found = encoder.fit_transform([["yes", "blue"], ["perhaps", "red"], [None, "green"]])

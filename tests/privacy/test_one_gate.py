@@ -132,12 +132,18 @@ def test_only_the_gate_charges() -> None:
 
 def test_only_what_charges_for_all_ranks_works_as_if_there_were_no_others() -> None:
     """A search reserves for the trials of all ranks before the first, a pipeline is fitted on rank
-    0: anywhere else each rank would release, and charge, anew.
+    0, a run's hold-out is scored in the process that keeps its ledger: anywhere else each rank
+    would release, and charge, anew.
     """
     asks = {
         name for name, text in sources().items() if re.search(r"\balone\(\):|_alone\.set", text)
     }
-    assert asks == {"distributed/alone.py", "tuning/search.py", "preprocessing/pipeline.py"}
+    assert asks == {
+        "accounting/ledger_of_ranks.py",
+        "distributed/alone.py",
+        "preprocessing/pipeline.py",
+        "tuning/search.py",
+    }
 
 
 def test_only_the_gate_starts_correlated_noise() -> None:

@@ -7,6 +7,7 @@ import dp_accounting as dp
 
 from dpoptim.accounting.balance import Remaining
 from dpoptim.accounting.ledger import Ledger, Reservation
+from dpoptim.distributed.alone import alone
 
 FromFirst = Callable[[Callable[[], Any]], Any]
 Given = ParamSpec("Given")
@@ -120,10 +121,16 @@ class LedgerOfRanks(Ledger):
 def in_its_process(ledger: Ledger, act: Callable[[Ledger], Answer]) -> Answer:
     """Do what reads private data and charges a ledger in the one process that keeps it.
 
-    All ranks call it, and get the answer, or the error.
+    All ranks of the ledger's run call it, and get the answer, or the error; of several runs in
+    groups of ranks, each has a process of its own.
     """
+
+    def act_alone(own: Ledger) -> Answer:
+        with alone():
+            return act(own)
+
     if not isinstance(ledger, LedgerOfRanks):
-        return act(ledger)
-    answer: Answer = ledger._from_first(lambda: act(ledger._real))
+        return act_alone(ledger)
+    answer: Answer = ledger._from_first(lambda: act_alone(ledger._real))
     ledger._look()
     return answer

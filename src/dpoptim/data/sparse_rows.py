@@ -1,6 +1,7 @@
 """Sparse tables: a few of their rows, or one column, are dense at a time, and the table never."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,11 @@ def canonical(x: Any) -> Any:
 
     Args:
         x: any of SciPy's sparse arrays or matrices, with two axes. It is not changed.
+
+    Raises:
+        ValueError: entries do not fit the shape.
     """
-    entries = coo_array(x)
+    entries = entries_of(x)
     order = np.lexsort((entries.col, entries.row))  # stable: repeated ones stay in their order
     row, column, values = entries.row[order], entries.col[order], entries.data[order]
     new = np.ones(len(values), dtype=bool)
@@ -58,6 +62,25 @@ def canonical(x: Any) -> Any:
     there = values != 0
     kind = csr_array if isinstance(x, sparray) else csr_matrix
     return kind((values[there], (row[there], column[there])), shape=x.shape)
+
+
+def entries_of(x: Any) -> coo_array:
+    """The entries of a sparse table, as stored.
+
+    Raises:
+        ValueError: they do not fit its shape. SciPy's own errors quote an entry's place, and it
+            writes beyond its arrays where rows end beyond them.
+    """
+    try:
+        if hasattr(x, "check_format"):
+            copy(x).check_format()  # which changes what it looks at
+        return coo_array(x)
+    except ValueError:
+        pass
+    raise ValueError(
+        "X is a damaged sparse table: what it stores does not fit its shape. Fix: make it anew; "
+        "SciPy's X.check_format() says what is wrong, and may quote an entry's place."
+    )
 
 
 class SparseRows:

@@ -66,6 +66,7 @@ def own_part(
         **{name: without_addresses(value) for name, value in settings.items()},
         "number of columns": str(x.shape[1]),
         "weights to start from": without_addresses(getattr(estimator, "_weights", None)),
+        "kind of sample_weight (given or None)": str(weights is not None),
     }
     if not settings["sharded"]:
         facts["data set"] = sample_of(x, y)

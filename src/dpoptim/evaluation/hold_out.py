@@ -1,6 +1,7 @@
 """A network's scores on a private hold-out: what `PrivateTraining.evaluate` does."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,12 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_of_ranks import in_its_process
 from dpoptim.evaluation.evaluate import ClassifierScores, evaluate_classifier
 from dpoptim.evaluation.regressor import RegressorScores, evaluate_regressor
+from dpoptim.noise.stream import KeyStream
 from dpoptim.statistics import Floats, ask_first
 from dpoptim.target_range import TargetBound
 from dpoptim.torch_internals import pytree
+from dpoptim.training.generators import generators_in
+from dpoptim.training.secret_randomness import secret_randomness
 
 Collate = Callable[[list[Any]], Any]
 Outputs = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
@@ -48,12 +52,16 @@ def evaluate_hold_out(
         rows: of the hold-out that count, one of each unit. unit: what the guarantee protects.
 
     **Guarantee.** As for `evaluate_classifier` and `evaluate_regressor`: each record goes through
-    the model alone, so that no record's score depends on another, and one process releases.
+    the model alone, so that no record's score depends on another, and one process releases. What
+    model, data and collate function draw at random meanwhile comes from secret seeds, but for
+    ``noise_seed``: by a public one, a record more would shift the numbers of all that follow.
     """
     if not len(rows):
         raise ValueError("hold_out holds no records; give a data set with some.")
     ask_first(ledger, epsilon=epsilon, delta=delta, neighboring=neighboring)
-    found, targets = outputs_alone(model, hold_out, rows, collate, outputs or outputs_by_labels)
+    own = generators_in(model, hold_out, collate, outputs)
+    with secret_randomness(KeyStream(), own) if noise_seed is None else nullcontext():
+        found, targets = outputs_alone(model, hold_out, rows, collate, outputs or outputs_by_labels)
     if found.shape[1] == 1 and target_bound is None:
         raise ValueError(
             "target_bound is missing: the model has one output, a number. Fix: a public bound "

@@ -98,4 +98,4 @@ class DPMinMaxScaler(BoundedColumns):
 
     def _map(self, x: Floats, columns: Any) -> Floats:
         low, high = self.low_[columns], self.high_[columns]
-        return np.clip((x - low) / (high - low) * 2 - 1, -1.0, 1.0)
+        return (np.clip(x, low, high) - low) / (high - low) * 2 - 1
