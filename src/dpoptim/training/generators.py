@@ -98,7 +98,7 @@ def generators_in(*parts: Any) -> list[Generator]:
     """
     found: list[Generator] = []
     left, seen = deque([iter(parts)]), set[int]()
-    slots: dict[type, list[MemberDescriptorType]] = {}  # of the kinds that were met
+    slots: dict[int, list[MemberDescriptorType]] = {}  # of the kinds that were met, by their ids
     while left and len(seen) < MOST_OBJECTS:
         contents = left.popleft()
         for value in contents:
@@ -109,10 +109,10 @@ def generators_in(*parts: Any) -> list[Generator]:
             if isinstance(value, GENERATORS):
                 found += [value] if has_state(value) else []
                 break
-            if type(value) not in slots:
-                slots[type(value)] = slots_of(type(value))
+            if (kind := id(type(value))) not in slots:
+                slots[kind] = slots_of(type(value))
                 left.append(iter(held_by_class(type(value))))
-            inside = chain(held(value), in_slots(value, slots[type(value)]))
+            inside = chain(held(value), in_slots(value, slots[kind]))
             left.append(iter(list(islice(inside, MOST_OBJECTS))))
             break
     return found
