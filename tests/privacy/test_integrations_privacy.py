@@ -13,7 +13,8 @@ import dpoptim
 from integrations.small_language import Sentences, causal, classifier, collate
 
 transformers = pytest.importorskip("transformers")
-from dpoptim.integrations.transformers import PrivateTrainer, PrivateTrainerMixin  # noqa: E402
+from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
+from dpoptim.integrations.transformers_checkpoints import PrivateCheckpoints  # noqa: E402
 
 C, RECORDS, RATE = 0.7, 10, 0.5
 
@@ -105,7 +106,7 @@ def test_checkpoint_folders_tell_nothing_of_secret_random_numbers(
     """Whoever has the generator's state has every mask of dropout, and how many rows drew one."""
     assert saved_states(tmp_path / "secret") == []
     assert len(saved_states(tmp_path / "for tests", noise_seed=1)) == 2
-    monkeypatch.delattr(PrivateTrainerMixin, "_save_rng_state")
+    monkeypatch.delattr(PrivateCheckpoints, "_save_rng_state")
     assert len(saved_states(tmp_path / "mutant")) == 2
 
 
