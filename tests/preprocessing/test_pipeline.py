@@ -221,5 +221,9 @@ def test_persons_are_protected_by_the_whole_or_refused_before_anything_is_spent(
         free = PrivatePipeline([("s", DPMinMaxScaler(**bounds)), ("m", model)], **common)
         for given in ({"persons": owners}, {"m__persons": owners}):
             assert free.fit(x, y, **given).privacy_.unit == "person"
-        assert free.fit(x, y).privacy_.unit == "record"
-        assert free.privacy_.epsilon <= 4.0
+        spent = len(ledger.entries())
+        with pytest.raises(dpoptim.errors.LedgerError, match="do not add up"):
+            free.fit(x, y)
+        assert len(ledger.entries()) == spent
+    assert free.set_params(ledger=None).fit(x, y).privacy_.unit == "record"
+    assert free.privacy_.epsilon <= 4.0
