@@ -54,7 +54,7 @@ def released(estimator: Any, *table: Any) -> list[tuple[Tensor, float]]:
     return seen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     hostile=st.lists(st.sampled_from(HOSTILE), min_size=FEATURES, max_size=FEATURES),
     weight=st.sampled_from(WEIGHTS),
@@ -107,7 +107,7 @@ def test_one_record_moves_no_sum_by_more_than_the_bound(
         assert bool(torch.isfinite(a).all())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 1000),
     weight=st.sampled_from([1.0, 1e300, np.inf, np.nan, -3.0]),
@@ -141,7 +141,7 @@ def test_sums_of_entries_are_exact(
         assert torch.equal(whole, total(rng.permutation(40)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     hostile=st.lists(
         st.sampled_from([*HOSTILE[:-3], np.nan]), min_size=FEATURES, max_size=FEATURES
