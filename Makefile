@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
 WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
-# Minutes on two cores (19 on slow ones); what `make test-all` adds takes more: cases at one more size, and figures.
+# Minutes on two cores (20 on slow ones); what `make test-all` adds takes more: cases at one more size, and figures.
 LEFT_OUT = -m "not figures and not variants"
 
 .PHONY: demo test test-all tests check lint audit torture bench docs clean
