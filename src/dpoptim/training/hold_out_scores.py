@@ -43,8 +43,8 @@ class HoldOutScores(PublicFigures):
 
         Args:
             hold_out: records with the target last, or dictionaries with "labels", collated as
-                attach was told; none of them in the training data. Which is
-                which must have been decided for each record (or person) by itself.
+                attach was told; none of them in the training data. Which is which must have been
+                decided for each record (or person) by itself.
             epsilon: what these scores may cost, on top of the training.
             delta: default the plan's.
             n: public number of records in it (of persons); needed under add-or-remove-one.
@@ -52,8 +52,9 @@ class HoldOutScores(PublicFigures):
                 one with several is scored as a classifier, its outputs as logits.
             persons: the owner of each record; needed where the plan's unit is a person. Only the
                 first record of each counts.
-            outputs: from the model and a batch of one record to its outputs (1, k) and its target;
-                default: what the model returns for the other entries, or its ``.logits``.
+            outputs: from the model and a batch of one record to its outputs (1, k) and its target,
+                by nothing that it keeps from other records, which is on trust; default: what the
+                model returns for the other entries, or its ``.logits``.
             confidence: of the intervals, in (0, 1); they include the noise.
             noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
                 release.
