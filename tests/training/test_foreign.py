@@ -235,7 +235,7 @@ def stream_twice(loop: Loop) -> None:
 MISTAKES: dict[Callable[[Loop], None], str] = {
     all_frozen: r"model has no parameter that requires a gradient.*Fix: requires_grad_",
     all_frozen_in_check: r"model has no parameter that requires a gradient.*Fix: requires_grad_",
-    scaled_step: r"GradScaler is not supported.*Fix: train without it",
+    scaled_step: r"GradScaler.*Fix: torch.amp.GradScaler\(enabled=False\)",
     clipped_values: r"there is no \.grad to clip.*Fix: leave it out",
     norm_of_gradient: r"\.grad is None.*Fix: look at the noisy mean after",
     copy_of_gradient: r"\.grad is None.*Fix: look at the noisy mean",

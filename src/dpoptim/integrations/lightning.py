@@ -17,6 +17,7 @@ from dpoptim.errors import PrivacyError, RankError
 from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.lightning_checkpoints import KEY, PrivateFiles
 from dpoptim.integrations.lightning_options import (
+    leave_out_scaler,
     refuse_finders,
     refuse_loaders,
     refuse_monitors,
@@ -106,6 +107,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         """Serve ``trainer.fit(module)`` too, where the module has no loader of its own."""
         if stage == "fit":
             refuse_finders(trainer)
+            self._undo.append(leave_out_scaler(trainer))
         if stage == "fit" and not is_overridden("train_dataloader", pl_module):
             own = vars(pl_module)
             own["train_dataloader"] = lambda: self.loader

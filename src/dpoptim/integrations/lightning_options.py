@@ -1,7 +1,8 @@
 """Options of a Lightning Trainer that cannot be kept, refused before anything is charged."""
 
+import functools
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import lightning.pytorch as pl
@@ -50,6 +51,19 @@ def refuse_finders(trainer: pl.Trainer) -> None:
                 )
 
 
+def leave_out_scaler(trainer: pl.Trainer) -> Callable[[], None]:
+    """Let ``precision="16-mixed"`` go without its GradScaler, see `foreign.NO_SCALER`.
+
+    Returns what puts it back.
+    """
+    plugin = trainer.precision_plugin
+    scaler = getattr(plugin, "scaler", None)
+    if scaler is None:
+        return lambda: None
+    plugin.scaler = None  # type: ignore[attr-defined]
+    return functools.partial(setattr, plugin, "scaler", scaler)
+
+
 def refuse_options(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     """Refuse options and strategies that change noised gradients, or split the module."""
     if trainer.world_size > 1 and type(trainer.strategy) is not DDPStrategy:
@@ -71,11 +85,6 @@ def refuse_options(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         named = "configure_gradient_clipping" if own else "gradient_clip_val"
         raise ValueError(
             f"{named} would find no gradients. Fix: leave it out; the plan clips each record's."
-        )
-    if "16-mixed" in str(trainer.precision) and not str(trainer.precision).startswith("bf16"):
-        raise ValueError(
-            "precision='16-mixed' needs a GradScaler, whose scale would change what is clipped. "
-            "Fix: precision='bf16-mixed'."
         )
 
 

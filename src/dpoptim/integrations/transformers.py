@@ -17,7 +17,7 @@ from dpoptim.integrations.language import losses_from_labels
 from dpoptim.integrations.loaders import PlanLoader, SealedStep
 from dpoptim.integrations.transformers_checkpoints import SECRET, PrivateCheckpoints
 from dpoptim.integrations.transformers_options import (
-    compile_for_sizes,
+    fit_accelerator,
     fit_to_plan,
     with_steps_of,
 )
@@ -104,7 +104,7 @@ class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints):
             **{name: with_steps_of(plan, each) for name, each in trainer.items()},
         )
         self._fit_to_plan(self.args)  # type: ignore[attr-defined]
-        compile_for_sizes(self.accelerator, fixed_shape)  # type: ignore[attr-defined]
+        fit_accelerator(self.accelerator, fixed_shape)  # type: ignore[attr-defined]
 
     def _fit_to_plan(self, args: transformers.TrainingArguments) -> None:
         fit_to_plan(self.plan, args, own_loss_of(self), sealed=self._key is not None)

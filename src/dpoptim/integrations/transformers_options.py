@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any
 
+import torch
 import transformers
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
@@ -80,11 +81,6 @@ def fit_to_plan(
     Raises:
         ValueError: options that cannot be kept, named with the fix.
     """
-    if args.fp16:
-        raise ValueError(
-            "args.fp16 needs a GradScaler, whose scale would change what is clipped. Fix: "
-            "bf16=True."
-        )
     if args.auto_find_batch_size:
         raise ValueError(
             "args.auto_find_batch_size would start the run again, on another charge. Fix: "
@@ -137,12 +133,15 @@ def fit_to_plan(
     args.include_num_input_tokens_seen = "no"  # how many there were is private
 
 
-def compile_for_sizes(accelerator: Any, fixed_shape: bool | None) -> None:
+def fit_accelerator(accelerator: Any, fixed_shape: bool | None) -> None:
     """Let ``args.torch_compile`` make graphs for all sizes of batches at once, unless one is fixed.
 
     A sampled batch has another size in each step: without this, each graph is compiled for the
-    first batch's, and again for all sizes.
+    first batch's, and again for all sizes. And switch the GradScaler of ``args.fp16`` off, see
+    `foreign.NO_SCALER`.
     """
+    if accelerator.scaler is not None:
+        accelerator.scaler = torch.amp.GradScaler(accelerator.device.type, enabled=False)
     plugin = getattr(accelerator.state, "dynamo_plugin", None)
     if not fixed_shape and plugin is not None and plugin.dynamic is None:
         plugin.dynamic = True

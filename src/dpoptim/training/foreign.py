@@ -8,10 +8,16 @@ from torch import nn
 
 from dpoptim.errors import PrivacyError
 
+# No record's loss is divided by how many there are, so gradients in float16 need no scale: one
+# that is smaller than float16's numbers is as far below the noise.
+NO_SCALER = (
+    "a GradScaler's scale would change what is clipped. Fix: torch.amp.GradScaler(enabled=False), "
+    "or none: losses that are handed over as a vector need no scale, in float16 neither."
+)
+
 # Notes on what other modules raise on the way through the `with` of a private training.
 HINTS = {
-    "torch.amp.grad_scaler": "GradScaler is not supported: its scale would change what is clipped. "
-    "Fix: train without it: float32, and bfloat16 under torch.autocast, need none.",
+    "torch.amp.grad_scaler": NO_SCALER,
     "torch.nn.utils.clip_grad": "between private.backward and optimizer.step there is no .grad to "
     "clip: clipped sums stay inside until noise is on them. Fix: leave it out, the plan clips each "
     "record's gradient; optimizer.register_step_pre_hook(...) for what is to happen to the noisy "

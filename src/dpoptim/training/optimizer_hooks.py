@@ -12,6 +12,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.optim.adam_bc import pass_on
 from dpoptim.torch_internals import put_first
+from dpoptim.training.foreign import NO_SCALER
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
@@ -84,10 +85,7 @@ class OptimizerHooks:
                 "batches there, and step once for each."
             )
         if getattr(optimizer, "grad_scale", None) is not None:
-            raise PrivacyError(
-                "GradScaler is not supported: its scale would change what is clipped. Fix: train "
-                "without it: float32, and bfloat16 under torch.autocast, need none."
-            )
+            raise PrivacyError(NO_SCALER)
         self._gradients.refuse_changes()
         self._engine.require_all_closed()
         if self._steps.microbatches == 1:  # of a step that may have been interrupted before

@@ -1,0 +1,118 @@
+"""Trainers that would scale losses in float16: they go without, to the weights of a plain loop."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dpoptim
+from integrations.small_language import RECORDS, Sentences, classifier, collate
+
+transformers = pytest.importorskip("transformers")
+lightning = pytest.importorskip("lightning.pytorch")
+pytest.importorskip("accelerate")
+
+from dpoptim.integrations.language import losses_from_labels  # noqa: E402
+from dpoptim.integrations.lightning import PrivateCallback  # noqa: E402
+from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
+
+HALF = torch.float16
+
+
+def plan() -> dpoptim.Plan:
+    return dpoptim.DPSGD(clip_norm=0.5).plan(
+        n=RECORDS, batch_size=12, steps=3, noise_multiplier=0.3, delta=1e-4
+    )
+
+
+def released(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def plain(*, narrow: bool) -> list[torch.Tensor]:
+    """A plain loop, with the lines of a scaler that is switched off."""
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    private = dpoptim.attach(
+        plan(), model, optimizer, Sentences(), loss=losses_from_labels, collate_fn=collate,
+        noise_seed=5,
+    )  # fmt: skip
+    with private:
+        for batch in private.batches():
+            with torch.autocast("cpu", HALF, enabled=narrow):
+                losses = losses_from_labels(model, batch)
+            private.backward(scaler.scale(losses))
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return released(model)
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+class OnPretendedGPU(PrivateTrainer):
+    """As on a GPU: on the CPU Accelerate takes ``fp16`` for float32."""
+
+    scaled = False
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        self.scaled = True
+        self.accelerator.scaler = torch.amp.GradScaler("cpu")
+        self.accelerator.native_amp = True
+        self.accelerator.state._mixed_precision = "fp16"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainers_need_no_scale(tmp_path: Path) -> None:
+    model = classifier()
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=64, learning_rate=0.5, fp16=True,
+        lr_scheduler_type="constant", report_to=[], disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    trainer = OnPretendedGPU(
+        model, args, train_dataset=Sentences(), data_collator=collate, plan=plan(), noise_seed=5,
+        optimizers=(torch.optim.SGD(model.parameters(), lr=0.5), None),
+    )  # fmt: skip
+    try:
+        trainer.train()
+    finally:
+        trainer.accelerator.state._mixed_precision = "no"
+    assert trainer.scaled
+    assert not trainer.accelerator.scaler.is_enabled()
+    narrow = plain(narrow=True)
+    assert same(released(model), narrow)
+    assert not same(narrow, plain(narrow=False))
+
+
+class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        return losses_from_labels(self.model, batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_needs_no_scale(tmp_path: Path) -> None:
+    plugin = lightning.plugins.MixedPrecision("16-mixed", "cpu")
+    scaler = plugin.scaler
+    assert scaler is not None
+    callback = PrivateCallback(plan(), Sentences(), collate_fn=collate, noise_seed=5)
+    module = Module(classifier())
+    fit = lightning.Trainer(
+        accelerator="cpu", plugins=[plugin], callbacks=[callback], default_root_dir=tmp_path,
+        logger=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    fit.fit(module, callback.loader)
+    assert same(released(module), plain(narrow=True))
+    assert plugin.scaler is scaler
