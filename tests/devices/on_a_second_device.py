@@ -337,6 +337,38 @@ def test_a_model_on_two_devices_is_trained(
         )
 
 
+def spread_by_hooks(model: nn.Module, device: torch.device) -> None:
+    """Put the last layer there, and Accelerate's hooks around all, as its ``device_map`` does."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    moving = hooks.AlignDevicesHook(execution_device="cpu", io_same_device=True)
+    hooks.add_hook_to_module(model, moving)
+    layers = list(model.children())
+    layers[-1].to(device)
+    for layer in layers:
+        place = device if layer is layers[-1] else "cpu"
+        hooks.add_hook_to_module(layer, hooks.AlignDevicesHook(execution_device=place))
+
+
+def test_a_model_that_is_spread_by_hooks_is_trained(device: torch.device) -> None:
+    _, data = problem("cpu")
+    data = TensorDataset(data.tensors[0].float(), data.tensors[1])
+    plan = METHODS["flat"].plan(n=N, batch_size=30, steps=3, noise_multiplier=0.0, delta=1e-5)
+    found = []
+    for spread in (True, False):
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+        if spread:
+            spread_by_hooks(model, device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with dpoptim.attach(plan, model, optimizer, data, noise_seed=3) as private:
+            for x, y in private.batches():
+                private.backward(F.cross_entropy(model(x), y, reduction="none"))
+                optimizer.step()
+                optimizer.zero_grad()
+        found.append(parameters(model))
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.usefixtures("by_default")
 def test_a_default_device_changes_nothing(

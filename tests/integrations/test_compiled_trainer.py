@@ -114,6 +114,6 @@ def test_nothing_is_compiled_after_the_first_step(
 def test_left_to_itself_the_compiler_begins_anew_for_the_second_batch(
     tmp_path: Path, compiler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integration, "compile_for_sizes", lambda *_: None)
+    monkeypatch.setattr(integration, "fit_accelerator", lambda *_: None)
     _, graphs, _ = trained(tmp_path, compiler)
     assert graphs[-1] > graphs[0]

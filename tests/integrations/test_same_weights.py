@@ -460,22 +460,6 @@ def test_lightning_logs_in_training_what_is_vouched_for_only(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("way", ["mixed precision", "device_map"])
-def test_what_accelerate_puts_around_models_is_named(way: str) -> None:
-    model = classifier()
-    if way == "device_map":
-        accelerate.dispatch_model(model, {"": "cpu"}, force_hooks=True)
-    else:
-        accelerator = accelerate.Accelerator(cpu=True)
-        accelerator.native_amp, accelerator.state._mixed_precision = True, "bf16"
-        model = accelerator.prepare(model)
-        accelerator.state._mixed_precision = "no"
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    with pytest.raises(dpoptim.PrivacyError, match=f"{way}.*Fix: "):
-        dpoptim.attach(plan(), model, optimizer, Sentences())
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_options_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="gradient_accumulation_steps=7"):
         trainer(classifier(), Sentences(), tmp_path, 4, gradient_accumulation_steps=7)

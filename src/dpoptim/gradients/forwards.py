@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.device_map import forward_of
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
 from dpoptim.torch_internals import never_compiled
 
@@ -33,7 +34,7 @@ class WithGradients(OwnForward):
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__(module, forward)
-        self._original = module.forward
+        self._original = forward_of(module)
 
     @partial(never_compiled, alone=True)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

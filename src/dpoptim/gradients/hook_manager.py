@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
 from dpoptim.gradients.contents import Contents
+from dpoptim.gradients.device_map import forward_of, replace_forward
 from dpoptim.gradients.forwards import FrozenForward, OwnForward, PerSampleForward, StillForward
 from dpoptim.gradients.huge_pages import give_back_before_loss
 from dpoptim.gradients.isolation import Isolation
@@ -183,7 +184,7 @@ class HookManager:
             for part in module if isinstance(module, ParametrizationList) else ():
                 if isinstance(part, SpectralNormalised):
                     self._still[name] = module
-                    self._replace_forward(part, StillForward(part, part.forward))
+                    self._replace_forward(part, StillForward(part, forward_of(part)))
 
     @torch.no_grad()
     def _iterate_spectral_norms(self) -> None:
@@ -251,15 +252,7 @@ class HookManager:
             return run(*args, **kwargs)
 
     def _replace_forward(self, module: nn.Module, forward: OwnForward) -> None:
-        own = vars(module)
-        before = {"forward": own["forward"]} if "forward" in own else {}
-        own["forward"] = forward
-
-        def restore() -> None:
-            own.pop("forward", None)
-            own.update(before)
-
-        self._undo.append(restore)
+        self._undo.append(replace_forward(module, forward))
 
     def _hook_parameter(self, name: str, place: int, p: nn.Parameter) -> Callable[[], None]:
         """Watch what autograd sends to a parameter. Returns what takes the hook off."""

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.contents import Contents
+from dpoptim.gradients.device_map import forwards_in
 from dpoptim.gradients.plain_attributes import PlainAttributes
 from dpoptim.gradients.values import Values, digest
 from dpoptim.torch_internals import gradient_hook_ids, has_hooks, hooks_on_all_modules, module_hooks
@@ -58,7 +59,7 @@ class ModelWatch:
         self._extra_noted = self._extra_digests()
         self._surplus_noted = surplus(model)
         self._modules = [
-            (name, module, vars(module).get("forward")) for name, module in found.modules
+            (name, module, *forwards_in(vars(module))) for name, module in found.modules
         ]
         self.plain = PlainAttributes(found)
         self._first_new_hook = RemovableHandle.next_id
@@ -158,14 +159,15 @@ class ModelWatch:
     def _refuse_new_hooks(self) -> None:
         """Refuse hooks that came later: they have not been tried for mixing records."""
         first = self._first_new_hook  # numbers of hooks only grow
-        for name, m, forward in self._modules:
+        for name, m, forward, inner in self._modules:
             if has_hooks(m) and max(module_hooks(m)) >= first:
                 raise PrivacyError(
                     f"a hook was registered on {label_of(name)} after attaching: it may let "
                     "records see each other, forwards or backwards. Fix: register it before "
                     "dpoptim.attach, which then tries it on made-up records."
                 )
-            if m.__dict__.get("forward") is not forward:
+            now = forwards_in(m.__dict__)
+            if now[0] is not forward or now[1] is not inner:
                 raise PrivacyError(
                     f"the forward pass of {label_of(name)} was replaced after attaching. Fix: "
                     "replace it before dpoptim.attach."

@@ -6,6 +6,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.device_map import moves_inputs_alone, place_of_forward
 from dpoptim.gradients.forwards import OwnForward
 from dpoptim.gradients.layers.registry import rule_for
 from dpoptim.torch_internals import pre_forward_hooks
@@ -17,9 +18,7 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
     """Refuse forward passes that are not the class's, and weights that hooks compute.
 
     Args:
-        serve_containers: let pass what only calls layers, such as a model that another library
-            gave a forward pass around its class's: no rule stands for it, and it is run where
-            models are tried.
+        serve_containers: let pass what `runs_as_it_is`.
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise PrivacyError(
@@ -27,28 +26,17 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
             "model as it was before torch.jit.script or torch.jit.trace, and compile it after "
             "training."
         )
-    own = vars(module).get("forward")
-    if "_original_forward" in vars(module):
+    own = vars(module).get(place_of_forward(module))
+    hook = vars(module).get("_hf_hook")
+    if hook is not None and not moves_inputs_alone(hook):
         raise PrivacyError(
-            f"Accelerate has wrapped the forward pass of {label!r} in mixed precision, in which "
-            "records that are mixed would look like rounding. Fix: "
-            'Accelerator(mixed_precision="no"), and torch.autocast(device, torch.bfloat16) around '
-            "model and loss in the loop."
+            f"Accelerate has put a hook around {label!r} that does more than to move inputs to its "
+            "device, such as to fetch parameters from the disk or the CPU. Fix: a device_map that "
+            "keeps all parts on devices; accelerate.hooks.remove_hook_from_submodules(model) takes "
+            "hooks off."
         )
-    if "_hf_hook" in vars(module):
-        raise PrivacyError(
-            f"Accelerate's device_map has put a hook around {label!r}, out of the hooks' sight. "
-            "Fix: accelerate.hooks.remove_hook_from_submodules(model), and a forward pass that "
-            "moves activations from part to part; or a model that fits on one device."
-        )
-    attached = isinstance(own, OwnForward)
-    compiled = "_orig_mod" in module._modules  # torch.compile's: hooks are for what is inside
-    container = not module._parameters and bool(module._modules) and rule_for(module) is None
-    if attached or (
-        own is not None
-        and getattr(own, "__func__", None) is not type(module).forward
-        and not (serve_containers and container and not compiled)
-    ):
+    usual = own is None or getattr(own, "__func__", None) is type(module).forward
+    if not usual and not (serve_containers and runs_as_it_is(module)):
         raise PrivacyError(
             f"module {label!r} already has a forward pass of its own on the instance: it is "
             "attached elsewhere, compiled, or wrapped by another library. Fix: leave the other "
@@ -61,6 +49,20 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
                 "the hooks' sight. Fix: use torch.nn.utils.parametrizations.weight_norm or "
                 "spectral_norm."
             )
+
+
+def runs_as_it_is(module: nn.Module) -> bool:
+    """Whether a module may have a forward pass of its own: it is run then where models are tried.
+
+    So it is with what only calls layers, for which no rule stands, such as a model that another
+    library gave a forward pass around its class's; and with Accelerate's mixed precision, which
+    leaves the class's forward pass to what takes its place here.
+    """
+    attached = isinstance(vars(module).get(place_of_forward(module)), OwnForward)
+    compiled = "_orig_mod" in module._modules  # torch.compile's: hooks are for what is inside
+    container = not module._parameters and bool(module._modules) and rule_for(module) is None
+    mixed_precision = "_original_forward" in vars(module)
+    return not attached and not compiled and (container or mixed_precision)
 
 
 def watch_batch_statistics(model: nn.Module) -> list[tuple[str, Coupling]]:
@@ -80,6 +82,23 @@ def watch_batch_statistics(model: nn.Module) -> list[tuple[str, Coupling]]:
             raise batch_statistics(name, module)
         watched.append((name, module))
     return watched
+
+
+def mixed_by_outliers(model: nn.Module) -> str:
+    """Say which layer of bitsandbytes (8 bits) mixes records, and how not to; "" if none does.
+
+    In a column in which any record has an entry beyond the threshold, all records' are multiplied
+    in 16 bits, and in 8 elsewhere. Made-up records have no such outliers, so no trial shows it.
+    """
+    for name, module in model.named_modules():
+        threshold = getattr(getattr(module, "state", None), "threshold", 0.0)
+        if type(module).__name__ == "Linear8bitLt" and threshold > 0:
+            return (
+                f"layer {name!r} (Linear8bitLt) rounds each record's columns by whether any other "
+                "has an outlier there. Fix, for a faster way: "
+                "BitsAndBytesConfig(llm_int8_threshold=0.0), or 4 bits"
+            )
+    return ""
 
 
 def batch_statistics(name: str, layer: nn.Module) -> PrivacyError:

@@ -24,7 +24,6 @@ from dpoptim.integrations.transformers_options import (
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
-from dpoptim.training.foreign import unwrap_autocast
 from dpoptim.training.repeated_records import have_records_in_common
 
 USUAL = (
@@ -134,7 +133,6 @@ class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints):
             )
         self._refuse_own_scores()
         dataset, collate = self._records()
-        unwrap_autocast(self.model)  # type: ignore[attr-defined]
         self.model.train()  # type: ignore[attr-defined]  # as it will be checked, and then trained
         optimizer = self.optimizer  # type: ignore[attr-defined]
         self.private = attach(
@@ -218,10 +216,6 @@ class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints):
             key: value for key, value in output.metrics.items() if is_public(key, self._public)
         }
         return output._replace(training_loss=math.nan, metrics=metrics)
-
-    def autocast_smart_context_manager(self, *args: Any, **options: Any) -> Any:
-        """Mixed precision around the whole loss: see `unwrap_autocast`."""
-        return self.accelerator.autocast()  # type: ignore[attr-defined]
 
     # ---- what may be said -----------------------------------------------------------------------
 

@@ -17,7 +17,12 @@ from dpoptim.gradients.isolation import Choice
 from dpoptim.gradients.oracle import Loss
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan
-from dpoptim.training.foreign import innermost, refuse_accumulation, uncompiled
+from dpoptim.training.foreign import (
+    innermost,
+    refuse_accumulation,
+    switch_scaler_off,
+    uncompiled,
+)
 from dpoptim.training.loading import Collate
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.request import Request
@@ -167,6 +172,7 @@ def attach(
     optimizers = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
     for each in optimizers:
         refuse_accumulation(each)
+        switch_scaler_off(each)
     optimizers = [innermost(each) for each in optimizers]
     if isinstance(plan, Plan) and is_stream(train_set):
         train_set = records_of_stream(plan, train_set)

@@ -135,6 +135,13 @@ def refuse_accumulation(optimizer: object) -> None:
         )
 
 
+def switch_scaler_off(optimizer: object) -> None:
+    """Let Accelerate's optimizer step without a GradScaler, see `NO_SCALER`."""
+    scaler = getattr(optimizer, "scaler", None)
+    if is_of(optimizer, "accelerate") and scaler is not None:
+        vars(optimizer)["scaler"] = torch.amp.GradScaler(enabled=False)
+
+
 def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer that hooks run on, inside what Accelerate, Lightning or fastai wrap it in."""
     found = (getattr(optimizer, name, None) for name in WRAPPED_AS)
@@ -146,14 +153,3 @@ def uncompiled(model: nn.Module) -> nn.Module:
     """The model inside ``torch.compile(model)``, which hooks are for; called, both run them."""
     inner = model._modules.get("_orig_mod") if isinstance(model, nn.Module) else None
     return model if inner is None else inner
-
-
-def unwrap_autocast(model: nn.Module) -> None:
-    """Take off the forward pass that Accelerate put around the model's own for mixed precision.
-
-    In it, nothing could be compared to more digits than bfloat16 has, so records that see each
-    other would look like rounding. The trainer opens the same autocast around losses instead.
-    """
-    original = vars(model).pop("_original_forward", None)
-    if original is not None:
-        vars(model)["forward"] = original

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from dpoptim.assumptions import Assumption, enforced
@@ -19,7 +19,7 @@ from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.freed_memory import freed_memory_given_back
 from dpoptim.gradients.isolation import Choice, Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
-from dpoptim.gradients.refusals import watch_batch_statistics
+from dpoptim.gradients.refusals import mixed_by_outliers, watch_batch_statistics
 from dpoptim.training.generators import generators_in
 from dpoptim.training.isolation_trials import Trials, with_gaps
 from dpoptim.training.isolation_words import (
@@ -32,8 +32,9 @@ from dpoptim.training.isolation_words import (
     not_probed,
 )
 from dpoptim.training.made_up import Sample, samples
+from dpoptim.training.neighbours import moved, neighbours_are_invisible, with_another_record
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
-from dpoptim.training.quiet import put_back, quiet
+from dpoptim.training.quiet import in_all_digits, put_back, quiet
 from dpoptim.training.secret_randomness import same_randomness
 
 NOT_FIRST = "its outputs do not have the batch axis first"
@@ -92,13 +93,8 @@ def choose_isolation(
     **Guarantee.** Only the structure, shapes and dtypes of record 0 are used, never its values.
     """
     watch_batch_statistics(model)
-    if choice == "alone":
-        with put_back(model):
-            found, reason = working_sample(model, train_set, batch_axis, collate)
-        if found is None:
-            return Chosen(Isolation.of("alone"), (enforced(ALONE), forgets(reason)), None)
-        refuse_memory(model, found)
-        return Chosen(Isolation.of("alone"), (enforced(ALONE),), None)
+    if choice == "alone" or mixed_by_outliers(model):
+        return records_alone(model, train_set, choice, batch_axis, collate)
     if choice == "vmap":
         placement.refuse(Isolation.of("vmap"))
     with put_back(model):
@@ -112,10 +108,36 @@ def choose_isolation(
             sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
             if sample is None or (sample.folded and choice == "vmap"):
                 return unprobed(choice, batch_axis, NOT_FIRST)
-            chosen = chosen_by_trials(model, sample, choice, placement)
+            with in_all_digits(lambda: sample.outputs(model)):
+                chosen = chosen_by_trials(model, sample, choice, placement)
     if chosen.sample is not None:
         refuse_memory(model, chosen.sample)
     return as_it_trains(model, chosen, choice, placement) if quieted.evaluates else chosen
+
+
+def records_alone(
+    model: nn.Module,
+    train_set: Dataset[Any],
+    choice: Choice,
+    batch_axis: int | None,
+    collate: Callable[[list[Any]], Any] | None,
+) -> Chosen:
+    """Records alone: by choice, or since some layer is known to mix them, which is then told.
+
+    Raises:
+        SamplesInteractError: another way was chosen by name.
+    """
+    mixing = "" if choice == "alone" else mixed_by_outliers(model)
+    if mixing and choice != "auto":
+        raise SamplesInteractError(f'{mixing}; or isolation="alone".')
+    with put_back(model):
+        found, reason = working_sample(model, train_set, batch_axis, collate)
+    alone = Isolation.of("alone")
+    message = in_this_way(alone, None, mixing).message if mixing else ""
+    if found is None:
+        return Chosen(alone, (enforced(ALONE), forgets(reason)), None, message)
+    refuse_memory(model, found)
+    return Chosen(alone, (enforced(ALONE),), None, message)
 
 
 def chosen_by_trials(
@@ -264,29 +286,6 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
 
 
 @torch.no_grad()
-def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
-    """Whether another record, also an enormous one, leaves all other records' outputs alone."""
-    before = sample.outputs(model)
-    for sizes in ((1.0,), (1e6, 1e3, 10.0)):
-        after = with_another_record(model, sample, sizes)
-        if after is None:
-            continue
-        for pair in zip(before, after, strict=True):
-            a, b = (out[1:] for out in pair)
-            if moved(a, b):
-                return False
-    return True
-
-
-def moved(a: Tensor, b: Tensor) -> bool:
-    """Whether outputs are others, beyond rounding."""
-    distance = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
-    return bool(
-        a.numel() and not float(distance.max()) <= 1e-5 * float(a.nan_to_num(0, 0, 0).abs().max())
-    )
-
-
-@torch.no_grad()
 def refuse_memory(model: nn.Module, sample: Sample) -> None:
     """Refuse a model that computes another output for a record after another one.
 
@@ -310,19 +309,6 @@ def refuse_memory(model: nn.Module, sample: Sample) -> None:
             "a recurrent layer is given no state of an earlier batch, calls are counted outside of "
             "the model, and random numbers are drawn from torch's generator."
         )
-
-
-def with_another_record(
-    model: nn.Module, sample: Sample, sizes: tuple[float, ...]
-) -> list[Tensor] | None:
-    """The outputs with another first record, of the first size that the model takes; or None."""
-    for size in sizes:
-        try:
-            return sample.with_another_first(size).outputs(model)
-        except ValueError:
-            if len(sizes) == 1:
-                raise
-    return None
 
 
 def with_places(

@@ -1,7 +1,7 @@
 """Run a model to look at it, deterministically; everything that moved is put back."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +149,26 @@ def autocast_seen(*, off: bool) -> Iterator[list[bool]]:
         yield asked
     finally:
         vars(torch)["set_autocast_enabled"] = honest
+
+
+@contextmanager
+def in_all_digits(run: Callable[[], object]) -> Iterator[None]:
+    """Leave autocast off that a model switches on by itself, as in Accelerate's mixed precision.
+
+    In few digits rounding looks like records that are mixed. A model that does not ``run`` without
+    is left as it is.
+    """
+    with autocast_seen(off=False) as asked, torch.no_grad():
+        run()
+    runs = any(asked)
+    if runs:
+        try:
+            with autocast_seen(off=True), torch.no_grad():
+                run()
+        except Exception:  # whatever the user's model raises where something is in the other dtype
+            runs = False
+    with autocast_seen(off=True) if runs else nullcontext():
+        yield
 
 
 def draws_random_numbers(

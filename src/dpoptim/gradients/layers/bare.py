@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
+from dpoptim.gradients.device_map import forward_of
 from dpoptim.gradients.layers.expanded import Owner
 from dpoptim.gradients.layers.shared import SharedParameter, UnsupportedUseError
 from dpoptim.gradients.layers.vmapped import VmapLayer
@@ -44,7 +45,7 @@ class BareParameters:
         sees_records: bool = True,
         windows: bool = False,
     ) -> None:
-        self.module, self.original = module, module.forward
+        self.module, self.original = module, forward_of(module)
         self.owner = Owner(recorder, label, module, windows=windows)
         self.fallback = VmapLayer(recorder, module, label, trainable)
         self.sees_records = sees_records

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.backward_pass import BackwardRecorder, full_precision
+from dpoptim.gradients.device_map import forward_of
 from dpoptim.gradients.layers.runner import Use, tap
 from dpoptim.gradients.layers.vmapped import OwnForwardOf
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
@@ -113,7 +114,7 @@ class RegisteredLayer:
     ) -> None:
         self.module, self.label, self.rule = module, label, rule
         self.forward = inspect.signature(module.forward)
-        self.shim = OwnForwardOf(module, module.forward)
+        self.shim = OwnForwardOf(module, forward_of(module))
         self.use = Use(recorder, label, module, self._per_sample_grads)
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

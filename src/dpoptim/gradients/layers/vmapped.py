@@ -26,6 +26,7 @@ from dpoptim.gradients.backward_pass import (
     once_differentiable,
     refuse_nested_backward,
 )
+from dpoptim.gradients.device_map import forward_of
 from dpoptim.gradients.layers.runner import holder
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.torch_internals import graph_task, pytree
@@ -148,7 +149,7 @@ class VmapLayer:
         batch_axis: int = 0,
     ) -> None:
         self.recorder, self.module, self.name = recorder, module, name
-        self.shim = OwnForwardOf(module, module.forward)
+        self.shim = OwnForwardOf(module, forward_of(module))
         self.axes = (1, 0) if batch_axis else (0,)
         named = dict(module.named_parameters())
         self._names = tuple(trainable)

@@ -1,5 +1,8 @@
-"""Trainers that would scale losses in float16: they go without, to the weights of a plain loop."""
+"""Other libraries' mixed precision, and their loss scales: the weights of a plain loop without."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ from integrations.small_language import RECORDS, Sentences, classifier, collate
 
 transformers = pytest.importorskip("transformers")
 lightning = pytest.importorskip("lightning.pytorch")
-pytest.importorskip("accelerate")
+accelerate = pytest.importorskip("accelerate")
 
 from dpoptim.integrations.language import losses_from_labels  # noqa: E402
 from dpoptim.integrations.lightning import PrivateCallback  # noqa: E402
@@ -30,8 +33,8 @@ def released(model: torch.nn.Module) -> list[torch.Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-def plain(*, narrow: bool) -> list[torch.Tensor]:
-    """A plain loop, with the lines of a scaler that is switched off."""
+def plain(dtype: torch.dtype | None) -> list[torch.Tensor]:
+    """A plain loop under autocast, with the lines of a scaler that is switched off."""
     model = classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -41,7 +44,7 @@ def plain(*, narrow: bool) -> list[torch.Tensor]:
     )  # fmt: skip
     with private:
         for batch in private.batches():
-            with torch.autocast("cpu", HALF, enabled=narrow):
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
                 losses = losses_from_labels(model, batch)
             private.backward(scaler.scale(losses))
             scaler.unscale_(optimizer)
@@ -85,9 +88,9 @@ def test_trainers_need_no_scale(tmp_path: Path) -> None:
         trainer.accelerator.state._mixed_precision = "no"
     assert trainer.scaled
     assert not trainer.accelerator.scaler.is_enabled()
-    narrow = plain(narrow=True)
+    narrow = plain(HALF)
     assert same(released(model), narrow)
-    assert not same(narrow, plain(narrow=False))
+    assert not same(narrow, plain(None))
 
 
 class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
@@ -114,5 +117,61 @@ def test_lightning_needs_no_scale(tmp_path: Path) -> None:
         logger=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     fit.fit(module, callback.loader)
-    assert same(released(module), plain(narrow=True))
+    assert same(released(module), plain(HALF))
     assert plugin.scaler is scaler
+
+
+@contextmanager
+def accelerator_in(precision: str) -> Iterator[Any]:
+    """As on a GPU: its state is one a process, and takes ``fp16`` for float32 on the CPU."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator.native_amp, accelerator.state._mixed_precision = True, precision
+    if precision == "fp16":
+        accelerator.scaler = torch.amp.GradScaler("cpu")
+    try:
+        yield accelerator
+    finally:
+        accelerator.state._mixed_precision = "no"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checked", [True, False], ids=["loss given", "no loss given"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_accelerators_mixed_precision_goes_by_rules(precision: str, checked: bool) -> None:
+    model = classifier()
+    with accelerator_in(precision) as accelerator:
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", dpoptim.IsolationWarning)
+            private = dpoptim.attach(
+                plan(), model, optimizer, Sentences(), collate_fn=collate, noise_seed=5,
+                loss=losses_from_labels if checked else None,
+            )  # fmt: skip
+        with private:
+            for batch in private.batches():
+                private.backward(losses_from_labels(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+    assert same(released(model), plain(HALF if precision == "fp16" else torch.bfloat16))
+
+
+class Mixes(torch.nn.Module):
+    """Adds a little of all records to each."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.layer, self.share = torch.nn.Linear(4, 2), share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(x)
+        return outputs + self.share * outputs.mean(0)
+
+
+@pytest.mark.parametrize("share", [1e-3, 1.0])
+def test_what_mixed_precision_would_round_away_is_seen(share: float) -> None:
+    with accelerator_in("bf16") as accelerator:
+        model = accelerator.prepare(Mixes(share))
+    data = torch.utils.data.TensorDataset(torch.randn(RECORDS, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed"):
+        dpoptim.attach(plan(), model, optimizer, data)

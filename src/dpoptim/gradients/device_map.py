@@ -1,0 +1,48 @@
+"""Forward passes under Accelerate's ``device_map``, which puts a hook around those of layers."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+
+def place_of_forward(module: nn.Module) -> str:
+    """The attribute of an instance in which its own forward pass is, or would be.
+
+    Accelerate's ``device_map`` puts another one around it, which moves what goes in to the layer's
+    device: that stays around what takes its place.
+    """
+    return "_old_forward" if "_hf_hook" in vars(module) else "forward"
+
+
+def forward_of(module: nn.Module) -> Callable[..., Any]:
+    """The forward pass of an instance, without what ``device_map`` puts around it."""
+    forward: Callable[..., Any] = getattr(module, place_of_forward(module))
+    return forward
+
+
+def replace_forward(module: nn.Module, forward: object) -> Callable[[], None]:
+    """Put another forward pass in an instance's place for it. Returns what takes it off again."""
+    own, place = vars(module), place_of_forward(module)
+    before = {place: own[place]} if place in own else {}
+    own[place] = forward
+
+    def restore() -> None:
+        own.pop(place, None)
+        own.update(before)
+
+    return restore
+
+
+def forwards_in(own: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Forward passes of an instance's own, see `place_of_forward`; None: its class's."""
+    return own.get("forward"), own.get("_old_forward")
+
+
+def moves_inputs_alone(hook: Any) -> bool:
+    """Whether a hook of Accelerate's moves inputs and results between devices, and no more."""
+    parts = getattr(hook, "hooks", [hook])
+    return all(
+        type(part).__name__ == "AlignDevicesHook" and not (part.offload or part.no_grad)
+        for part in parts
+    )

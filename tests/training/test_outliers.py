@@ -1,0 +1,81 @@
+"""Layers of 8 bits that round a record's columns by whether any other has an outlier there."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+
+THRESHOLD = 6.0
+RECORDS = 40
+
+
+class Linear8bitLt(nn.Linear):  # bitsandbytes' own is known by its name
+    """Multiplies in 8 bits but for columns with an outlier, as bitsandbytes' layer does."""
+
+    def __init__(self, size: int, threshold: float) -> None:
+        super().__init__(size, size)
+        self.requires_grad_(False)
+        self.state = SimpleNamespace(threshold=threshold)
+
+    def forward(self, x: Tensor) -> Tensor:
+        exact = (x.abs() >= self.state.threshold).any(0) & (self.state.threshold > 0)
+        scale = torch.where(exact, 0.0, x).abs().amax(1, keepdim=True) / 127
+        return super().forward(torch.where(exact, x, (x / scale).round() * scale))
+
+
+def adapter(threshold: float) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Linear8bitLt(8, threshold), nn.Linear(8, 1))
+
+
+def data(first: float) -> TensorDataset:
+    """Records, of which the first may have an outlier."""
+    torch.manual_seed(1)
+    x = torch.randn(RECORDS, 8)
+    x[0, 3] = first
+    return TensorDataset(x)
+
+
+def weights(threshold: float, first: float, isolation: str = "auto") -> Tensor:
+    """After a step without noise, in which the first record's own loss is zero."""
+    model = adapter(threshold)
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=1.0)  # type: ignore[index]
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=RECORDS, batch_size=RECORDS, steps=1, noise_multiplier=0.0, delta=1e-4
+    )
+    private = dpoptim.attach(plan, model, optimizer, data(first), isolation=isolation)  # type: ignore[arg-type]
+    with private:
+        for (x,) in private.batches():
+            private.backward(model(x).squeeze(1) * (x[:, 3] != first))
+            optimizer.step()
+    return model[1].weight.detach().clone()  # type: ignore[index, union-attr, return-value]
+
+
+def test_records_pass_alone_and_see_no_outlier_of_others() -> None:
+    with pytest.warns(dpoptim.IsolationWarning, match=r"Linear8bitLt.*llm_int8_threshold=0\.0"):
+        with_outlier = weights(THRESHOLD, 50.0)
+    assert torch.equal(with_outlier, weights(THRESHOLD, 0.5, "alone"))
+
+
+def test_it_is_they_that_would_mix_records() -> None:
+    """As the trial of the model does not see, by the model as it is."""
+    model, x = adapter(THRESHOLD)[0], data(50.0).tensors[0]  # type: ignore[index]
+    assert not torch.allclose(model(x)[1:], model(x[1:]), rtol=1e-3)
+
+
+def test_without_a_threshold_rules_serve() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with_outlier = weights(0.0, 50.0)
+        assert torch.equal(with_outlier, weights(0.0, 0.5))
+
+
+@pytest.mark.parametrize("isolation", ["rules", "vmap"])
+def test_another_way_that_was_asked_for_is_refused(isolation: str) -> None:
+    with pytest.raises(dpoptim.SamplesInteractError, match=r"Linear8bitLt.*Fix"):
+        weights(THRESHOLD, 0.5, isolation)
