@@ -33,14 +33,15 @@ def gradients_alone(model: nn.Module, loss: Loss, records: Iterable[Any]) -> lis
 
 def squared_norms(gradients: list[Tensor]) -> Tensor:
     """Squared norms of records' gradients, on the device of their first part: float64, (B,)."""
-    device = gradients[0].device
-    return torch.stack(
-        [
-            torch.linalg.vector_norm(part, dim=1, dtype=torch.float64).square().to(device)
-            for g in gradients
-            for part in g.reshape(len(g), -1).split(WIDENED, 1)  # which are widened first
-        ]
-    ).sum(0)
+    squared = []
+    for g in gradients:
+        flat = g.reshape(len(g), -1)
+        # one for all parts: what is allocated for each anew does not fit where the last one lay
+        room = flat.new_empty(len(flat), min(WIDENED, flat.shape[1]), dtype=torch.float64)
+        for part in flat.split(WIDENED, 1):
+            wide = room[:, : part.shape[1]].copy_(part)
+            squared.append(torch.linalg.vector_norm(wide, dim=1).square().to(gradients[0].device))
+    return torch.stack(squared).sum(0)
 
 
 def clipped_sums(

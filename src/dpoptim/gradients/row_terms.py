@@ -48,9 +48,11 @@ class RowTerms:
         """The rows that hold something, ascending, and what."""
         row = torch.zeros(0, dtype=torch.int64, device=self._device)
         terms = torch.zeros(0, *self._shape, dtype=self._dtype, device=self._device)
-        if self._rows:
+        if len(self._rows) == 1:
+            row, terms = self._rows[0], self._terms[0]
+        elif self._rows:
             row, terms = torch.cat(self._rows), torch.cat(self._terms)
-            self._rows, self._terms = [], []  # freed before there are sums
+        self._rows, self._terms = [], []  # freed before there are sums
         rows, sums = added_up(row, terms)
         self._rows, self._terms, self._pending = [rows], [sums], sums.numel()
         return rows, sums

@@ -14,7 +14,7 @@ from dpoptim.training.fixed_noise import FixedNoise
 from dpoptim.training.generators import Generator, everywhere, generators_in, of_torch, states_of
 from dpoptim.training.secret_randomness import put_generators_back, seed_torch
 
-COPIED_PARAMETERS = 1 << 26
+COPIED_PARAMETERS = 1 << 22
 MOVED = 1e-2  # of itself, a parameter
 LARGE_PRIME = 9973  # sines of larger numbers are not exact
 
