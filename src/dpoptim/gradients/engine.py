@@ -3,10 +3,10 @@
 Everything in here is private. The sums live in buffers of the engine; ``.grad`` stays None.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,8 +31,7 @@ from dpoptim.noise.few_rows import Vector
 from dpoptim.torch_internals import run_backward
 
 Reduction = Literal["mean", "sum"]
-# loss.backward() by the caller, or how `backward` was given the loss
-HandedOver = Literal["bare", "scalar", "vector"]
+HandedOver = Literal["bare", "scalar", "vector"]  # "bare": whose graph shows nothing
 
 
 class Engine:
@@ -58,12 +57,12 @@ class Engine:
         placement: where the parameters are in forward passes, and otherwise.
 
     Attributes:
-        physical_records: the most records that one backward pass may have; public. It decides how
-            sums are formed.
+        physical_records: the most records of a backward pass; public. Decides how sums are formed.
         rows_open: rows delivered that have not been through a backward pass. Private.
         present: which rows of the delivered records are there, see `begin_microbatch`. Private.
         fixed_shape: whether every physical batch has the same public number of rows; see
             `training.slots`.
+        handed: how the loss has come that is being differentiated.
         handed_over: how losses have come so far.
 
     Raises:
@@ -109,9 +108,10 @@ class Engine:
         self.present: Tensor | None = None
         self.rows_open = 0
         self._null = False
-        self._handing: HandedOver = "bare"
+        self.handed: HandedOver = "bare"
         self._total_weight: float | None = None  # a mean's divisor, if not its number of rows
         self.handed_over: set[tuple[HandedOver, Reduction]] = set()
+        self.refusal: PrivacyError | None = None  # of a backward pass on the model, if one comes
         self.observer: Observer | None = None  # private
         self.hooks: HookManager | None = None
         self.state: ModelWatch | None = None  # what nobody may write while attached
@@ -188,14 +188,22 @@ class Engine:
             handed_over: what the caller gave.
             total_weight: what a mean was divided by, if not by the number of its rows.
         """
+        with self.handing(loss, reduction, handed_over, total_weight):
+            run_backward(loss)
+
+    @contextmanager
+    def handing(
+        self, loss: Tensor, reduction: Reduction, how: HandedOver, total_weight: float | None
+    ) -> Iterator[None]:
+        """Around the differentiation of a loss: see `backward`."""
         before = self.reduction
-        self.reduction, self._handing, self._total_weight = reduction, handed_over, total_weight
+        self.reduction, self.handed, self._total_weight = reduction, how, total_weight
         if self._common_factor:
             self.recorder.look(loss)
         try:
-            run_backward(loss)
+            yield
         finally:
-            self.reduction, self._handing, self._total_weight = before, "bare", None
+            self.reduction, self.handed, self._total_weight = before, "bare", None
 
     def refuse_changes(self, *, everything: bool = False) -> None:
         """The model may not carry out what it saw; see `ModelWatch.refuse_changes`."""
@@ -208,10 +216,9 @@ class Engine:
         """Refuse to leave delivered rows out: private data may have made that choice."""
         if self.rows_open and not self._null:
             raise PrivacyError(
-                "a batch was delivered, but not all of its rows went through "
-                "private.backward(losses). Fix: call it on the "
-                "losses of the whole batch, also when they are not finite (the engine leaves out "
-                "such records by itself)."
+                "a batch was delivered, but not all of its rows went through private.backward("
+                "losses). Fix: call it on the losses of the whole batch, also when they are not "
+                "finite (the engine leaves out such records by itself)."
             )
 
     def _close(self, finished: BackwardPass) -> None:
@@ -219,6 +226,8 @@ class Engine:
             uses = finished.uses(self._trained.places_of, self.rows_open)
             if not uses:
                 return
+            if self.refusal is not None:
+                raise self.refusal
             rows = uses[0][0].records
             if not self.rows_open:
                 self.recorder.refuse_undelivered(finished)
@@ -233,8 +242,8 @@ class Engine:
             if self._common_factor:
                 self.recorder.refuse_rounding()
             self.rows_open -= rows
-            self.recorder.looks = self._handing == "bare" and not self.recorder.may_round
-            self.handed_over.add((self._handing, "mean" if self._common_factor else "sum"))
+            self.recorder.looks = self.handed == "bare" and not self.recorder.may_round
+            self.handed_over.add((self.handed, "mean" if self._common_factor else "sum"))
             if self._null or not rows:
                 for place in range(len(self.parameters)):
                     self.totals.finish(place)
@@ -266,12 +275,13 @@ class Engine:
 
     def _add_clipped(self, gradients: dict[int, PerSampleGrad], records: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""
+        first, mean_over = self.parameters[0], self._mean_over(records)
         clipped = ClippedSum(
             self.clipping.units(self.layers),
             self.margin(),
-            self._from_loss_to_records(records),
+            self.rows.from_loss(records, self.present, first, mean_over),
             records,
-            self.parameters[0].device,
+            first.device,
             self._groups_of(records),
             self._common_factor,
         )
@@ -288,21 +298,11 @@ class Engine:
             raise ValueError("groups must add up to the records of the pass.")
         return self._groups
 
-    def _from_loss_to_records(self, records: int) -> Tensor | None:
-        """Factors from sums over a record's rows to its gradient, (records,): means undone.
-
-        None: 1 for every record.
-        """
-        # of ignored labels alone: all gradients are zero
-        undone = self.reduction == "sum" or self._total_weight == 0
-        if undone and self.present is None and self.rows.per_record == 1:
+    def _mean_over(self, records: int) -> float | None:
+        """The number that a pass's losses were divided by; None: they were added up."""
+        if self.reduction == "sum" or self._total_weight == 0:  # ignored labels alone: all are zero
             return None
-        shares = self.rows.shares(records, self.present, self.parameters[0].device)
-        if undone:
-            return shares
-        factor = 1 / (self._total_weight or records * self.rows.per_record)
-        narrow = self.parameters[0].dtype == torch.float32
-        return shares / (float(np.float32(factor)) if narrow else factor)
+        return self._total_weight or float(records * self.rows.per_record)
 
     @property
     def _common_factor(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +67,26 @@ class RowsOfRecords:
             if self.reduction == "sum"
             else rows.clamp(max=1.0) / rows.clamp(min=1.0)
         )
+
+    def from_loss(
+        self, records: int, present: Tensor | None, of: Tensor, mean_over: float | None
+    ) -> Tensor | None:
+        """Factors from what a loss gives a record to its gradient, (records,): a mean is undone.
+
+        Args:
+            present: see `of_records`. of: one of the parameters.
+            mean_over: the number that losses were divided by; None: they were added up.
+
+        None: 1 for every record.
+        """
+        if mean_over is None and present is None and self.per_record == 1:
+            return None
+        shares = self.shares(records, present, of.device)
+        if mean_over is None:
+            return shares
+        # as PyTorch rounds it
+        factor = 1 / mean_over
+        return shares / (float(np.float32(factor)) if of.dtype == torch.float32 else factor)
 
     def of_records(self, rows: PerSampleGrad, count: int, present: Tensor | None) -> PerSampleGrad:
         """The records' gradients from those of all ``count`` rows: sums over each record's own.

@@ -108,8 +108,8 @@ def basis_of_loss(
     if caveats["bare"]:
         usual = "" if declared else ", which nobody declared"
         stated = (
-            f"the loss is the {declared or 'mean'} over the batch of one term per record{usual}; a "
-            "sum divided by a constant is no mean (private.backward sees)"
+            f"the loss is the {declared or 'mean'} over the batch of one term per record{usual}, "
+            "and which its graph does not show"
         )
         items.append(of_program(stated))
     elif caveats["scalar"]:

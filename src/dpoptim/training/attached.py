@@ -8,7 +8,8 @@ import torch
 
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
-from dpoptim.torch_internals import checkpointing_served
+from dpoptim.torch_internals import backward_watched, checkpointing_served
+from dpoptim.training.bare_losses import BareLosses
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.optimizer_hooks import OptimizerHooks
@@ -26,6 +27,7 @@ class Attached:
         engine, steps, gradients: what the hooks talk to.
         chosen: how records are kept apart, and a sample to show the batch axis by.
         iterates: told of steps before and after them.
+        losses: that the loop differentiates by itself.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class Attached:
         gradients: ReleasedGradients,
         chosen: Chosen,
         iterates: Iterates,
+        losses: BareLosses,
     ) -> None:
+        self._losses = losses
         self._wrapping, self._optimizers = wrapping, tuple(optimizers)
         self._engine, self._chosen = engine, chosen
         self._steps, self._gradients, self._iterates = steps, gradients, iterates
@@ -53,6 +57,7 @@ class Attached:
         """Add the hooks to the model, then to the optimizers."""
         self._wrapping.switch_off()  # first: the engine tells hooks that come later from others
         self._meanwhile.enter_context(checkpointing_served())
+        self._meanwhile.enter_context(backward_watched(self._losses.around))
         try:
             self._engine.attach()
         except BaseException:

@@ -78,13 +78,18 @@ def refuse_coupled_losses(
 def looked_at(
     engine: Engine, outputs: SeenOutputs, losses: Tensor, returned: Collection[Returned]
 ) -> list[tuple[GradientEdge, int | None]]:
-    """Outputs that have records, with their axis, where it is known. They are forgotten."""
-    seen, outputs.edges = outputs.edges, []
+    """Outputs that have records, with their axis, where it is known.
+
+    All are forgotten, unless the losses are of another model.
+    """
+    reached = nearest(outputs.edges, losses.grad_fn)
+    if reached:
+        outputs.edges = []
     sizes = outputs.sizes | {size for p in engine.parameters for size in p.shape}
     known = {each.leaf: each.axis for each in returned if not each.folded}
     return [
         (edge, known.get(place))
-        for place, edge in nearest(seen, losses.grad_fn)
+        for place, edge in reached
         if place in known or engine.rows_open not in sizes
     ]
 

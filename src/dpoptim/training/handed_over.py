@@ -1,6 +1,7 @@
 """Losses as a loop hands them over: one for each record, or a scalar made of them."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -17,6 +18,21 @@ FACTOR = (
     "such as the batch size in the plan, it stays a sum; by the length of each batch it is a mean; "
     "and by what records hold, such as a count of tokens, neither. One batch does not show which. "
 )
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar loss, by what its graph shows and what was declared.
+
+    Attributes:
+        reading: of its graph; None: it shows nothing.
+        reduction: how it was made of the records' losses.
+        divisor: what a mean was divided by, if not by the number of its rows. Private.
+    """
+
+    reading: Reading | None
+    reduction: Reduction
+    divisor: float | None = None
 
 
 class HandedOver:
@@ -38,7 +54,7 @@ class HandedOver:
         returned: Collection[Returned] = (),
     ) -> None:
         self.declared, self.checked, self._whole = declared, checked, whole
-        self._returned = returned
+        self.returned = returned
         self._factors: tuple[float, ...] | None = None  # of the first scalar; private
 
     def backward(self, engine: Engine, losses: Tensor) -> None:
@@ -46,7 +62,7 @@ class HandedOver:
         require_losses(losses)
         refuse_other_parameters(losses, engine.model, engine.placement)
         losses = without_single_axes(losses)
-        refuse_coupled_losses(engine, losses, self._returned)
+        refuse_coupled_losses(engine, losses, self.returned)
         if engine.isolation.alone:  # whatever it is, there is nobody else in it
             engine.backward(losses)
         elif losses.dim() == 0 and engine.takes_scalars:
@@ -61,21 +77,43 @@ class HandedOver:
             raise other_length(engine, losses)
 
     def _scalar(self, engine: Engine, loss: Tensor) -> None:
-        rows, records = engine.rows_open, engine.rows_open // engine.rows.per_record
-        if not rows:
+        if not engine.rows_open:
             raise other_length(engine, loss)
-        # Of a part of the rows, nobody knows how many they are.
-        reading = None if engine.partial_backward else read_reduction(loss, rows, records)
-        reduction = self._agreed(reading)
-        if self._whole and not self.checked and reading is not None:
-            refuse_lengths(reading, {rows, records})
-        divisor = None
-        if reading is not None and reading.total_weight is not None:
-            divisor = float(reading.total_weight)
-        terms = None if reading is None else reading.terms
+        found = self._scalar_of(engine, self._reading(engine, loss))
+        terms, divisor = None if found.reading is None else found.reading.terms, found.divisor
         if terms is not None and all(one_for_each_record(engine, each) for each in terms):
+            records = engine.rows_open // engine.rows.per_record
             loss, divisor = times_rows(engine, loss), records if divisor is None else divisor
-        engine.backward(loss, reduction, "scalar", divisor)
+        engine.backward(loss, found.reduction, "scalar", divisor)
+        self.keep(found)
+
+    def read(self, engine: Engine, loss: Tensor) -> Scalar | None:
+        """A scalar that the loop differentiates by itself; None where its graph shows nothing.
+
+        Raises:
+            PrivacyError: `backward` would refuse it.
+        """
+        reading = self._reading(engine, loss)
+        return None if reading is None else self._scalar_of(engine, reading)
+
+    def keep(self, scalar: Scalar) -> None:
+        """Note the factors of the first scalar that was differentiated."""
+        if self._factors is None and scalar.reading is not None:
+            self._factors = scalar.reading.factors
+
+    def _reading(self, engine: Engine, loss: Tensor) -> Reading | None:
+        if engine.partial_backward:  # of a part of the rows, nobody knows how many they are
+            return None
+        return read_reduction(loss, engine.rows_open, engine.rows_open // engine.rows.per_record)
+
+    def _scalar_of(self, engine: Engine, reading: Reading | None) -> Scalar:
+        reduction = self._agreed(reading)
+        if reading is None:
+            return Scalar(None, reduction)
+        if self._whole and not self.checked:
+            refuse_lengths(reading, {engine.rows_open, engine.rows_open // engine.rows.per_record})
+        total = reading.total_weight
+        return Scalar(reading, reduction, None if total is None else float(total))
 
     def _agreed(self, reading: Reading | None) -> Reduction:
         """The reduction of a scalar loss, by what was read and what was declared.
@@ -90,9 +128,7 @@ class HandedOver:
             raise unclear_factor()
         if self.declared not in (None, reading.reduction):
             raise disagreement(reading.reduction, str(self.declared))
-        if self._factors is None:
-            self._factors = reading.factors
-        if reading.factors != self._factors and not self.checked:
+        if self._factors not in (None, reading.factors) and not self.checked:
             raise PrivacyError(
                 "the loss was divided or multiplied by another number in this batch than in the "
                 "first one, such as a batch's length or a count of tokens: how much a record "

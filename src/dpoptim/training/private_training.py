@@ -19,6 +19,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.plan import Plan
 from dpoptim.training.attached import Attached
+from dpoptim.training.bare_losses import BareLosses
 from dpoptim.training.batch_loader import BatchLoader, queue_of
 from dpoptim.training.batch_loop import BatchLoop
 from dpoptim.training.earlier_part import EarlierPart
@@ -138,6 +139,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._released_gradients,
             self._chosen,
             self._iterates,
+            BareLosses(self._engine, self._handed_over),
         )
         if earlier.contents is None:
             self._attached.put_on()
