@@ -10,7 +10,6 @@ import pytest
 from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
-from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dpoptim
 from dpoptim.preprocessing import (
@@ -22,32 +21,6 @@ from dpoptim.preprocessing import (
 )
 
 SEEDED: Any = {"epsilon": 1e3, "delta": 1e-3, "noise_seed": 0}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("estimator", "check"),
-    [
-        pytest.param(
-            one, check, id=f"{type(one).__name__}-{getattr(check, 'func', check).__name__}"
-        )
-        for toy in (
-            DPStandardScaler(-100, 100, **SEEDED),
-            DPStandardScaler(-100, 100, with_mean=False, **SEEDED),
-            DPImputer(-100, 100, **SEEDED),
-            DPMinMaxScaler(-100, 100),
-            DPMinMaxScaler(-100, 100, quantile=0.01, **SEEDED),
-            DPOneHot(**SEEDED),
-            DPOneHot(sparse_output=True, **SEEDED),
-        )
-        for one, check in estimator_checks_generator(toy, legacy=True)
-    ],
-)
-def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
-    name = getattr(check, "func", check).__name__
-    if isinstance(estimator, DPOneHot) and name in ("check_complex_data", "check_dtype_object"):
-        pytest.skip("any value with a text is a category, or none of them")
-    check(estimator)
 
 
 def table(n: int = 20_000, seed: int = 0) -> np.ndarray:

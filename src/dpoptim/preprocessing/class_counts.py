@@ -69,6 +69,11 @@ class DPClassCounts(ChargedFit):
         self.counts_: Floats = np.maximum(released.values, 1.0)
         return self
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.target_tags.one_d_labels = False, True
+        return tags
+
     def class_weight(self, *, most: float = 10.0) -> dict[Any, float]:
         """Weights that balance the classes: n / (classes * count), at most ``most``."""
         check_is_fitted(self)

@@ -120,6 +120,7 @@ class PrivateStep(TransformerMixin, ChargedFit, ABC):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.non_deterministic = tags.non_deterministic and self.charged
         return tags
 
 
