@@ -871,6 +871,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "statistics",
     ),
     Mutant(
+        "entries of a sparse table not cut",
+        "statistics.sum_of_cells",
+        _t.entries_not_cut,
+        "statistics",
+    ),
+    Mutant(
         "x y released on top of x x^T",
         "solvers.sufficient_statistics",
         _t.cross_products_for_free,

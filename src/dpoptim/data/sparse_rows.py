@@ -1,7 +1,8 @@
-"""Sparse tables: a few of their rows, or one column, are dense at a time, and the table never."""
+"""Sparse tables: a few of their rows are dense at a time, and the table never."""
 
 from collections.abc import Callable, Iterator
 from copy import copy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -115,14 +116,17 @@ class SparseRows:
         """A part of the rows."""
         return SparseRows(self.table[start:stop])
 
-    def columns(self) -> Iterator[NDArray[Any]]:
-        """Dense columns, (rows,), one after the other."""
+    def entries(self) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """All entries, and the columns that they are in, (k,) each, some at a time."""
+        for start in range(0, len(self.table.data), CELLS):
+            here = slice(start, start + CELLS)
+            yield self.table.data[here], self.table.indices[here]
+
+    def entries_of_columns(self) -> Iterator[NDArray[Any]]:
+        """The entries of each column, (k,), one column after the other; its other values are 0."""
         by_column = self.table.tocsc()
-        for j in range(self.shape[1]):
-            column = np.zeros(len(self), self.dtype)
-            here = slice(by_column.indptr[j], by_column.indptr[j + 1])
-            column[by_column.indices[here]] = by_column.data[here]
-            yield column
+        for start, stop in pairwise(by_column.indptr.tolist()):
+            yield by_column.data[start:stop]
 
     def mapped(self, change: EntryMap) -> Any:
         """Every entry changed: a sparse table where 0 stays 0 in all columns, else a dense one.

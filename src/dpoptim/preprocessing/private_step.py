@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,12 +22,13 @@ from dpoptim.estimators.settings import PrivateSettings
 from dpoptim.estimators.table import stated_delta
 from dpoptim.statistics import (
     BOUND_ROUNDING,
+    Cells,
     Floats,
     NoisySum,
     Terms,
-    bounded_sum,
     price_of,
     release_sum,
+    sum_of_cells,
 )
 
 Bound = float | Sequence[float]
@@ -134,33 +135,18 @@ class SummedStep(PrivateStep):
     def norm_bound(self, columns: int) -> float:
         """How long the vector is that one record adds, at most."""
 
-    def _release(
-        self, x: Any, statistics: Callable[[Floats], Floats], width: int
-    ) -> tuple[NoisySum, int]:
-        """The noisy sum of ``statistics`` of rows, charged, and the public n. Sets ``privacy_``.
+    def _release(self, x: Any, cells: Cells) -> tuple[Floats, NoisySum, int]:
+        """The noisy sum of what values add, (k, columns), charged, and the public n.
+
+        Sets ``privacy_``.
 
         Args:
-            x: an array or `SparseRows`, of which a few rows are dense at a time.
-            statistics: maps rows (k, columns) to (k, width), each by itself.
+            x: an array or `SparseRows`. cells: each number that a value adds, by itself.
         """
         price, bound = self._price(len(x)), self.norm_bound(self.n_features_in_)
-        rows = StatisticsOfRows(x, statistics, (len(x), width))
-        return self._released(bounded_sum(rows, bound), bound * BOUND_ROUNDING, price), price.n
-
-
-@dataclass(frozen=True, eq=False)
-class StatisticsOfRows:
-    """Summands of rows, computed as slices of them are asked for."""
-
-    x: Any
-    statistics: Callable[[Floats], Floats]
-    shape: tuple[int, int]
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> Floats:
-        return self.statistics(self.x[rows])
+        total = sum_of_cells(x, cells, bound)
+        released = self._released(total.ravel(), bound * BOUND_ROUNDING, price)
+        return released.values.reshape(total.shape), released, price.n
 
 
 @dataclass(eq=False, repr=False)
