@@ -23,6 +23,12 @@ from dpoptim.preprocessing import (
 SEEDED: Any = {"epsilon": 1e3, "delta": 1e-3, "noise_seed": 0}
 
 
+def test_a_category_may_end_in_nul() -> None:
+    """As text of fixed width that numpy pads; "a" is another category."""
+    made = DPOneHot([["a\0", "b"]]).fit_transform([["a\0"], ["a"], ["b"]])
+    np.testing.assert_array_equal(made, [[1, 0], [0, 0], [0, 1]])
+
+
 def table(n: int = 20_000, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     x = np.stack([rng.normal(40, 12, n), rng.lognormal(10, 0.5, n), rng.uniform(-1, 3, n)], axis=1)

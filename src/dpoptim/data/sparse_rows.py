@@ -41,8 +41,10 @@ def with_rows(x: Any) -> Any:
 def canonical(x: Any) -> Any:
     """A CSR table of what ``x.toarray()`` holds: each entry once, in order, and none of them 0.
 
-    So what is stored explicitly, how often and in which order decides nothing. SciPy's own marks
-    of a canonical form are not relied on, since whoever writes into a table does not update them.
+    So what is stored explicitly, how often and in which order decides nothing, but for the last
+    bit of an entry in three pieces or more: these are added in their order, as SciPy adds them. It
+    is the record's own order, and moves no other record's entries. SciPy's own marks of a canonical
+    form are not relied on, since whoever writes into a table does not update them.
 
     Args:
         x: any of SciPy's sparse arrays or matrices, with two axes. It is not changed.

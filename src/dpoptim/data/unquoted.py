@@ -90,11 +90,14 @@ def one_axis(name: str, values: Any, *, warn: bool = False) -> NDArray[Any]:
 def number_array(name: str, values: Any) -> Floats:
     """``values`` as float64, or a ValueError that names the argument."""
     refuse_dates(values, name)
+    what = "what is not a number"
     try:
-        return np.asarray(values, dtype=np.float64)
+        if np.asarray(values).dtype.kind != "c":
+            return np.asarray(values, dtype=np.float64)
+        what = "complex numbers"  # which would lose their imaginary parts
     except (ValueError, TypeError):
         pass
-    raise ValueError(f"{name} holds what is not a number. Fix: numbers, one for each record.")
+    raise ValueError(f"{name} holds {what}. Fix: real numbers, one for each record.")
 
 
 def refuse_dates(x: Any, name: str = "X") -> None:

@@ -113,7 +113,9 @@ class DPOneHot(SummedStep):
         ]
         return self
 
-    def _frequent(self, columns: NDArray[np.str_], counted: Sequence[int]) -> dict[int, list[str]]:
+    def _frequent(
+        self, columns: NDArray[np.object_], counted: Sequence[int]
+    ) -> dict[int, list[str]]:
         """The numbers of the buckets that hold clearly more than noise, by column; charged."""
         buckets = whole_number("buckets", self.buckets, least=2)
         if buckets > 1 << 16 or not 0 <= self.least_share < 1:
@@ -171,8 +173,8 @@ class DPOneHot(SummedStep):
         ]
         return np.array(found, dtype=object)
 
-    def _columns(self, x: Any, *, reset: bool) -> NDArray[np.str_]:
-        """X as text, shape (n, columns); its columns must be those of fit, in the same order.
+    def _columns(self, x: Any, *, reset: bool) -> NDArray[np.object_]:
+        """X as texts, shape (n, columns); its columns must be those of fit, in the same order.
 
         **Guarantee.** A value's text does not depend on other records, by which a program chooses
         whether a column of whole numbers holds integers or floats.
@@ -180,11 +182,12 @@ class DPOneHot(SummedStep):
         found: NDArray[Any] = checked_table(
             self, x, reset=reset, dtype=object, ensure_all_finite=False, ensure_min_samples=1
         )
-        texts = np.array([text_of(value) for value in found.ravel()], dtype=np.str_)
+        texts = np.empty(found.size, dtype=object)  # np.str_ drops NUL at the end of a text
+        texts[:] = [text_of(value) for value in found.ravel()]
         return texts.reshape(found.shape)
 
 
-def _buckets(values: NDArray[np.str_], buckets: int) -> NDArray[np.int64]:
+def _buckets(values: NDArray[np.object_], buckets: int) -> NDArray[np.int64]:
     """The bucket of each value, by a public hash; shape (n,)."""
     names, place = np.unique(values, return_inverse=True)
     hashed = [
