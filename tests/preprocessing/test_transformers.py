@@ -23,6 +23,38 @@ from dpoptim.preprocessing import (
 SEEDED: Any = {"epsilon": 1e3, "delta": 1e-3, "noise_seed": 0}
 
 
+def test_a_word_in_a_column_moves_no_others_to_other_categories() -> None:
+    """As programs hold a column: a word makes text of its numbers, a gap is NaN among numbers."""
+    categories = [["01", "2.5", None, True]]
+    columns = {
+        "numbers": ([1.0, 2.5, float("nan"), 4.0], [0, 1, 2, -1]),
+        "texts": (["1.0", "2.50", None, " +4", "word"], [0, 1, 2, -1, -1]),
+        "objects": ([True, np.True_, "True", 1, "1e0"], [3, 3, 3, 0, 0]),
+    }
+    for values, places in columns.values():
+        x = np.empty((len(values), 1), dtype=object)
+        x[:, 0] = values
+        step = DPOneHot(categories)
+        made = step.fit_transform(x)
+        expected = [[float(j == place) for j in range(4)] for place in places]
+        np.testing.assert_array_equal(made, expected)
+    assert step.categories_ == [["01", "2.5", "nan", "True"]]
+    with pytest.raises(ValueError, match="so that '01' is 1"):
+        DPOneHot([["01", 1]]).fit([[1]])
+
+
+@pytest.mark.parametrize("record", ["word", None, float("nan"), "2.0", 7])
+def test_one_label_moves_one_count(record: Any) -> None:
+    """A word in a list of numbers, of which NumPy makes text, had emptied all classes."""
+    labels = [1, 2, 2, True, "1", 2.0]
+    counts = [DPClassCounts([1, 2], **SEEDED).fit(y).counts_ for y in (labels, [*labels, record])]
+    moved = np.abs(np.diff(counts, axis=0))
+    assert counts[0] == pytest.approx([3, 3], abs=0.2)
+    assert moved.sum() < 1.2
+    with pytest.raises(ValueError, match="name each class once"):
+        DPClassCounts([1, 2, "1.0"], **SEEDED).fit(labels)
+
+
 def test_a_category_may_end_in_nul() -> None:
     """As text of fixed width that numpy pads; "a" is another category."""
     made = DPOneHot([["a\0", "b"]]).fit_transform([["a\0"], ["a"], ["b"]])

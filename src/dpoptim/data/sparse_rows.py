@@ -13,6 +13,10 @@ Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
 # maps entries, and the columns that they are in, to others
 EntryMap = Callable[[Floats, Any], Floats]
+TWO_AXES = (
+    "Expected 2D array: X must have one row a record and one column a feature. Reshape your data. "
+    "Fix: X[:, None] for a single feature, X[None, :] for a single record."
+)
 BLOCK = 1 << 13  # rows at a time, at most
 CELLS = 1 << 24  # at a time: numbers, those that are zero included
 WIDE = CELLS // BLOCK  # columns beyond which linear models go through entries, and not through rows
@@ -25,7 +29,12 @@ def rows_at_once(features: int, most: int = BLOCK) -> int:
 
 def count_rows(x: Any) -> int:
     """Rows of any table; SciPy's have no length, nor has everything that becomes an array."""
-    return len(x) if hasattr(x, "__len__") and not issparse(x) else shape_of(x)[0]
+    if hasattr(x, "__len__") and not issparse(x):
+        return len(x)
+    shape = shape_of(x)
+    if not shape:
+        raise ValueError(TWO_AXES)
+    return shape[0]
 
 
 def shape_of(x: Any) -> tuple[int, ...]:

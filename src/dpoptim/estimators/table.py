@@ -18,6 +18,7 @@ from dpoptim.arguments import positive_number, real_number
 from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.data.sparse_rows import EntriesOfRows, SparseRows, clip_entries
 from dpoptim.data.unquoted import checked_table, number_array, one_axis
+from dpoptim.missing import is_gap
 from dpoptim.solvers.objective import held_in_memory
 from dpoptim.target_range import TargetRange
 
@@ -157,20 +158,13 @@ def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
     y = one_axis("y", y, warn=True)
     if len(y) != rows:
         raise ValueError(UNEQUAL)
-    if y.dtype == object and any(map(is_missing, y)):
+    if y.dtype == object and any(map(is_gap, y)):
         raise ValueError("y has missing labels. Fix: drop those records, or give them a class.")
     # which would tell how many labels differ, or that one is NaN
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         warnings.simplefilter("ignore", UserWarning)
         check_classification_targets(y)
     return y
-
-
-def is_missing(label: Any) -> bool:
-    try:
-        return label is None or bool(label != label)  # noqa: PLR0124, as NaN alone is
-    except TypeError:  # pandas' NA does not say
-        return True
 
 
 def class_numbers(

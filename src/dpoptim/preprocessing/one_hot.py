@@ -101,14 +101,15 @@ class DPOneHot(SummedStep):
                 len({text_of(name) for name in names}) != len(names) or not names
             ):
                 raise ValueError(
-                    f"categories[{column}] must name each category once, and at least one."
+                    f"categories[{column}] must name each category once, and at least one; numbers "
+                    "are compared as numbers, so that '01' is 1."
                 )
         counted = [column for column, names in enumerate(given) if names is None]
         self.privacy_ = None
         found = self._frequent(columns, counted) if counted else {}
         self.counted_ = tuple(counted)
         self.categories_ = [
-            found[column] if names is None else [text_of(name) for name in names]
+            found[column] if names is None else [named(name) for name in names]
             for column, names in enumerate(given)
         ]
         return self
@@ -146,7 +147,7 @@ class DPOneHot(SummedStep):
             values = columns[:, i]
             if i in self.counted_:
                 values = _buckets(values, self.buckets).astype(str)
-            place = {name: before + j for j, name in enumerate(names)}
+            place = {text_of(name): before + j for j, name in enumerate(names)}
             places[:, i] = [place.get(value, -1) for value in values.tolist()]
             before += len(names)
         row, column = np.nonzero(places >= 0)
@@ -177,7 +178,7 @@ class DPOneHot(SummedStep):
         """X as texts, shape (n, columns); its columns must be those of fit, in the same order.
 
         **Guarantee.** A value's text does not depend on other records, by which a program chooses
-        whether a column of whole numbers holds integers or floats.
+        whether a column of whole numbers holds integers, floats or texts; see `text_of`.
         """
         found: NDArray[Any] = checked_table(
             self, x, reset=reset, dtype=object, ensure_all_finite=False, ensure_min_samples=1
@@ -185,6 +186,11 @@ class DPOneHot(SummedStep):
         texts = np.empty(found.size, dtype=object)  # np.str_ drops NUL at the end of a text
         texts[:] = [text_of(value) for value in found.ravel()]
         return texts.reshape(found.shape)
+
+
+def named(category: object) -> str:
+    """A category's name: a text as it was given."""
+    return category if isinstance(category, str) else text_of(category)
 
 
 def _buckets(values: NDArray[np.object_], buckets: int) -> NDArray[np.int64]:

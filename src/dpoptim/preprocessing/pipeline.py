@@ -16,8 +16,8 @@ from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
-from dpoptim.data.sparse_rows import shape_of
-from dpoptim.data.unquoted import TWO_AXES
+from dpoptim.data.sparse_rows import TWO_AXES, shape_of
+from dpoptim.data.unquoted import NO_COLUMNS
 from dpoptim.distributed.alone import alone
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
@@ -228,9 +228,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                 f"{TWO_AXES} Of texts, whose columns a step makes: shares=, of each charged step."
             )
         if not (columns := shape[1]):
-            raise ValueError(
-                "Found array with 0 feature(s) (shape=(, 0)) while a minimum of 1 is required."
-            )
+            raise ValueError(NO_COLUMNS)
         wanted = {name: (step.wanted_mu(columns, n) / mu) ** 2 for name, step in charged.items()}
         scale = min(1.0, MOST_SHARE / max(math.fsum(wanted.values()), 1e-300))
         return {name: share * scale for name, share in wanted.items()}
