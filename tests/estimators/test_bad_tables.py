@@ -144,6 +144,8 @@ def test_gaps_are_for_an_imputer(fit: str) -> None:
         ("linear classifier", TEXTS, "none of the declared classes. Fix"),
         ("network classifier", TEXTS, "none of the declared classes. Fix"),
         ("linear classifier", LABELS + VALUE, "Unknown label type"),
+        ("linear classifier", LABELS.astype(str).astype(object), "none of the declared classes"),
+        ("network classifier", DATES[:, 0], "none of the declared classes. Fix"),
         ("linear regressor", TEXTS, "y holds what is not a number. Fix"),
         ("network regressor", TEXTS, "y holds what is not a number. Fix"),
         ("linear regressor", np.where(LABELS > 0, np.nan, VALUE), "y contains NaN"),
@@ -181,6 +183,12 @@ def test_what_is_masked_is_missing(step: Any) -> None:
 
 
 def test_scores_of_what_is_not_a_number() -> None:
+    said_of(
+        lambda ledger: evaluate_classifier(
+            numbers(), [[0]] * (ROWS - 1) + [[0, 1]], classes=[0, 1], epsilon=1.0, ledger=ledger
+        ),
+        "y should be a 1d array",
+    )
     said_of(
         lambda ledger: evaluate_regressor(TEXTS, TEXTS, target_bound=1.0, epsilon=1.0),
         "predictions holds what is not a number",

@@ -115,7 +115,7 @@ def as_held(values: Any) -> Any:
 def number_array(name: str, values: Any) -> Floats:
     """``values`` as float64, or a ValueError that names the argument."""
     refuse_dates(values, name)
-    what = "what is not a number"
+    values, what = as_held(values), "what is not a number"
     try:
         if np.asarray(values).dtype.kind != "c":
             return np.asarray(values, dtype=np.float64)

@@ -6,6 +6,7 @@ Whatever looks at the table here is a rule on each row by itself, or is said to 
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,9 @@ def class_numbers(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """The classes in order, and each label's number in them; a ValueError as `public_classes`."""
     found = np.unique(np.asarray(classes))
-    numbers = np.searchsorted(found, labels).clip(0, len(found) - 1)
+    numbers = np.zeros(len(labels), dtype=np.int64)
+    with suppress(TypeError):  # labels of another type than the classes
+        numbers = np.searchsorted(found, labels).clip(0, len(found) - 1)
     if (found[numbers] != labels).any():
         raise ValueError(
             "y has a label that is none of the declared classes. Fix: list every class in classes=."

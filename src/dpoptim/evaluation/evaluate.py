@@ -17,7 +17,7 @@ from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.data.numbers import classes_of
-from dpoptim.data.unquoted import as_held, number_array
+from dpoptim.data.unquoted import number_array, one_axis
 from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.table import stated_delta
 from dpoptim.evaluation.intervals import (
@@ -131,7 +131,7 @@ def evaluate_classifier(
         True
     """
     names = np.asarray(classes)
-    scores, labels = number_array("probabilities", probabilities), np.asarray(as_held(y))
+    scores, labels = number_array("probabilities", probabilities), one_axis("y", y)
     if (
         len(names) < 2
         or scores.ndim != 2
