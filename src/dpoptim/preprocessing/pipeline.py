@@ -212,8 +212,8 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         last = self.steps[-1][1]
         if not {"epsilon", "delta", "ledger", "neighboring"} <= set(last.get_params(deep=False)):
             raise ValueError(
-                "the last step must be an estimator of dpoptim.estimators, got "
-                f"{type(last).__name__}, which does not learn privately."
+                "the last step must be an estimator of dpoptim.estimators, whose budget the "
+                f"pipeline sets, got {type(last).__name__}."
             )
         charged = {
             name: step
