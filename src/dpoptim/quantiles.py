@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +14,32 @@ from dpoptim.statistics import Floats, guarantee_of, paid_gate
 LARGEST_MU = 40.0  # of one choice; beyond it there is nothing left to gain
 
 
+class Column(NamedTuple):
+    """A column's values, NaN where one is missing, and one value that others have. Private.
+
+    Attributes:
+        values: float64, shape (k,).
+        common: the value of ``others`` more records.
+    """
+
+    values: Floats
+    common: float = 0.0
+    others: int = 0
+
+    def counts(self, candidates: Floats) -> tuple[Floats, Floats]:
+        """How many values are below, and above, each of the rising candidates."""
+        ordered = np.sort(self.values)  # missing values last
+        ordered = ordered[~np.isnan(ordered)]
+        below = np.searchsorted(ordered, candidates, side="left")
+        above = len(ordered) - np.searchsorted(ordered, candidates, side="right")
+        return (
+            below + self.others * (self.common < candidates) * 1.0,
+            above + self.others * (self.common > candidates) * 1.0,
+        )
+
+
 def select_tails(
-    columns: Iterable[Floats],
+    columns: Iterable[Column],
     width: int,
     candidates: Floats,
     rank: float,
@@ -29,7 +54,7 @@ def select_tails(
     """For each column a candidate with about ``rank`` values below, one with as many above.
 
     Args:
-        columns: each of shape (n,); NaN is in neither tail.
+        columns: of which NaN is in neither tail.
         width: the number of columns.
         candidates: public numbers, rising, shape (k,).
         rank: public.
@@ -48,13 +73,9 @@ def select_tails(
     found = np.empty((2, width))
     with paid_gate(mu, neighboring, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
         for column, values in enumerate(columns):
-            ordered = np.sort(values)  # missing values last
-            ordered = ordered[~np.isnan(ordered)]
-            below = np.searchsorted(ordered, candidates, side="left")
-            above = len(ordered) - np.searchsorted(ordered, candidates, side="right")
-            for tail, counts in enumerate((below, above)):
-                scores = [-abs(float(count) - rank) for count in counts]
+            for tail, counts in enumerate(values.counts(candidates)):
+                scores = -np.abs(counts - rank)
                 found[tail, column] = candidates[
-                    gate.select(scores, norm_bound=bound, epsilon=epsilon)
+                    gate.select(scores.tolist(), norm_bound=bound, epsilon=epsilon)
                 ]
     return found[0], found[1], guarantee_of(gate, delta, noise_seed=noise_seed)

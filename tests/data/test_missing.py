@@ -41,6 +41,33 @@ def test_rows_of_nobody_are_not_one_persons(nobody: str, tmp_path: Path) -> None
         load_table(path, parse_schema(NUMBER + PERSONS))
 
 
+def test_people_may_be_called_null(tmp_path: Path) -> None:
+    """Where the schema says so; an empty name is nobody's all the same."""
+    named = parse_schema(NUMBER + PERSONS.replace('"person"', '"person"\nany_name = true'))
+    assert parse_schema(to_toml(named)) == named
+    path = csv(tmp_path / "t.csv", "a,p,y\n1,Null,1\n2,NA,1\n3,Null,1\n")
+    persons = load_table(path, named).persons
+    assert persons is not None
+    assert persons.tolist() == [0, 1, 0]
+    path = csv(tmp_path / "t.csv", "a,p,y\n1,Null,1\n2, ,1\n")
+    with pytest.raises(ValueError, match="record 2 belongs to nobody"):
+        load_table(path, named)
+    with pytest.raises(ValueError, match="column 'p': any_name must be true or false, got 1"):
+        parse_schema(NUMBER + PERSONS.replace('"person"', '"person"\nany_name = 1'))
+
+
+@pytest.mark.parametrize("gap", [None, float("nan")])
+def test_gaps_of_a_typed_file_are_nobody_whatever_people_are_called(
+    gap: Any, tmp_path: Path
+) -> None:
+    named = parse_schema(NUMBER + PERSONS.replace('"person"', '"person"\nany_name = true'))
+    for name in ("Ann", 7.0):
+        columns = {"a": [1, 2], "p": [name, gap if name == 7.0 else None], "y": [1, 1]}
+        path = parquet(tmp_path / "t.parquet", columns)
+        with pytest.raises(ValueError, match="record 2 belongs to nobody"):
+            load_table(path, named)
+
+
 def test_gaps_among_numbered_persons_of_a_parquet_file(tmp_path: Path) -> None:
     for gap in (None, float("nan")):
         columns = {"a": [1, 2, 3], "p": [7.0, gap, gap], "y": [1, 1, 1]}

@@ -4,7 +4,6 @@ import pickle
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
-from unittest import SkipTest
 
 import joblib
 import numpy as np
@@ -22,7 +21,6 @@ from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier, MultiOutputRegressor
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.utils import get_tags
-from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from dpoptim.estimators import (
     DPLinearRegression,
@@ -62,33 +60,6 @@ STEPS = {
     "range": DPMinMaxScaler(-1, 1),
     "categories": DPOneHot(**SEEDED, buckets=8),
 }
-
-
-def piped() -> PrivatePipeline:
-    steps: Any = [
-        ("scale", DPStandardScaler(-100, 100, noise_seed=0)),
-        ("model", DPLogisticRegression(noise_seed=0)),
-    ]
-    return PrivatePipeline(steps, epsilon=1e4, delta=1e-3)
-
-
-# as of scikit-learn's own: a pipeline fits the very steps that it was given
-OF_PIPELINES = ("check_estimators_overwrite_params", "check_dont_overwrite_parameters")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_scikit_learns_own_checks_of_a_pipeline() -> None:
-    """Those of estimators and transformers are with their own tests."""
-    ran = 0
-    for one, check in estimator_checks_generator(piped(), legacy=True):
-        if getattr(check, "func", check).__name__ in OF_PIPELINES:
-            continue
-        try:
-            check(one)
-        except SkipTest:
-            continue
-        ran += 1
-    assert ran > 30
 
 
 def test_a_search_is_what_its_estimator_is() -> None:

@@ -14,7 +14,6 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
-from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dpoptim
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
@@ -22,46 +21,6 @@ from dpoptim.estimators.scope import ALONE, ON_TRUST
 from dpoptim.estimators.solving import SOLVERS
 from dpoptim.estimators.table import clip_rows
 from dpoptim.preprocessing import DPStandardScaler
-
-COUNTED = (
-    "a repeated row is a record of its own, with a bound and noise of its own; a weight is not"
-)
-EXPECTED_FAILURES = {
-    "check_sample_weight_equivalence_on_dense_data": COUNTED,
-    "check_sample_weight_equivalence_on_sparse_data": COUNTED,
-    "check_all_zero_sample_weights_error": "an error would tell whether one record's weight is 0",
-}
-
-
-def seeded(**settings: Any) -> list[Any]:
-    """Both estimators at a large epsilon: scikit-learn's toy tables have a few dozen records."""
-    return [
-        DPLogisticRegression(epsilon=1e4, delta=1e-3, noise_seed=0, **settings),
-        DPLinearRegression(epsilon=1e4, delta=1e-3, target_bound=500.0, noise_seed=0, **settings),
-    ]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("estimator", "check"),
-    [
-        pytest.param(
-            estimator,
-            check,
-            id=f"{type(estimator).__name__}-{getattr(check, 'func', check).__name__}",
-        )
-        for one in seeded()
-        for estimator, check in estimator_checks_generator(one, legacy=True)
-    ],
-)
-def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
-    name = getattr(check, "func", check).__name__
-    try:
-        check(estimator)
-    except Exception:
-        if name in EXPECTED_FAILURES:
-            pytest.xfail(EXPECTED_FAILURES[name])
-        raise
 
 
 def digits() -> tuple[np.ndarray, ...]:

@@ -9,43 +9,18 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits
-from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dpoptim
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor
 from dpoptim.estimators.scope import ALONE, ON_TRUST
 from dpoptim.methods import PrivateQuantile
 from dpoptim.preprocessing import DPClassCounts
-from estimators.test_linear import EXPECTED_FAILURES
 
 SEEDED: Any = {"epsilon": 1e4, "delta": 1e-3, "noise_seed": 0, "random_state": 0}
 TOY = [
     DPSGDClassifier(**SEEDED, epochs=10, learning_rate=1.5),
     DPSGDRegressor(**SEEDED, epochs=20, learning_rate=2.0, target_bound=10.0),
 ]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("estimator", "check"),
-    [
-        pytest.param(
-            estimator,
-            check,
-            id=f"{type(estimator).__name__}-{getattr(check, 'func', check).__name__}",
-        )
-        for one in TOY
-        for estimator, check in estimator_checks_generator(one, legacy=True)
-    ],
-)
-def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
-    name = getattr(check, "func", check).__name__
-    try:
-        check(estimator)
-    except Exception:
-        if name in EXPECTED_FAILURES:
-            pytest.xfail(EXPECTED_FAILURES[name])
-        raise
 
 
 def digits() -> tuple[np.ndarray, ...]:

@@ -108,7 +108,15 @@ def test_chunks_protect_the_same_unit() -> None:
 
 @pytest.mark.parametrize(
     ("persons", "said"),
-    [(OWNERS[:-1], "one axis, as long as"), (OWNERS + 0.5, "whole numbers or strings")],
+    [
+        (OWNERS[:-1], "one axis, as long as"),
+        (OWNERS + 0.5, "whole numbers or strings"),
+        (OWNERS + 0.5j, "whole numbers or strings"),
+        ([*map(str, OWNERS[1:]), "7\0"], r"ends in NUL, .* persons=\[repr\(name\)"),
+        ([[0], *[[0, 1]] * (len(OWNERS) - 1)], "one axis, as long as"),
+        (np.ma.masked_array(OWNERS, mask=OWNERS == 1), "rows without an owner"),
+        ([*map(str, OWNERS[1:]), "Null"], r"no row lacks an owner: persons=\['='"),
+    ],
 )
 def test_bad_persons_are_refused(persons: Any, said: str) -> None:
     for model in (classifier(), DPSGDClassifier(classes=[0, 1])):

@@ -96,6 +96,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "too few": (np.ones(ROWS - 1), "as many numbers as X has rows"),
     "two axes": (np.ones((ROWS, 2)), "Sample weights must be 1D array or scalar"),
     "text": (["patient 7"] * ROWS, "sample_weight holds what is not a number"),
+    "masked": (np.ma.masked_array(np.ones(ROWS), mask=np.arange(ROWS) == 3), "finite numbers"),
+    "complex": (np.full(ROWS, 1 + 2j), "sample_weight holds complex numbers. Fix: real"),
 }
 
 

@@ -27,6 +27,7 @@ from dpoptim.estimators import (
 from dpoptim.estimators.solving import SOLVERS
 from dpoptim.estimators.table import clip_rows
 from dpoptim.preprocessing import DPImputer, DPMinMaxScaler, DPStandardScaler, PrivatePipeline
+from dpoptim.preprocessing.private_step import BoundedColumns
 from dpoptim.tuning import DPSearchCV
 from estimators.test_bad_tables import FITS, OF_TABLES, said_of
 
@@ -165,7 +166,8 @@ def test_any_table_is_read_as_toarray_has_it(x: np.ndarray, seed: int) -> None:
             assert rows[:].tobytes() == (told + 0.0).tobytes()  # -0 is 0 where nothing is stored
             assert not (rows.table.data == 0).any()
             assert rows.table.has_sorted_indices
-            np.testing.assert_array_equal(np.array(list(rows.columns())).T, told)
+            for entries, column in zip(rows.entries_of_columns(), told.T, strict=True):
+                np.testing.assert_array_equal(entries, column[column != 0])
             clipped, known = clip_entries(rows.table, 2.0).toarray(), clip_rows(told, 2.0)
             np.testing.assert_allclose(clipped, known, rtol=1e-12, atol=1e-300)
 
@@ -228,6 +230,30 @@ def test_no_table_is_dense_as_a_whole(fit: Callable[[Any, Any], Any]) -> None:
     fit(x[:10], np.arange(10) % 2)  # what it loads is loaded
     with limited_to(100_000_000):
         fit(x, np.arange(2_500) % 2)
+
+
+@pytest.mark.parametrize(
+    "step", [DPStandardScaler(-1, 3, with_mean=False, **BUDGET), DPImputer(-1, 3, **BUDGET)]
+)
+def test_steps_learn_from_the_entries_alone(step: Any) -> None:
+    """Of 2,000 x 65,536 values, 131 million, those that are stored; in the same way."""
+    x = sparse.random_array((2_000, 1 << 16), density=1e-4, format="csr", rng=0)
+    looked_at, honest = [0], BoundedColumns._in_range
+
+    def counted(self: Any, values: Any, *ends: Any) -> Any:
+        looked_at[0] += values.size
+        return honest(self, values, *ends)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BoundedColumns, "_in_range", counted)
+        found = clone(step).fit(x)
+    assert looked_at[0] == x.nnz + x.shape[1]
+    few = slice(40_000, 40_300)
+    told = clone(step).set_params(epsilon=1e4).fit(x[:, few].toarray())
+    np.testing.assert_array_equal(
+        clone(step).set_params(epsilon=1e4).fit(x[:, few]).mean_, told.mean_
+    )
+    assert found.mean_.shape == (1 << 16,)
 
 
 def test_texts_by_hashes() -> None:

@@ -447,3 +447,13 @@ def test_an_r2_that_the_noise_hides_is_called_so() -> None:
     for epsilon, hidden in ((0.1, True), (100.0, False)):
         scores = evaluate_regressor(y, y, target_bound=1.0, epsilon=epsilon, noise_seed=0)
         assert ("hidden by the noise" in str(scores)) == hidden
+
+
+@pytest.mark.parametrize("last", [0, "word", None, float("nan"), "0.0", False])
+def test_a_word_among_labels_leaves_the_others_in_their_classes(last: Any) -> None:
+    """NumPy makes text of a list of numbers for a word's sake; all had been in no class."""
+    sure = np.tile([0.9, 0.1], (400, 1))
+    found = evaluate_classifier(
+        sure, [0] * 399 + [last], classes=[0, 1], epsilon=10.0, delta=1e-4, noise_seed=0
+    )
+    assert found.accuracy.value > 0.95

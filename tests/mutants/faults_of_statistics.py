@@ -16,6 +16,7 @@ from scipy.sparse import coo_array, csr_array
 from dpoptim.accounting import accountant, gdp_mu, selection
 from dpoptim.data import encoding, unquoted
 from dpoptim.data.schema import Column, Schema
+from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.estimators import linear, linear_fit
 from dpoptim.evaluation import evaluate as evaluate_module
 from dpoptim.evaluation import regressor
@@ -47,10 +48,27 @@ def values_not_cut() -> AbstractContextManager[Any]:
         missing = np.isnan(x)
         return np.where(missing, 0.0, (x - middle) / half), missing
 
-    def total(rows: Any, norm_bound: float) -> Floats:
-        return np.asarray(rows[:].sum(0), dtype=np.float64)
+    def total(table: Any, cells: Any, norm_bound: float) -> Floats:
+        return np.asarray(cells(table[:], ...).sum(1), dtype=np.float64)
 
-    return replaced((BoundedColumns, "_in_range", plain), (private_step, "bounded_sum", total))
+    return replaced((BoundedColumns, "_in_range", plain), (private_step, "sum_of_cells", total))
+
+
+def entries_not_cut() -> AbstractContextManager[Any]:
+    """What a sparse table stores is scaled by public ranges, and added as it is."""
+    honest = private_step.sum_of_cells
+
+    def total(table: Any, cells: Any, norm_bound: float) -> Floats:
+        if not isinstance(table, SparseRows):
+            return honest(table, cells, norm_bound)
+        found = np.asarray(cells(np.zeros(table.shape), ...).sum(1), dtype=np.float64)
+        for values, columns in table.entries():
+            for part, added in zip(found, cells(np.zeros(len(values)), columns), strict=True):
+                np.subtract.at(part, columns, added)
+            np.add.at(found[0], columns, values)
+        return found
+
+    return replaced((private_step, "sum_of_cells", total))
 
 
 @contextmanager

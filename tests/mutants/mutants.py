@@ -12,6 +12,7 @@ from typing import Any
 from dpoptim.audit.detectors import DETECTORS
 from mutants import (
     faults,
+    faults_of_columns,
     faults_of_features,
     faults_of_isolation,
     faults_of_iterates,
@@ -80,7 +81,7 @@ _f, _s, _m, _t, _c = (
     faults_of_turns,
 )
 _i, _r, _rows, _p = faults_of_isolation, faults_of_refunds, faults_of_rows, faults_of_iterates
-_l = faults_of_later_batches
+_l, _columns = faults_of_later_batches, faults_of_columns
 TURNS = "sampling.CyclicPoissonSampling"
 APART = "sampling.MinSeparationSampling"
 DICE, CORRELATED = "error feedback", "correlated noise"
@@ -871,6 +872,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "statistics",
     ),
     Mutant(
+        "entries of a sparse table not cut",
+        "statistics.sum_of_cells",
+        _t.entries_not_cut,
+        "statistics",
+    ),
+    Mutant(
         "x y released on top of x x^T",
         "solvers.sufficient_statistics",
         _t.cross_products_for_free,
@@ -893,6 +900,49 @@ MUTANTS: tuple[Mutant, ...] = (
         "accounting.selection",
         _t.order_of_scores_is_free,
         "best of trials",
+    ),
+    # raw columns
+    Mutant(
+        "values read as their column holds them",
+        "preprocessing.one_hot.text_of",
+        _columns.values_as_their_column_holds_them,
+        "columns",
+    ),
+    Mutant(
+        "labels read as their column holds them",
+        "data.numbers.label_text",
+        _columns.labels_as_their_column_holds_them,
+        "columns",
+    ),
+    Mutant(
+        "categories that occur added to the public ones",
+        "preprocessing.DPOneHot.fit",
+        _columns.categories_that_occur_added,
+        "columns",
+    ),
+    Mutant(
+        "unknown values in all categories",
+        "preprocessing.DPOneHot.transform",
+        _columns.unknown_values_in_all_categories,
+        "columns",
+    ),
+    Mutant(
+        "rows without an owner are one person's",
+        "training.privacy_units.Persons.of",
+        _columns.nobodys_rows_taken,
+        "owners",
+    ),
+    Mutant(
+        "rows of a table without a person are one person's",
+        "data.encoding.persons_of",
+        _columns.nobodys_rows_of_tables_taken,
+        "owners",
+    ),
+    Mutant(
+        "rows of a hold-out without an owner are one person's",
+        "training.hold_out_scores",
+        _columns.nobodys_rows_of_hold_outs_taken,
+        "owners",
     ),
     # rows of tables
     Mutant("noise only in rows looked up", ADD_NORMAL, _rows.noise_only_in_rows_looked_up, "noise"),

@@ -112,6 +112,50 @@ def test_networks_share_the_budget_by_composition() -> None:
     assert model.privacy_.epsilon <= 1.0
 
 
+def gap_in(x: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(len(x))[:, None] == 5, np.nan, x)
+
+
+@pytest.mark.parametrize(
+    ("step", "last", "change", "said"),
+    [
+        (DPStandardScaler(-1, 1), DPLogisticRegression(classes=[0, 1]), gap_in, "contains NaN"),
+        (DPStandardScaler(-1, 1), DPSGDClassifier(classes=[0, 1]), gap_in, "contains NaN"),
+        (
+            DPMinMaxScaler(-1, 1, quantile=0.1),
+            DPLogisticRegression(classes=[0, 1], solver="best"),
+            np.asarray,
+            "solver must be one of",
+        ),
+        (
+            DPOneHot(buckets=4),
+            DPLogisticRegression(classes=[0, 2]),
+            np.sign,
+            "none of the declared classes",
+        ),
+    ],
+)
+def test_what_the_last_step_refuses_costs_nothing(
+    step: Any, last: Any, change: Any, said: str
+) -> None:
+    """The steps before had been charged by then."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (400, 2))
+    y = (x[:, 0] > 0).astype(int)
+    with dpoptim.Ledger(neighboring="zero-out", epsilon=4.0, delta=1e-4) as ledger:
+        settings: Any = {"epsilon": 2.0, "delta": 1e-4, "ledger": ledger}
+        pipeline = PrivatePipeline([("step", step), ("last", last)], **settings)
+        with pytest.raises(ValueError, match=said):
+            pipeline.fit(change(x), y)
+        assert ledger.entries() == []
+        assert step.epsilon is None
+        right = last.set_params(classes=[0, 1])
+        right = right.set_params(solver="auto") if "solver" in right.get_params() else right
+        pipeline.fit(np.sign(x) if isinstance(step, DPOneHot) else x, y)
+        assert pipeline.privacy_.epsilon <= 2.0
+        assert len(ledger.entries()) == 2
+
+
 @pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 def test_a_budget_bounds_repeated_fits() -> None:
     x, y = people(1_000)

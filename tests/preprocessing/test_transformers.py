@@ -10,7 +10,6 @@ import pytest
 from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
-from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dpoptim
 from dpoptim.preprocessing import (
@@ -24,30 +23,42 @@ from dpoptim.preprocessing import (
 SEEDED: Any = {"epsilon": 1e3, "delta": 1e-3, "noise_seed": 0}
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("estimator", "check"),
-    [
-        pytest.param(
-            one, check, id=f"{type(one).__name__}-{getattr(check, 'func', check).__name__}"
-        )
-        for toy in (
-            DPStandardScaler(-100, 100, **SEEDED),
-            DPStandardScaler(-100, 100, with_mean=False, **SEEDED),
-            DPImputer(-100, 100, **SEEDED),
-            DPMinMaxScaler(-100, 100),
-            DPMinMaxScaler(-100, 100, quantile=0.01, **SEEDED),
-            DPOneHot(**SEEDED),
-            DPOneHot(sparse_output=True, **SEEDED),
-        )
-        for one, check in estimator_checks_generator(toy, legacy=True)
-    ],
-)
-def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
-    name = getattr(check, "func", check).__name__
-    if isinstance(estimator, DPOneHot) and name in ("check_complex_data", "check_dtype_object"):
-        pytest.skip("any value with a text is a category, or none of them")
-    check(estimator)
+def test_a_word_in_a_column_moves_no_others_to_other_categories() -> None:
+    """As programs hold a column: a word makes text of its numbers, a gap is NaN among numbers."""
+    categories = [["01", "2.5", None, True]]
+    columns = {
+        "numbers": ([1.0, 2.5, float("nan"), 4.0], [0, 1, 2, -1]),
+        "texts": (["1.0", "2.50", None, " +4", "word"], [0, 1, 2, -1, -1]),
+        "objects": ([True, np.True_, "True", 1, "1e0"], [3, 3, 3, 0, 0]),
+    }
+    for values, places in columns.values():
+        x = np.empty((len(values), 1), dtype=object)
+        x[:, 0] = values
+        step = DPOneHot(categories)
+        made = step.fit_transform(x)
+        expected = [[float(j == place) for j in range(4)] for place in places]
+        np.testing.assert_array_equal(made, expected)
+    assert step.categories_ == [["01", "2.5", "nan", "True"]]
+    with pytest.raises(ValueError, match="so that '01' is 1"):
+        DPOneHot([["01", 1]]).fit([[1]])
+
+
+@pytest.mark.parametrize("record", ["word", None, float("nan"), "2.0", 7])
+def test_one_label_moves_one_count(record: Any) -> None:
+    """A word in a list of numbers, of which NumPy makes text, had emptied all classes."""
+    labels = [1, 2, 2, True, "1", 2.0]
+    counts = [DPClassCounts([1, 2], **SEEDED).fit(y).counts_ for y in (labels, [*labels, record])]
+    moved = np.abs(np.diff(counts, axis=0))
+    assert counts[0] == pytest.approx([3, 3], abs=0.2)
+    assert moved.sum() < 1.2
+    with pytest.raises(ValueError, match="name each class once"):
+        DPClassCounts([1, 2, "1.0"], **SEEDED).fit(labels)
+
+
+def test_a_category_may_end_in_nul() -> None:
+    """As text of fixed width that numpy pads; "a" is another category."""
+    made = DPOneHot([["a\0", "b"]]).fit_transform([["a\0"], ["a"], ["b"]])
+    np.testing.assert_array_equal(made, [[1, 0], [0, 0], [0, 1]])
 
 
 def table(n: int = 20_000, seed: int = 0) -> np.ndarray:

@@ -11,15 +11,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
 from torch import Tensor
 
 import dpoptim
 from dpoptim.audit.side_by_side import lowest, releases_kept, separate
+from dpoptim.data.sparse_rows import SparseRows, canonical
 from dpoptim.gate import FilteredGate
 from dpoptim.solvers import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.sufficient_statistics import sufficient_statistics
-from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, histogram_bound, release_sum
+from dpoptim.statistics import (
+    BOUND_ROUNDING,
+    bounded_sum,
+    histogram_bound,
+    release_sum,
+    sum_of_cells,
+)
 
 HOSTILE = [1e300, -1e300, 1e-300, 3e38, 0.0, 1e6, -1.0, float("nan"), float("inf")]
 
@@ -57,6 +65,43 @@ def test_one_record_moves_a_bounded_sum_by_its_bound(
         moved = np.linalg.norm(whole - bounded_sum(np.delete(rows, left_out, 0), bound))
         assert moved <= bound * BOUND_ROUNDING
     np.testing.assert_array_equal(whole, bounded_sum(rows[::-1], bound))  # exact: no order is seen
+
+
+@settings(max_examples=60)
+@given(
+    hostile=st.lists(st.sampled_from(HOSTILE), min_size=5, max_size=5),
+    seed=st.integers(0, 1000),
+    bound=st.sampled_from([1e-3, 1.0, 7.3]),
+    public=st.sampled_from([0.0, 0.3, 1e9]),
+)
+def test_one_record_moves_a_sum_of_cells_by_its_bound(
+    hostile: list[float], seed: int, bound: float, public: float
+) -> None:
+    """Whatever its values add; by a sparse table's entries as by all values, to the last bit."""
+    rng = np.random.default_rng(seed)
+    table = rng.normal(size=(40, 5)) * (rng.random((40, 5)) < 0.3)
+    table[0] = hostile
+    table[1] = bound * (1 + 1e-15)  # each value as much as it may add, but for rounding
+    share = bound / np.sqrt(5)
+
+    def cells(values: np.ndarray, columns: Any) -> np.ndarray:
+        ends = np.broadcast_to(np.arange(5.0), (1, 5))[0][columns] * public
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.stack([values * share, values**2 - ends, np.where(values == 0, public, 1.0)])
+
+    def sparse(x: np.ndarray) -> SparseRows:
+        return SparseRows(canonical(csr_array(x)))
+
+    whole = sum_of_cells(table, cells, bound)
+    assert np.isfinite(whole).all()
+    np.testing.assert_array_equal(sum_of_cells(sparse(table), cells, bound), whole)
+    np.testing.assert_array_equal(sum_of_cells(table[::-1], cells, bound), whole)
+    for place in (0, 1, 5):
+        others = np.delete(table, place, 0)
+        for kind in (np.asarray, sparse):
+            left = sum_of_cells(kind(others), cells, bound)
+            assert np.linalg.norm(whole - left) <= bound * BOUND_ROUNDING
+            assert place != 1 or np.linalg.norm(whole - left) > bound / 10
 
 
 @settings(max_examples=25)

@@ -3,23 +3,28 @@ winner leaves.
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from scipy.stats import chisquare
+from sklearn.base import clone
 from sklearn.datasets import load_digits
 
 import dpoptim
 from dpoptim.accounting import compute_epsilon, event_from_json, event_to_json, renyi_divergence
 from dpoptim.accounting.gaussian import gdp_mu
+from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier
+from dpoptim.estimators.table import READ_OFF
+from dpoptim.estimators.weights import TRUSTED
 from dpoptim.gate import TrialsGate
 from dpoptim.noise.stream import KeyStream
 from dpoptim.noise.trials import even_choice, logarithmic_count, logarithmic_parameter
 from dpoptim.training.privacy_units import Persons
-from dpoptim.tuning import DPSearchCV, search
+from dpoptim.tuning import DPSearchCV, records, search
 from dpoptim.tuning.search_event import search_event
 
 GRID: Any = {"clip_norm": [0.3, 30.0], "steps": [5, 10]}
@@ -103,7 +108,6 @@ def test_regressions_are_searched_too() -> None:
     ("wrong", "said"),
     [
         ({"estimator": DPSGDClassifier(classes=[0, 1])}, "estimator must be DPLogisticRegression"),
-        ({"estimator": DPLogisticRegression()}, "needs classes="),
         ({"param_grid": {"epsilon": [1.0, 2.0]}}, "may not set"),
         ({"mean_trials": 1.0}, "mean_trials must be above 1"),
         ({"holdout": 1.0}, r"holdout must be in"),
@@ -198,6 +202,80 @@ def test_a_trial_that_releases_more_than_is_paid_for_is_refused(
             assert ledger.entries() == []
 
 
+def test_classes_may_be_read_off_y_once_for_all_trials() -> None:
+    x, y = table_with("y", 1)
+    words = np.array(["no", "yes"])[y]
+    told = DPLogisticRegression(data_norm=2.0, classes=["yes", "no"])
+    settings: Any = {"epsilon": 4.0, "delta": 1e-4, "noise_seed": 0}
+    public = DPSearchCV(told, {"steps": [5]}, **settings).fit(x, words)
+    read = DPSearchCV(clone(told).set_params(classes=None), {"steps": [5]}, **settings)
+    read.fit(x, words)
+    np.testing.assert_array_equal(read.classes_, ["no", "yes"])
+    np.testing.assert_array_equal(read.predict_proba(x), public.predict_proba(x))
+    assert READ_OFF in read.privacy_.notes
+    assert READ_OFF not in public.privacy_.notes
+    assert read.estimator.classes is None
+
+
+def test_weights_train_and_do_not_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial has its rows' weights; a held-out row's is checked, and moves nothing."""
+    seen, honest = [], DPLogisticRegression.fit
+
+    def fit(self: Any, X: Any, y: Any, weights: Any, *, persons: Any) -> Any:
+        seen.append((X, weights))
+        return honest(self, X, y, weights, persons=persons)
+
+    x, y = table_with("y", 1)
+    weights = np.arange(300) / 100
+    model = DPLogisticRegression(data_norm=2.0, classes=[0, 1])
+    settings: Any = {"epsilon": 4.0, "delta": 1e-4, "mean_trials": 2, "noise_seed": 0}
+    with monkeypatch.context() as patched:
+        patched.setattr(DPLogisticRegression, "fit", fit)
+        found = DPSearchCV(model, {"steps": [5]}, **settings).fit(x, y, weights)
+    for rows, factors in seen:
+        places = [int(np.flatnonzero((x == row).all(1))[0]) for row in rows]
+        np.testing.assert_array_equal(factors, weights[places])
+    assert TRUSTED in found.privacy_.notes
+    _, test = found._parts(300)
+    other = np.where(test, 7.0, weights)
+    again = DPSearchCV(model, {"steps": [5]}, **settings).fit(x, y, other)
+    np.testing.assert_array_equal(again.best_estimator_.coef_, found.best_estimator_.coef_)
+    assert again.best_score_ == found.best_score_
+    other[np.flatnonzero(test)[0]] = -1.0
+    with pytest.raises(ValueError, match="sample_weight must hold finite numbers"):
+        DPSearchCV(model, {"steps": [5]}, **settings).fit(x, y, other)
+
+
+def test_targets_may_be_objects() -> None:
+    x = np.linspace(-1, 1, 200)[:, None]
+    model = DPLinearRegression(target_bound=1.0)
+    found = DPSearchCV(model, {"steps": [5]}, epsilon=4.0, delta=1e-4, noise_seed=0)
+    assert found.fit(x, x[:, 0].astype(object)).best_score_ < 0.5
+
+
+def test_columns_have_the_names_of_fit() -> None:
+    """A frame's columns in another order are refused, by the search and by its winner."""
+    pd = pytest.importorskip("pandas")
+    x, y = table_with("y", 1)
+    frame = pd.DataFrame(x, columns=["age", "dose"])
+    model = DPLogisticRegression(data_norm=2.0, classes=[0, 1])
+    found = DPSearchCV(model, {"steps": [5]}, epsilon=4.0, delta=1e-4, noise_seed=0).fit(frame, y)
+    np.testing.assert_array_equal(found.predict(frame), found.best_estimator_.predict(frame))
+    for each in (found, found.best_estimator_):
+        with pytest.raises(ValueError, match="feature names"):
+            each.predict(frame[["dose", "age"]])
+
+
+def test_files_in_order_are_no_table_of_a_search(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    x, y = table_with("y", 1)
+    parquet.write_table(pa.table({"a": x[:, 0]}), tmp_path / "x.parquet")
+    rows = ParquetRows(tmp_path / "x.parquet", columns=["a"])
+    with pytest.raises(ValueError, match="Parquet file is read in order"):
+        DPSearchCV(base(), GRID).fit(rows, y)
+
+
 def test_a_training_record_never_scores() -> None:
     search = DPSearchCV(base(), GRID)
     train, test = map(np.flatnonzero, search._parts(1000))
@@ -215,29 +293,29 @@ def persons_who_count_twice(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     y = (x[:, 1] > 0).astype(int)
     trained, twice, honest = [set[int]()], set[int](), DPLogisticRegression.fit
 
-    def fit(self: Any, X: Any, y: Any, *, persons: Any) -> Any:
+    def fit(self: Any, X: Any, *rest: Any, persons: Any) -> Any:
         assert len(persons) == len(X)
         trained.append(set((X[:, 0] * 200).round().astype(int).tolist()))
-        return honest(self, X, y, persons=persons)
+        return honest(self, X, *rest, persons=persons)
 
-    def values(self: Any, model: Any, X: Any, y: Any, units: Any) -> Any:
+    def values(model: Any, X: Any, y: Any, units: Any) -> Any:
         scored = set((X[:, 0] * 200).round().astype(int).tolist())
         twice.update(scored & trained[-1])
-        found = all_values(self, model, X, y, units)
+        found = all_values(model, X, y, units)
         if len(found) != len(scored) or np.abs(found).max() > 0.5:
             twice.update(scored)
         return found
 
-    all_values = DPSearchCV._values
+    all_values = records.values_of_units
     with monkeypatch.context() as patched:
         patched.setattr(DPLogisticRegression, "fit", fit)
-        patched.setattr(DPSearchCV, "_values", values)
+        patched.setattr(records, "values_of_units", values)
         model = DPLogisticRegression(data_norm=2.0, classes=[0, 1], rows_per_person=4)
-        search = DPSearchCV(model, {"steps": [5, 10]}, epsilon=4.0, delta=1e-4, noise_seed=1)
-        search.fit(x, y, persons=owners)
+        found = DPSearchCV(model, {"steps": [5, 10]}, epsilon=4.0, delta=1e-4, noise_seed=1)
+        found.fit(x, y, persons=owners)
     assert len(trained) > 1
-    assert search.privacy_.unit == "person"
-    assert "at most 4 of them" in str(search.privacy_)
+    assert found.privacy_.unit == "person"
+    assert "at most 4 of them" in str(found.privacy_)
     return twice
 
 

@@ -1,7 +1,6 @@
 """Named audits at fixed, small settings: tried against mutants, and quick checks of an install.
 
-Each detector is a function without arguments that returns its first finding (no text: nothing
-found).
+Each detector is a function without arguments that returns its first finding (no text: none).
 Statistical ones are set so that each of them raises a false alarm with probability at most
 ``FAILURE``; coins and noise are seeded all the same, so that a result repeats. The others are
 exact.
@@ -20,6 +19,7 @@ from dpoptim.audit.apart import prices
 from dpoptim.audit.calibrations import calibrations
 from dpoptim.audit.charging import audit_charging
 from dpoptim.audit.checkpoint_parts import checkpoint_parts
+from dpoptim.audit.columns import columns, owners
 from dpoptim.audit.encoding import encoding
 from dpoptim.audit.image_features import image_features
 from dpoptim.audit.isolation import isolation, refused
@@ -339,6 +339,8 @@ DETECTORS: dict[str, Detector] = {
     "best of trials": partial(named_audits, "search, order statistics"),
     "statistics": statistics,
     "encoding": encoding,
+    "columns": columns,
+    "owners": owners,
     "image features": image_features,
     "value clipping": value_clipping,
     "clip norm search": clip_norm_search,

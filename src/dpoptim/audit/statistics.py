@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from dpoptim.accounting import gdp_epsilon
@@ -87,6 +88,10 @@ def fits() -> dict[str, tuple[Fit, tuple[Sequence[float], ...]]]:
 
     return {
         "scaler": (lambda x: left_behind(DPStandardScaler(-1, 1, **PUBLIC).fit(x)), ends),
+        "scaler of a sparse table": (
+            lambda x: left_behind(DPStandardScaler(-1, 1, **PUBLIC).fit(csr_array(x))),
+            ends,
+        ),
         "imputer": (lambda x: left_behind(DPImputer(-1, 1, **PUBLIC).fit(x)), ends),
         "public range": (lambda x: left_behind(DPMinMaxScaler(-1, 1).fit(x)), ends),
         "class counts": (counts, ends),

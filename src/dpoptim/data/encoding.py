@@ -71,7 +71,7 @@ def encode_table(
             chunk.first,
             encode(path, chunk, schema),
             None if target is None else targets_of(path, chunk, target, schema),
-            None if person is None else persons_of(path, chunk, person),
+            None if person is None else persons_of(path, chunk, schema),
             kept,
         )
 
@@ -208,12 +208,19 @@ def targets_of(
     return y
 
 
-def persons_of(path: Path, chunk: Chunk, person: str) -> list[str]:
-    persons = as_texts(chunk.columns[person])
-    nobody = next((place for place, name in enumerate(persons) if is_missing(name)), None)
+def persons_of(path: Path, chunk: Chunk, schema: Schema) -> list[str]:
+    person = next(column for column in schema.columns if column.kind == "person")
+    values = chunk.columns[person.name]
+    persons = as_texts(values)
+    if isinstance(values, np.ndarray):  # NaN and NaT alone differ from themselves
+        gaps = values != values  # noqa: PLR0124
+        persons = ["" if gap else name for gap, name in zip(gaps, persons, strict=True)]
+    unnamed = (not name if person.any_name else is_missing(name) for name in persons)
+    nobody = next((place for place, gap in enumerate(unnamed) if gap), None)
     if nobody is not None:
         raise ValueError(
-            f"{path}: record {chunk.first + nobody} belongs to nobody: column {person!r} is empty "
-            "there, or says NA, null or the like. Fix: give it a person of its own, or drop it."
+            f"{path}: record {chunk.first + nobody} belongs to nobody: column {person.name!r} is "
+            "empty there, or says NA, null or the like. Fix: give it a person of its own, or drop "
+            "it; or say any_name = true in the schema's column, if people are called so."
         )
     return persons

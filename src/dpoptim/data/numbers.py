@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from numbers import Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.data.table_files import Values
-from dpoptim.missing import is_missing
+from dpoptim.missing import is_gap, is_missing
 
+WRITTEN = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)  # a number
 COMMAS = str.maketrans(",.", ".,")
 # marks of thousands, as a schema names them, and what files have for them
 MARKS = {".": ".", ",": ",", " ": " \u00a0\u202f", "'": "'\u2019"}
@@ -99,18 +101,55 @@ def as_texts(values: Values) -> list[str]:
 
 
 def text_of(value: object) -> str:
-    """A value as text; a number as the same text whether a column holds floats or integers.
+    """A value as text; the same however a column holds it: 1, 1.0 and "1.0" are "1", gaps "nan".
 
     So what a record is read as does not depend on others, for whose sake a column of whole numbers
-    may be held as floats (a gap, a fraction).
+    may be held as floats (a gap, a fraction), or one of numbers as text (a word), and gaps as None
+    or as NaN.
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if is_gap(value):
+        return "nan"
+    if isinstance(value, bool | np.bool_):
+        return str(value)
+    if isinstance(value, str) and WRITTEN.fullmatch(value):
+        value = float(value)
+    if not isinstance(value, Real):
         return str(value)
     try:
         number = float(value)
     except OverflowError:
         return str(value)
     return str(int(number)) if number.is_integer() else str(value)
+
+
+def label_text(label: object) -> str:
+    """`text_of` a label, but that True is 1, as it is where others are numbers."""
+    text = text_of(label)
+    return {"True": "1", "False": "0"}.get(text, text)
+
+
+def classes_of(names: Sequence[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
+    """The place of each label among the classes, -1 for others and for gaps; shape (n,).
+
+    Args:
+        names: of the classes; public. labels: shape (n,).
+
+    Raises:
+        ValueError: a class is named twice.
+
+    **Guarantee.** Each place depends on that label alone, also where a word among numbers makes
+    text of all of them.
+    """
+    places = {label_text(name): place for place, name in enumerate(names)}
+    if len(places) < len(names):
+        raise ValueError(
+            "classes must name each class once; 1, 1.0, '1' and True are the same one."
+        )
+    if labels.dtype.kind == "O":
+        found = [-1 if is_gap(label) else places.get(label_text(label), -1) for label in labels]
+        return np.array(found, dtype=np.int64)
+    values, of_rows = np.unique(labels, return_inverse=True)
+    return classes_of(names, values.astype(object))[of_rows]
 
 
 def places_among(names: Sequence[str], values: Values) -> NDArray[np.int64]:

@@ -18,6 +18,7 @@ from dpoptim.data.dates import day_number
 from dpoptim.data.schema_values import (
     FILL_IN,
     bounds_of,
+    flag_of,
     missing_bounds,
     refuse_format,
     texts_of,
@@ -34,7 +35,7 @@ OPTIONS: dict[Kind, tuple[str, ...]] = {
     "date": ("bounds", "fill", "format", "missing"),
     "category": ("categories",),
     "drop": (),
-    "person": ("missing",),
+    "person": ("missing", "any_name"),
     "target": ("classes", "bounds", "unit", "decimal", "thousands"),
 }
 
@@ -62,6 +63,7 @@ class Column:
             31.12.2024); None: 2024-12-31, with or without a time.
         decimal, thousands, missing: of a column that is written otherwise than the table's others;
             None: as these are.
+        any_name: of persons: whether NA, null and the like are names; an empty text is none.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Column:
     decimal: Decimal | None = None
     thousands: Thousands | None = None
     missing: tuple[str, ...] | None = None
+    any_name: bool = False
 
     @property
     def width(self) -> int:
@@ -314,6 +317,7 @@ def column_of(name: str, entry: Mapping[str, Any]) -> Column:
         categories=texts_of(where, "categories", entry.get("categories", [])),
         classes=texts_of(where, "classes", entry.get("classes", [])),
         missing=texts_of(where, "missing", entry["missing"]) if "missing" in entry else None,
+        any_name=flag_of(where, "any_name", entry.get("any_name", False)),
         format=entry.get("format"),
         **{
             mark: mark_of(mark, entry[mark], where)

@@ -75,6 +75,8 @@ def table_of(column: Column) -> str:
         values = getattr(column, name)
         if values or (name == "missing" and values is not None):
             lines.append(f"{name} = [{', '.join(map(quoted, values))}]")
+    if column.any_name:
+        lines.append("any_name = true")
     return "\n".join(lines) + "\n"
 
 

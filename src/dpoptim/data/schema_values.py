@@ -57,6 +57,12 @@ def texts_of(where: str, entry: str, value: object) -> tuple[str, ...]:
     return texts
 
 
+def flag_of(where: str, entry: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"schema: {where}{entry} must be true or false, got {value!r}.")
+    return value
+
+
 def refuse_format(name: str, format: object, bounds: tuple[float, float]) -> None:
     """Refuse a format in which the first or last day cannot be written and read back."""
     if not isinstance(format, str):

@@ -1,7 +1,8 @@
-"""Sparse tables: a few of their rows, or one column, are dense at a time, and the table never."""
+"""Sparse tables: a few of their rows are dense at a time, and the table never."""
 
 from collections.abc import Callable, Iterator
 from copy import copy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,10 @@ Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
 # maps entries, and the columns that they are in, to others
 EntryMap = Callable[[Floats, Any], Floats]
+TWO_AXES = (
+    "Expected 2D array: X must have one row a record and one column a feature. Reshape your data. "
+    "Fix: X[:, None] for a single feature, X[None, :] for a single record."
+)
 BLOCK = 1 << 13  # rows at a time, at most
 CELLS = 1 << 24  # at a time: numbers, those that are zero included
 WIDE = CELLS // BLOCK  # columns beyond which linear models go through entries, and not through rows
@@ -24,7 +29,12 @@ def rows_at_once(features: int, most: int = BLOCK) -> int:
 
 def count_rows(x: Any) -> int:
     """Rows of any table; SciPy's have no length, nor has everything that becomes an array."""
-    return len(x) if hasattr(x, "__len__") and not issparse(x) else shape_of(x)[0]
+    if hasattr(x, "__len__") and not issparse(x):
+        return len(x)
+    shape = shape_of(x)
+    if not shape:
+        raise ValueError(TWO_AXES)
+    return shape[0]
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
@@ -40,8 +50,10 @@ def with_rows(x: Any) -> Any:
 def canonical(x: Any) -> Any:
     """A CSR table of what ``x.toarray()`` holds: each entry once, in order, and none of them 0.
 
-    So what is stored explicitly, how often and in which order decides nothing. SciPy's own marks
-    of a canonical form are not relied on, since whoever writes into a table does not update them.
+    So what is stored explicitly, how often and in which order decides nothing, but for the last
+    bit of an entry in three pieces or more: these are added in their order, as SciPy adds them. It
+    is the record's own order, and moves no other record's entries. SciPy's own marks of a canonical
+    form are not relied on, since whoever writes into a table does not update them.
 
     Args:
         x: any of SciPy's sparse arrays or matrices, with two axes. It is not changed.
@@ -115,14 +127,17 @@ class SparseRows:
         """A part of the rows."""
         return SparseRows(self.table[start:stop])
 
-    def columns(self) -> Iterator[NDArray[Any]]:
-        """Dense columns, (rows,), one after the other."""
+    def entries(self) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """All entries, and the columns that they are in, (k,) each, some at a time."""
+        for start in range(0, len(self.table.data), CELLS):
+            here = slice(start, start + CELLS)
+            yield self.table.data[here], self.table.indices[here]
+
+    def entries_of_columns(self) -> Iterator[NDArray[Any]]:
+        """The entries of each column, (k,), one column after the other; its other values are 0."""
         by_column = self.table.tocsc()
-        for j in range(self.shape[1]):
-            column = np.zeros(len(self), self.dtype)
-            here = slice(by_column.indptr[j], by_column.indptr[j + 1])
-            column[by_column.indices[here]] = by_column.data[here]
-            yield column
+        for start, stop in pairwise(by_column.indptr.tolist()):
+            yield by_column.data[start:stop]
 
     def mapped(self, change: EntryMap) -> Any:
         """Every entry changed: a sparse table where 0 stays 0 in all columns, else a dense one.

@@ -9,21 +9,37 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import issparse
 
-from dpoptim.data.sparse_rows import SparseRows, canonical
+from dpoptim.data.sparse_rows import TWO_AXES, SparseRows, canonical
 
 Floats = NDArray[np.float64]
-# beginnings of scikit-learn's messages that name columns, types and counts, and no value
-WITHOUT_VALUES = (
-    "Found array with",
-    "Input X contains infinity",
-    "Sparse data",
-    "The feature names",
-    "X has ",
+NO_COLUMNS = (
+    "Found array with 0 feature(s) (shape=(, 0)) while a minimum of 1 is required. Fix: a table "
+    "with columns."
 )
-TWO_AXES = (
-    "Expected 2D array: X must have one row a record and one column a feature. Reshape your data. "
-    "Fix: X[:, None] for a single feature, X[None, :] for a single record."
-)
+GAPS = "Input X contains NaN. Fix: DPImputer before it, in a PrivatePipeline."
+COMPLEX = "Complex data not supported. Fix: real and imaginary parts as columns."
+DATES = "holds dates or times. Fix: a number with public bounds, such as years since a public date."
+# names of the dtypes of pandas and Arrow that say so in no other way
+OF_TIME = ("period", "date32", "date64", "time32", "time64", "timestamp", "duration")
+# Beginnings of messages of scikit-learn and others, and what is said instead. Those without are
+# passed on: they name columns and types, and no value, nor how many rows there are.
+SAID = {
+    "Found array with 0 feature": NO_COLUMNS,
+    "Found array with": None,
+    "Input X contains infinity": None,
+    "Sparse data": None,
+    "The feature names": None,
+    "Feature names are only supported": None,
+    "np.matrix is not supported": None,
+    "X has ": None,
+    "Expected 2D array": TWO_AXES,
+    "Expected a 2-dimensional container": TWO_AXES,
+    "Expected unique column names": "X has two columns of one name. Fix: a name for each.",
+    "Input X contains NaN": GAPS,
+    "Complex data": COMPLEX,
+    "at least one array or dtype": NO_COLUMNS,
+    "int too large": "X holds a whole number that is too large for float64. Fix: cut it before.",
+}
 
 
 def checked_table(estimator: Any, x: Any, **how: Any) -> Any:
@@ -37,20 +53,16 @@ def checked_table(estimator: Any, x: Any, **how: Any) -> Any:
     refuse_dates(x)
     if issparse(x) and x.ndim != 2:
         raise ValueError(TWO_AXES)
-    x = canonical(x) if issparse(x) else without_fill(x, sparse="accept_sparse" in how)
+    x = canonical(x) if issparse(x) else without_fill(as_held(x), sparse="accept_sparse" in how)
     try:
         found = validate_data(estimator, x, **how)
         return SparseRows(canonical(found)) if issparse(found) else found
-    except (ValueError, TypeError) as error:
-        kind, why = type(error), str(error)
-    if why.startswith("Expected 2D array"):
-        raise ValueError(TWO_AXES)
-    if why.startswith("Input X contains NaN"):
-        raise ValueError("Input X contains NaN. Fix: DPImputer before it, in a PrivatePipeline.")
-    if why.startswith("Complex data"):
-        raise ValueError("Complex data not supported. Fix: real and imaginary parts as columns.")
-    if why.startswith(WITHOUT_VALUES):
-        raise kind(why)
+    except (ValueError, TypeError, OverflowError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        why = str(error)
+    begins = next((start for start in SAID if why.startswith(start)), None)
+    if begins is not None:
+        raise kind(SAID[begins] or why)
     what = why if why.startswith("float() argument must be") else "X holds what is not a number"
     raise kind(f"{what}{text_columns(x)}")
 
@@ -76,7 +88,7 @@ def one_axis(name: str, values: Any, *, warn: bool = False) -> NDArray[Any]:
     from sklearn.utils.validation import column_or_1d
 
     try:
-        found: NDArray[Any] = column_or_1d(values, warn=warn)
+        found: NDArray[Any] = column_or_1d(as_held(values), warn=warn)
     except ValueError:
         pass
     else:
@@ -87,25 +99,53 @@ def one_axis(name: str, values: Any, *, warn: bool = False) -> NDArray[Any]:
     )
 
 
+def as_held(values: Any) -> Any:
+    """A list as an array of its own values, and one that is masked with gaps; else ``values``.
+
+    NumPy would make text of all numbers of a list for the sake of one word.
+    """
+    if isinstance(values, list | tuple) and len({isinstance(each, str) for each in values}) > 1:
+        return np.array(values, dtype=object)
+    if isinstance(values, np.ma.MaskedArray):
+        kind = values.dtype if values.dtype.kind == "f" else np.dtype(object)
+        return np.ma.filled(values.astype(kind), np.nan)
+    return values
+
+
 def number_array(name: str, values: Any) -> Floats:
     """``values`` as float64, or a ValueError that names the argument."""
     refuse_dates(values, name)
+    values, what = as_held(values), "what is not a number"
     try:
-        return np.asarray(values, dtype=np.float64)
-    except (ValueError, TypeError):
+        if np.asarray(values).dtype.kind != "c":
+            return np.asarray(values, dtype=np.float64)
+        what = "complex numbers"  # which would lose their imaginary parts
+    except (ValueError, TypeError, OverflowError):
         pass
-    raise ValueError(f"{name} holds what is not a number. Fix: numbers, one for each record.")
+    raise ValueError(f"{name} holds {what}. Fix: real numbers, one for each record.")
 
 
 def refuse_dates(x: Any, name: str = "X") -> None:
-    """A date becomes nanoseconds since 1970, beyond any bound on a row."""
+    """A date becomes nanoseconds since 1970, beyond any bound on a row.
+
+    Args:
+        x: an array, or a frame or column of pandas, polars or Arrow.
+    """
+    if not hasattr(x, "__len__") and hasattr(x, "collect"):
+        raise TypeError(f"{name} is a query that has not run. Fix: {name}.collect().")
     kinds: Any = getattr(x, "dtypes", getattr(x, "dtype", None))
-    listed = list(kinds) if hasattr(kinds, "__iter__") else [kinds]
-    if any(getattr(kind, "kind", None) in ("m", "M") for kind in listed):
-        raise TypeError(
-            f"{name} holds dates or times. Fix: a number with public bounds, such as years since a "
-            "public date."
-        )
+    kinds = getattr(getattr(x, "schema", None), "types", kinds)  # of Arrow's tables
+    if any(map(is_date, list(kinds) if hasattr(kinds, "__iter__") else [kinds])):
+        raise TypeError(f"{name} {DATES}")
+
+
+def is_date(kind: Any) -> bool:
+    """Whether values of a dtype of numpy, pandas, polars or Arrow are dates or times."""
+    if getattr(kind, "kind", None) in ("m", "M"):
+        return True
+    temporal = getattr(kind, "is_temporal", None)  # polars
+    words = str(getattr(kind, "pyarrow_dtype", kind)).split("[")[0]
+    return temporal() if callable(temporal) else words in OF_TIME
 
 
 def text_columns(x: Any) -> str:
@@ -115,6 +155,8 @@ def text_columns(x: Any) -> str:
     if array.ndim != 2:
         return ". Fix: rows of numbers, of equal lengths."
     places = [place for place in range(array.shape[1]) if not is_numeric(array[:, place])]
+    if any(hasattr(value, "isoformat") for value in array[:, places].ravel()):
+        return f", but {DATES}"
     names = [repr(str(columns[place])) if columns is not None else str(place) for place in places]
     return (
         f", in column {', '.join(names[:3])}. Fix: DPOneHot for text, in a ColumnTransformer; or "
@@ -125,6 +167,6 @@ def text_columns(x: Any) -> str:
 def is_numeric(column: NDArray[Any]) -> bool:
     try:
         column.astype(np.float64)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return False
     return True

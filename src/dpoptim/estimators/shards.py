@@ -81,7 +81,9 @@ def own_part(
     return equal_part(x, ranks), equal_part(y, ranks), own
 
 
-def agree_on_all(estimator: BaseEstimator, x: Any, y: Any, ranks: Ranks) -> None:
+def agree_on_all(
+    estimator: BaseEstimator, x: Any, y: Any, ranks: Ranks, *, weights: Any = None
+) -> None:
     """Compare settings and table of what several ranks fit together, each with the whole table.
 
     Raises:
@@ -104,7 +106,7 @@ def agree_on_all(estimator: BaseEstimator, x: Any, y: Any, ranks: Ranks) -> None
     }
     table = with_rows(x)
     facts = sample_of(SparseRows(table) if issparse(table) else table, np.asarray(y))
-    ranks.agree({**plain, "data set": facts})
+    ranks.agree({**plain, "data set": facts, "sample_weight": without_addresses(weights)})
 
 
 def equal_part(rows: Any, ranks: Ranks) -> Any:

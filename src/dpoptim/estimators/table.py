@@ -6,6 +6,7 @@ Whatever looks at the table here is a rule on each row by itself, or is said to 
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from dpoptim.arguments import positive_number, real_number
 from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.data.sparse_rows import EntriesOfRows, SparseRows, clip_entries
 from dpoptim.data.unquoted import checked_table, number_array, one_axis
+from dpoptim.missing import is_gap
 from dpoptim.solvers.objective import held_in_memory
 from dpoptim.target_range import TargetRange
 
@@ -157,7 +159,7 @@ def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
     y = one_axis("y", y, warn=True)
     if len(y) != rows:
         raise ValueError(UNEQUAL)
-    if y.dtype == object and any(map(is_missing, y)):
+    if y.dtype == object and any(map(is_gap, y)):
         raise ValueError("y has missing labels. Fix: drop those records, or give them a class.")
     # which would tell how many labels differ, or that one is NaN
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
@@ -166,19 +168,14 @@ def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
     return y
 
 
-def is_missing(label: Any) -> bool:
-    try:
-        return label is None or bool(label != label)  # noqa: PLR0124, as NaN alone is
-    except TypeError:  # pandas' NA does not say
-        return True
-
-
 def class_numbers(
     classes: Sequence[Any] | NDArray[Any], labels: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """The classes in order, and each label's number in them; a ValueError as `public_classes`."""
     found = np.unique(np.asarray(classes))
-    numbers = np.searchsorted(found, labels).clip(0, len(found) - 1)
+    numbers = np.zeros(len(labels), dtype=np.int64)
+    with suppress(TypeError):  # labels of another type than the classes
+        numbers = np.searchsorted(found, labels).clip(0, len(found) - 1)
     if (found[numbers] != labels).any():
         raise ValueError(
             "y has a label that is none of the declared classes. Fix: list every class in classes=."

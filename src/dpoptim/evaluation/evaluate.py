@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number, whole_number
-from dpoptim.data.unquoted import number_array
+from dpoptim.data.numbers import classes_of
+from dpoptim.data.unquoted import number_array, one_axis
 from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.table import stated_delta
 from dpoptim.evaluation.intervals import (
@@ -130,7 +131,7 @@ def evaluate_classifier(
         True
     """
     names = np.asarray(classes)
-    scores, labels = number_array("probabilities", probabilities), np.asarray(y)
+    scores, labels = number_array("probabilities", probabilities), one_axis("y", y)
     if (
         len(names) < 2
         or scores.ndim != 2
@@ -144,7 +145,8 @@ def evaluate_classifier(
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
     records, mu, number, said = price_and_records(epsilon, delta, n, len(scores), neighboring)
-    rows = classifier_rows(scores, (labels[:, None] == names[None, :]), bins)
+    places = classes_of(list(classes), labels)
+    rows = classifier_rows(scores, places[:, None] == np.arange(len(names)), bins)
     released = release_sum(
         bounded_sum(rows, 1.0),
         norm_bound=BOUND_ROUNDING,

@@ -5,7 +5,7 @@ the whole run in the ledger before the first noisy sum exists, so a crash can on
 """
 
 from dpoptim.gate.adaptive import FilteredGate
-from dpoptim.gate.choices import SelectionGate, TrialsGate
+from dpoptim.gate.choices import SelectionGate, TrialsGate, event_ahead
 from dpoptim.gate.planned import Gate
 from dpoptim.gate.queries import CorrelatedSum, GaussianSum, Query, SelectedRows
 
@@ -18,4 +18,5 @@ __all__ = [
     "SelectedRows",
     "SelectionGate",
     "TrialsGate",
+    "event_ahead",
 ]

@@ -93,9 +93,8 @@ class FilteredGate:
         """
         self._pay(selection_mu(epsilon))
         scale = 2 * self.neighbours_differ_by * norm_bound * NORM_ROUNDING / epsilon
-        return exponential_choice(
-            self._noise, [Fraction(score) / Fraction(scale) for score in scores]
-        )
+        exact = {score: Fraction(score) / Fraction(scale) for score in set(scores)}
+        return exponential_choice(self._noise, [exact[score] for score in scores])
 
     def deviation(self, norm_bound: float, mu: float) -> float:
         """Standard deviation of the noise on a sum of this norm bound and price; rounded up."""

@@ -68,6 +68,25 @@ class _NoCharge(Ledger):
         raise _ChargeAheadError(event)
 
 
+def event_ahead(fit: Callable[[Ledger], Any], neighboring: str) -> Any:
+    """The event that a fit would reserve; None if it ends without. It is run as far as that.
+
+    Args:
+        fit: trains, charged to the ledger that it is given.
+
+    Raises:
+        ValueError, TypeError: what the fit refuses.
+
+    **Guarantee.** Nothing is drawn, charged or learnt: the fit ends where it would reserve.
+    """
+    with _NoCharge(neighboring=neighboring) as ledger:
+        try:
+            fit(ledger)
+        except _ChargeAheadError as reached:
+            return reached.event
+    return None
+
+
 class TrialsGate:
     """A search charged as one event before the first of its trials; see `dpoptim.tuning`.
 
@@ -96,12 +115,7 @@ class TrialsGate:
         **Guarantee.** Nothing is drawn, charged or learnt: the fit ends where it would reserve.
         """
         trial = self.event.event
-        found: Any = None
-        with _NoCharge(neighboring=self._charge.neighboring) as ledger:
-            try:
-                fit(ledger)
-            except _ChargeAheadError as reached:
-                found = reached.event
+        found = event_ahead(fit, self._charge.neighboring)
         if not (
             isinstance(found, dp_accounting.GaussianDpEvent)
             and found.noise_multiplier >= trial.noise_multiplier

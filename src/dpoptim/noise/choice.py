@@ -30,8 +30,11 @@ def exponential_choice(stream: KeyStream, exponents: Sequence[Fraction]) -> int:
     and the words drawn so far enclose U; an index is returned only if the inequalities hold for
     all numbers within, else both enclosures shrink. []
     """
-    largest = max(exponents)
-    below = [exponent - largest for exponent in exponents]
+    distinct = {(x.numerator, x.denominator): x for x in exponents}  # counts have many ties
+    places = {key: place for place, key in enumerate(distinct)}
+    of_index = [places[x.numerator, x.denominator] for x in exponents]
+    largest = max(distinct.values())
+    below = [exponent - largest for exponent in distinct.values()]
     uniform = bits = 0
     digits = _DIGITS
     while True:
@@ -39,7 +42,7 @@ def exponential_choice(stream: KeyStream, exponents: Sequence[Fraction]) -> int:
         stream.words(words)
         for word in words.tolist():
             uniform, bits = (uniform << 64) | word, bits + 64
-        lows, highs = weights(below, digits)
+        lows, highs = ([each[i] for i in of_index] for each in weights(below, digits))
         least, most = uniform * sum(lows), (uniform + 1) * sum(highs)
         low_end = high_end = 0  # of the weights before index i
         for index, (low, high) in enumerate(zip(lows, highs, strict=True)):

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.arguments import positive_number
+from dpoptim.data.numbers import classes_of
 from dpoptim.data.unquoted import one_axis
-from dpoptim.estimators.table import is_missing
 from dpoptim.preprocessing.private_step import ChargedFit
 from dpoptim.statistics import Floats, histogram_bound
 
@@ -57,17 +57,18 @@ class DPClassCounts(ChargedFit):
                 "private."
             )
         labels = one_axis("y", y)
-        rows = len(labels)
-        if labels.dtype == object:  # of which pandas' NA compares with nothing
-            labels = labels[[not is_missing(label) for label in labels]]
         self.classes_: NDArray[Any] = np.unique(np.asarray(self.classes))
-        counts = np.array(
-            [np.count_nonzero(labels == name) for name in self.classes_], dtype=np.float64
-        )
-        price = self._price(rows)
+        places = classes_of(self.classes_.tolist(), labels)
+        counts = np.bincount(places + 1, minlength=len(self.classes_) + 1)[1:].astype(np.float64)
+        price = self._price(len(labels))
         released = self._released(counts, histogram_bound(self.neighboring), price)
         self.counts_: Floats = np.maximum(released.values, 1.0)
         return self
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.target_tags.one_d_labels = False, True
+        return tags
 
     def class_weight(self, *, most: float = 10.0) -> dict[Any, float]:
         """Weights that balance the classes: n / (classes * count), at most ``most``."""

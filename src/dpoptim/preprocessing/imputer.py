@@ -25,8 +25,8 @@ class DPImputer(BoundedColumns, SummedStep):
         privacy_: `Guarantee` of the fit.
 
     **Guarantee.** ``privacy_``, for every table. A record adds (u, 0) for each column, u the value
-    in half ranges from the middle, or (0, 1) where it is missing: at most 1 long, and
-    sqrt(columns) for all. One vector, one Gaussian.
+    in half ranges from the middle, or (0, 1) where it is missing: at most 1 long, to which each is
+    cut, and sqrt(columns) for all. One vector, one Gaussian.
 
     Examples:
         >>> import numpy as np
@@ -45,12 +45,11 @@ class DPImputer(BoundedColumns, SummedStep):
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])
 
-        def statistics(rows: Floats) -> Floats:
-            scaled, missing = self._in_range(rows, middle, half)
-            return np.hstack([scaled, missing])
+        def cells(values: Floats, columns: Any) -> Floats:
+            scaled, missing = self._in_range(values, middle[columns], half[columns])
+            return np.stack([scaled, missing])
 
-        released, n = self._release(x, statistics, 2 * x.shape[1])
-        total, absent = released.values.reshape(2, -1)
+        (total, absent), _, n = self._release(x, cells)
         self.mean_: Floats = middle + half * np.clip(
             total / np.clip(n - absent, max(1.0, 0.01 * n), n), -1.0, 1.0
         )

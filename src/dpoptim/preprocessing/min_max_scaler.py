@@ -7,8 +7,8 @@ import numpy as np
 
 from dpoptim.arguments import real_number
 from dpoptim.data.sparse_rows import SparseRows
-from dpoptim.preprocessing.private_step import BoundedColumns
-from dpoptim.quantiles import select_tails
+from dpoptim.preprocessing.private_step import BoundedColumns, trying
+from dpoptim.quantiles import Column, select_tails
 from dpoptim.statistics import Floats
 
 CANDIDATES = 256  # for a quantile, evenly over the public range
@@ -61,7 +61,7 @@ class DPMinMaxScaler(BoundedColumns):
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])
         self.privacy_ = None
-        if self.quantile is None:
+        if self.quantile is None or trying():
             self.low_: Floats = middle - half
             self.high_: Floats = middle + half
             return self
@@ -71,11 +71,16 @@ class DPMinMaxScaler(BoundedColumns):
                 f"quantile must be between 0 and 0.5, got {quantile:g}; 0.01 is a usual choice."
             )
         price = self._price(len(x))
-        columns = x.columns() if isinstance(x, SparseRows) else x.T
+        columns = x.entries_of_columns() if isinstance(x, SparseRows) else x.T
+        nothing = self._in_range(np.zeros(x.shape[1]), middle, half)[0]
         low, high, guarantee = select_tails(
             (
-                np.where(np.isnan(column), np.nan, self._in_range(column, m, h)[0])
-                for column, m, h in zip(columns, middle, half, strict=True)
+                Column(
+                    np.where(np.isnan(column), np.nan, self._in_range(column, m, h)[0]),
+                    zero,
+                    len(x) - len(column),
+                )
+                for column, m, h, zero in zip(columns, middle, half, nothing, strict=True)
             ),
             x.shape[1],
             np.linspace(-1.0, 1.0, CANDIDATES),

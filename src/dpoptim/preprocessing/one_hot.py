@@ -101,19 +101,22 @@ class DPOneHot(SummedStep):
                 len({text_of(name) for name in names}) != len(names) or not names
             ):
                 raise ValueError(
-                    f"categories[{column}] must name each category once, and at least one."
+                    f"categories[{column}] must name each category once, and at least one; numbers "
+                    "are compared as numbers, so that '01' is 1."
                 )
         counted = [column for column, names in enumerate(given) if names is None]
         self.privacy_ = None
         found = self._frequent(columns, counted) if counted else {}
         self.counted_ = tuple(counted)
         self.categories_ = [
-            found[column] if names is None else [text_of(name) for name in names]
+            found[column] if names is None else [named(name) for name in names]
             for column, names in enumerate(given)
         ]
         return self
 
-    def _frequent(self, columns: NDArray[np.str_], counted: Sequence[int]) -> dict[int, list[str]]:
+    def _frequent(
+        self, columns: NDArray[np.object_], counted: Sequence[int]
+    ) -> dict[int, list[str]]:
         """The numbers of the buckets that hold clearly more than noise, by column; charged."""
         buckets = whole_number("buckets", self.buckets, least=2)
         if buckets > 1 << 16 or not 0 <= self.least_share < 1:
@@ -144,7 +147,7 @@ class DPOneHot(SummedStep):
             values = columns[:, i]
             if i in self.counted_:
                 values = _buckets(values, self.buckets).astype(str)
-            place = {name: before + j for j, name in enumerate(names)}
+            place = {text_of(name): before + j for j, name in enumerate(names)}
             places[:, i] = [place.get(value, -1) for value in values.tolist()]
             before += len(names)
         row, column = np.nonzero(places >= 0)
@@ -171,20 +174,26 @@ class DPOneHot(SummedStep):
         ]
         return np.array(found, dtype=object)
 
-    def _columns(self, x: Any, *, reset: bool) -> NDArray[np.str_]:
-        """X as text, shape (n, columns); its columns must be those of fit, in the same order.
+    def _columns(self, x: Any, *, reset: bool) -> NDArray[np.object_]:
+        """X as texts, shape (n, columns); its columns must be those of fit, in the same order.
 
         **Guarantee.** A value's text does not depend on other records, by which a program chooses
-        whether a column of whole numbers holds integers or floats.
+        whether a column of whole numbers holds integers, floats or texts; see `text_of`.
         """
         found: NDArray[Any] = checked_table(
             self, x, reset=reset, dtype=object, ensure_all_finite=False, ensure_min_samples=1
         )
-        texts = np.array([text_of(value) for value in found.ravel()], dtype=np.str_)
+        texts = np.empty(found.size, dtype=object)  # np.str_ drops NUL at the end of a text
+        texts[:] = [text_of(value) for value in found.ravel()]
         return texts.reshape(found.shape)
 
 
-def _buckets(values: NDArray[np.str_], buckets: int) -> NDArray[np.int64]:
+def named(category: object) -> str:
+    """A category's name: a text as it was given."""
+    return category if isinstance(category, str) else text_of(category)
+
+
+def _buckets(values: NDArray[np.object_], buckets: int) -> NDArray[np.int64]:
     """The bucket of each value, by a public hash; shape (n,)."""
     names, place = np.unique(values, return_inverse=True)
     hashed = [

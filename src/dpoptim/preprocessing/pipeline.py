@@ -1,13 +1,15 @@
 """A scikit-learn pipeline with one budget for everything that it learns from private records."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import dp_accounting
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
@@ -16,17 +18,18 @@ from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
-from dpoptim.data.sparse_rows import shape_of
-from dpoptim.data.unquoted import TWO_AXES
+from dpoptim.data.sparse_rows import TWO_AXES, shape_of
+from dpoptim.data.unquoted import NO_COLUMNS
 from dpoptim.distributed.alone import alone
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
 from dpoptim.estimators.scope import ALONE, ON_TRUST, public_number_of_records
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import stated_delta
+from dpoptim.gate import event_ahead
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.preprocessing.handed_on import packed, unpack
-from dpoptim.preprocessing.private_step import PrivateStep
+from dpoptim.preprocessing.private_step import PrivateStep, only_tried
 from dpoptim.statistics import price_of
 
 MOST_SHARE = 0.3  # of mu^2, for all preprocessing together
@@ -104,7 +107,8 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
 
         Raises:
             ValueError: a last step without a budget, steps under different neighbouring relations,
-                bad shares, or persons whom a step does not know; before anything is spent.
+                bad shares, persons whom a step does not know, or what a step refuses, which copies
+                of all are tried for; before anything is spent.
             RankError: another process has failed, or does not agree.
         """
         with all_ranks() as ranks:
@@ -148,12 +152,14 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         else:
             final = gdp_epsilon(rest, delta)
         unprotected = dict.fromkeys(learning_steps(self.steps[:-1]))
+        epsilons = {name: gdp_epsilon(price, delta) for name, price in spent.items()}
+        with_budgets = partial(_budgets, delta=delta, n=n, relation=relation)
+        epsilons[self.steps[-1][0]] = final
+        self._try(X, y, params, epsilons, with_budgets)
         with Ledger(neighboring=relation) as own:
             ledger = own if self.ledger is None else self.ledger
             earlier = {entry.id for entry in ledger.entries()}
-            settings = [(step, gdp_epsilon(spent[name], delta)) for name, step in charged.items()]
-            budgets = _budgets([*settings, (last, final)], delta, ledger, n, relation)
-            with budgets, uncounted():
+            with with_budgets(steps_with(epsilons, self), ledger=ledger), uncounted():
                 super().fit(X, y, **params)
             events = [entry.event for entry in ledger.entries() if entry.id not in earlier]
             for step in private_steps(self):
@@ -164,6 +170,25 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         whole = replace(whole, unit=unit.name, notes=(*own_notes(last), *said, *unprotected))
         self.privacy_ = self._counted(Fit(event, whole, n))
         last.privacy_ = self.privacy_
+
+    def _try(
+        self,
+        X: Any,
+        y: Any,
+        params: dict[str, Any],
+        epsilons: Mapping[str, float],
+        with_budgets: Callable[..., AbstractContextManager[None]],
+    ) -> None:
+        """Fit copies of all steps as far as the last one's charge: it says what it would refuse."""
+        copy = clone(self)
+
+        def fit(ledger: Ledger) -> None:
+            with with_budgets(steps_with(epsilons, copy), ledger=ledger):
+                Pipeline.fit(copy, X, y, **params)
+
+        with warnings.catch_warnings(), only_tried(), uncounted():
+            warnings.simplefilter("ignore")  # they come with the fit
+            event_ahead(fit, copy[-1].neighboring)
 
     def _persons_of_last(
         self, persons: Any, params: dict[str, Any], charged: Mapping[str, PrivateStep]
@@ -187,8 +212,8 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         last = self.steps[-1][1]
         if not {"epsilon", "delta", "ledger", "neighboring"} <= set(last.get_params(deep=False)):
             raise ValueError(
-                "the last step must be an estimator of dpoptim.estimators, got "
-                f"{type(last).__name__}, which does not learn privately."
+                "the last step must be an estimator of dpoptim.estimators, whose budget the "
+                f"pipeline sets, got {type(last).__name__}."
             )
         charged = {
             name: step
@@ -228,9 +253,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                 f"{TWO_AXES} Of texts, whose columns a step makes: shares=, of each charged step."
             )
         if not (columns := shape[1]):
-            raise ValueError(
-                "Found array with 0 feature(s) (shape=(, 0)) while a minimum of 1 is required."
-            )
+            raise ValueError(NO_COLUMNS)
         wanted = {name: (step.wanted_mu(columns, n) / mu) ** 2 for name, step in charged.items()}
         scale = min(1.0, MOST_SHARE / max(math.fsum(wanted.values()), 1e-300))
         return {name: share * scale for name, share in wanted.items()}
@@ -263,6 +286,12 @@ def learning_steps(steps: Any) -> list[str]:
     if not get_tags(steps).requires_fit:
         return []
     return [f"on trust: {type(steps).__name__} learnt nothing from these records, as it must not"]
+
+
+def steps_with(epsilons: Mapping[str, float], pipeline: Pipeline) -> list[tuple[Any, float]]:
+    """The steps of these names, with their budgets."""
+    steps = pipeline.get_params(deep=True)
+    return [(steps[name], epsilon) for name, epsilon in epsilons.items()]
 
 
 @contextmanager

@@ -2,16 +2,19 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from dp_accounting import GaussianDpEvent
+from dp_accounting import GaussianDpEvent, NoOpDpEvent
 from numpy.typing import NDArray
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.arguments import real_number
 from dpoptim.data.sparse_rows import SparseRows
@@ -22,15 +25,32 @@ from dpoptim.estimators.settings import PrivateSettings
 from dpoptim.estimators.table import stated_delta
 from dpoptim.statistics import (
     BOUND_ROUNDING,
+    Cells,
     Floats,
     NoisySum,
     Terms,
-    bounded_sum,
     price_of,
     release_sum,
+    sum_of_cells,
 )
 
 Bound = float | Sequence[float]
+_trying: ContextVar[bool] = ContextVar("trying", default=False)
+
+
+@contextmanager
+def only_tried() -> Iterator[None]:
+    """Steps fitted in this ``with`` release and charge nothing: they learn made-up numbers."""
+    token = _trying.set(True)
+    try:
+        yield
+    finally:
+        _trying.reset(token)
+
+
+def trying() -> bool:
+    """Whether steps are `only_tried`."""
+    return _trying.get()
 
 
 class Price(NamedTuple):
@@ -85,6 +105,11 @@ class ChargedFit(PrivateSettings):
 
     def _released(self, total: Floats, norm_bound: float, price: Price) -> NoisySum:
         """``total`` with noise, charged; sets ``privacy_``."""
+        if trying():
+            made_up = np.full(total.shape, float(price.n))
+            return NoisySum(
+                made_up, 1.0, compute_epsilon(NoOpDpEvent(), price.delta, self.neighboring)
+            )
         released = release_sum(total, norm_bound=norm_bound, **self._terms(price))
         self._state(released.guarantee, price)
         return released
@@ -120,6 +145,7 @@ class PrivateStep(TransformerMixin, ChargedFit, ABC):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.non_deterministic = tags.non_deterministic and self.charged
         return tags
 
 
@@ -133,33 +159,18 @@ class SummedStep(PrivateStep):
     def norm_bound(self, columns: int) -> float:
         """How long the vector is that one record adds, at most."""
 
-    def _release(
-        self, x: Any, statistics: Callable[[Floats], Floats], width: int
-    ) -> tuple[NoisySum, int]:
-        """The noisy sum of ``statistics`` of rows, charged, and the public n. Sets ``privacy_``.
+    def _release(self, x: Any, cells: Cells) -> tuple[Floats, NoisySum, int]:
+        """The noisy sum of what values add, (k, columns), charged, and the public n.
+
+        Sets ``privacy_``.
 
         Args:
-            x: an array or `SparseRows`, of which a few rows are dense at a time.
-            statistics: maps rows (k, columns) to (k, width), each by itself.
+            x: an array or `SparseRows`. cells: each number that a value adds, by itself.
         """
         price, bound = self._price(len(x)), self.norm_bound(self.n_features_in_)
-        rows = StatisticsOfRows(x, statistics, (len(x), width))
-        return self._released(bounded_sum(rows, bound), bound * BOUND_ROUNDING, price), price.n
-
-
-@dataclass(frozen=True, eq=False)
-class StatisticsOfRows:
-    """Summands of rows, computed as slices of them are asked for."""
-
-    x: Any
-    statistics: Callable[[Floats], Floats]
-    shape: tuple[int, int]
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> Floats:
-        return self.statistics(self.x[rows])
+        total = sum_of_cells(x, cells, bound)
+        released = self._released(total.ravel(), bound * BOUND_ROUNDING, price)
+        return released.values.reshape(total.shape), released, price.n
 
 
 @dataclass(eq=False, repr=False)

@@ -39,8 +39,8 @@ class DPStandardScaler(BoundedColumns, SummedStep):
 
     **Guarantee.** ``privacy_``, for every table. With u the value in half ranges from the middle,
     a record adds ``(u, u^2 - 1/2, 0)`` for each column, or ``(0, 0, 1)`` where its value is
-    missing: at most sqrt(5/4) long, and sqrt(5/4 columns) for all, which every record is scaled
-    down to. One vector, one Gaussian.
+    missing: at most sqrt(5/4) long, to which each is cut, and sqrt(5/4 columns) for all. One
+    vector, one Gaussian.
 
     Examples:
         >>> import numpy as np
@@ -67,12 +67,11 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])
 
-        def statistics(rows: Floats) -> Floats:
-            scaled, missing = self._in_range(rows, middle, half)
-            return np.hstack([scaled, np.where(missing, 0.0, scaled**2 - 0.5), missing])
+        def cells(values: Floats, columns: Any) -> Floats:
+            scaled, missing = self._in_range(values, middle[columns], half[columns])
+            return np.stack([scaled, np.where(missing, 0.0, scaled**2 - 0.5), missing])
 
-        released, n = self._release(x, statistics, 3 * x.shape[1])
-        total, centred_squares, absent = released.values.reshape(3, -1)
+        (total, centred_squares, absent), released, n = self._release(x, cells)
         present = np.clip(n - absent, max(1.0, 0.01 * n), n)
         mean = np.clip(total / present, -1.0, 1.0)
         variance = centred_squares / present + 0.5 - mean**2

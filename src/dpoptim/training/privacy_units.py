@@ -43,6 +43,16 @@ def texts_of(names: NDArray[Any]) -> list[str]:
     return [name if isinstance(name, str) else name.decode("latin-1") for name in names.tolist()]
 
 
+def array_of(owners: Any) -> NDArray[Any]:
+    """Owners of rows as they are given, "" where one is masked; without an axis if ragged."""
+    try:
+        found = np.asarray(owners.cpu() if isinstance(owners, Tensor) else owners)
+    except ValueError:  # lists of unequal lengths; NumPy's message tells how many rows there are
+        return np.empty((), dtype=object)
+    masked = np.ma.getmaskarray(owners) if isinstance(owners, np.ma.MaskedArray) else False
+    return np.where(masked, "", found.astype(str)) if np.any(masked) else found
+
+
 @dataclass(frozen=True)
 class Persons:
     """Owners of rows, in the order of their first rows.
@@ -68,9 +78,14 @@ class Persons:
         Raises:
             ValueError: not one owner for each row, or a row without one. No message quotes one.
         """
-        names: NDArray[Any] = np.asarray(owners.cpu() if isinstance(owners, Tensor) else owners)
-        if names.ndim == 1 and all(isinstance(name, str) for name in names):
-            names = names.astype(str)
+        names = array_of(owners)
+        if names.ndim == 1 and names.dtype.kind in "OUS":
+            if any(name[-1:] in ("\0", b"\0") for name in owners if isinstance(name, str | bytes)):
+                raise ValueError(  # an array would drop it
+                    "persons has a name that ends in NUL, without which it may be another "
+                    "person's. Fix: persons=[repr(name) for name in names]."
+                )
+            names = names.astype(str) if all(isinstance(name, str) for name in names) else names
         if names.ndim != 1 or len(names) != rows:
             raise ValueError(
                 f"persons must name the owner of each item of {data}: one axis, as long as "
@@ -89,7 +104,8 @@ class Persons:
             raise ValueError(
                 "persons has rows without an owner (empty, or 'nan', 'None', 'NA' or the like as "
                 "text), who would all be one person. Fix: give each of them an owner of its own, "
-                "or leave it out."
+                "or leave it out; where people are called so, and no row lacks an owner: "
+                "persons=['=' + name for name in names]."
             )
         met = np.argsort(first)
         numbers = np.argsort(met)[owner]

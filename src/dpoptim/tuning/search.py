@@ -22,19 +22,19 @@ from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number, whole_number
-from dpoptim.data.sparse_rows import count_rows, with_rows
-from dpoptim.data.unquoted import one_axis
 from dpoptim.distributed.alone import alone
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.estimators.persons import owners_of, per_person, units_in
+from dpoptim.estimators.fitting import Given
+from dpoptim.estimators.persons import per_person, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
-from dpoptim.estimators.table import stated_delta
+from dpoptim.estimators.table import READ_OFF, stated_delta
+from dpoptim.estimators.weights import notes_of_weights
 from dpoptim.gate import TrialsGate
 from dpoptim.noise.stream import KeyStream
-from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, release_sum
-from dpoptim.target_range import TargetRange
 from dpoptim.training.persons_of_ranks import one_rank_a_person
+from dpoptim.tuning.records import Records
+from dpoptim.tuning.scores import noisy_score
 from dpoptim.tuning.search_event import search_event
 
 UNTIMED = "on trust: nobody learns from running times how many trials there were"
@@ -115,13 +115,14 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         self.ledger = ledger
         self.noise_seed = noise_seed
 
-    def fit(self, X: Any, y: Any, *, persons: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, persons: Any = None) -> Self:
         """Search on X of shape (n, features) and y of shape (n,).
 
         In several processes, which all have the whole table, each makes a part of the trials; one
         reservation pays for all, and losers stay among the processes.
 
         Args:
+            sample_weight: see `DPLogisticRegression.fit`; scores count every row alike.
             persons: the owner of each row, where the guarantee shall protect persons who have
                 several: all rows of a person train, or all score.
 
@@ -131,20 +132,20 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
             RankError: another process has failed, or does not agree.
         """
         with all_ranks() as ranks:
-            self._search(X, y, persons, ranks)
+            self._search(Given(X, y, persons, sample_weight), ranks)
         self._warn_of_repeats()
         return self
 
-    def _search(self, X: Any, y: Any, persons: Any, ranks: Ranks) -> None:
-        x, targets = with_rows(X), one_axis("y", y, warn=True)
-        agree_on_all(self, x, targets, ranks)
-        relation = self._relation()
-        candidates = self._candidates()
-        owners = owners_of(x, persons, self.estimator.rows_per_person)
+    def _search(self, given: Given, ranks: Ranks) -> None:
+        records = Records.of(given, self)
+        agree_on_all(self, records.x, records.y, ranks, weights=records.weights)
+        relation, candidates = self._relation(), self._candidates()
+        classes, read_off = self._classes(records.y)
+        owners, n = records.owners, records.units
+        unit, _ = units_in(records.x, owners)
         one_rank_a_person(ranks, owners, sharded=False)
-        of_rows = np.arange(count_rows(x)) if owners is None else owners.numbers
-        n = count_rows(x) if owners is None else len(owners)
-        train, test = (np.flatnonzero(part[of_rows]) for part in self._parts(n))
+        parts = (part[records.unit_of_rows] for part in self._parts(n))
+        train, test = map(np.flatnonzero, parts)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         event = search_event(
             positive_number("epsilon", self.epsilon), delta, relation, self.mean_trials
@@ -155,7 +156,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
             gate = TrialsGate(
                 event=event,
                 neighboring=relation,
-                ledger=ranks.ledger((self.ledger or own).of_units(units_in(x, owners)[0].name)),
+                ledger=ranks.ledger((self.ledger or own).of_units(unit.name)),
                 noise=ranks.common_stream(self.noise_seed, "trials"),
                 label=type(self).__name__,
             )
@@ -165,15 +166,15 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
             ) -> Any:
                 model = clone(self.estimator).set_params(
                     **candidate,
+                    **classes,
                     epsilon=gdp_epsilon(base * LEFT, delta),
                     delta=delta,
                     noise_seed=seed,
                     ledger=ledger,
                     warm_start=False,
                 )
-                owned = None if owners is None else of_rows[rows]
                 with uncounted(), alone():
-                    return model.fit(x[rows], targets[rows], persons=owned)
+                    return records.fitted(model, rows)
 
             # what is refused of the table, held-out rows too, or of a candidate, costs nothing
             gate.rehearse(partial(fit, candidates[0], slice(None)))
@@ -184,23 +185,33 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                     continue
                 seed = None if self.noise_seed is None else 1000 * self.noise_seed + number
                 model = fit(candidates[chosen], train, None, seed)
+                price = base * LEFT
                 with alone():
-                    scores = self._values(model, x[test], targets[test], of_rows[test])
-                    score = self._score(model, scores, base, delta, relation, seed)
+                    values = records.values(model, test)
+                    score = noisy_score(
+                        model, values, mu=price, delta=delta, relation=relation, seed=seed
+                    )
                 trial = (score, -number, model, candidates[chosen])
                 mine = [max([*mine, trial], key=_by_score)]
             ranks.arrive("its trials")
             found = [each for best in ranks.gathered(mine) for each in best]
             gate.finish()
         self.best_score_, _, self.best_estimator_, self.best_params_ = max(found, key=_by_score)
-        notes = (*said, *self._notes(ranks))
+        notes = (*said, *read_off, *notes_of_weights(records.weights), *self._notes(ranks))
         guarantee = replace(compute_epsilon(event, delta, relation), notes=notes)
         guarantee = per_person(guarantee, owners)
         self.privacy_ = ranks.from_first(lambda: self._counted(Fit(event, guarantee, n)))
         self.best_estimator_.privacy_ = self.privacy_  # the trial's own would hide the others
         if is_classifier(self.best_estimator_):
             self.classes_ = self.best_estimator_.classes_
-        self.n_features_in_ = self.best_estimator_.n_features_in_
+        if hasattr(self, "feature_names_in_"):  # the trials saw an array
+            self.best_estimator_.feature_names_in_ = self.feature_names_in_
+
+    def _classes(self, labels: NDArray[Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The setting of all trials, if the estimator was not told classes; what is to be said."""
+        if getattr(self.estimator, "classes", ()) is not None:
+            return {}, ()
+        return {"classes": np.unique(labels)}, (READ_OFF,)
 
     def _notes(self, ranks: Ranks) -> Iterator[str]:
         if ranks.size > 1:
@@ -216,11 +227,6 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                 "estimator must be DPLogisticRegression or DPLinearRegression, got "
                 f"{type(self.estimator).__name__}: the search needs fits that are one Gaussian "
                 "event each."
-            )
-        if settings.get("classes", ()) is None:
-            raise ValueError(
-                "estimator needs classes=, all classes as public knowledge: a trial may not read "
-                "them off y."
             )
         relation = str(settings["neighboring"])
         if relation == "add-or-remove-one":
@@ -267,47 +273,6 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         held_out = np.zeros(n, dtype=bool)
         held_out[order[:size]] = True
         return ~held_out, held_out
-
-    def _values(
-        self, model: Any, x: Any, y: NDArray[Any], units: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """The part each record or person (``units`` says whose the rows are) adds to the score.
-
-        **Guarantee.** Of absolute value at most 1/2: a row is worth 1/2 or -1/2, or 1/2 less its
-        squared error, and a person the mean over the person's rows. Private.
-        """
-        predicted = model.predict(x)
-        if is_classifier(model):
-            values = np.where(predicted == y, 0.5, -0.5)
-        else:
-            allowed = TargetRange.of(model.target_bound)
-            residual = (allowed.scaled(y) - allowed.scaled(predicted)) / 2
-            values = 0.5 - residual**2
-        _, of_rows, counts = np.unique(units, return_inverse=True, return_counts=True)
-        means: NDArray[np.float64] = np.bincount(of_rows, weights=values) / counts
-        return means
-
-    def _score(
-        self,
-        model: Any,
-        values: NDArray[np.float64],
-        mu: float,
-        delta: float,
-        relation: str,
-        seed: int | None,
-    ) -> float:
-        """The noisy mean of ``values``, as a score of this model."""
-        released = release_sum(
-            bounded_sum(values[:, None], 0.5),
-            norm_bound=0.5 * BOUND_ROUNDING,
-            mu=mu * LEFT,
-            delta=delta,
-            neighboring=relation,
-            label="score of a trial",
-            noise_seed=seed,
-        )
-        mean = float(released.values[0]) / len(values)
-        return mean + 0.5 if is_classifier(model) else 4 * (mean - 0.5)
 
     def __sklearn_tags__(self) -> Any:
         tags, its = super().__sklearn_tags__(), get_tags(self.estimator)

@@ -1,0 +1,150 @@
+"""Exact audit of raw columns: values, labels and owners are read one by one, whoever else is there.
+
+Programs hold a column by what is in it: whole numbers as floats where one has a gap, numbers as
+text where one is a word. So one record may change how all others look.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dpoptim.audit.statistics import PUBLIC, RECORDS, shifts_seen
+from dpoptim.data.encoding import encode_table
+from dpoptim.data.schema import parse_schema
+from dpoptim.evaluation import evaluate_classifier
+from dpoptim.methods import DPSGD
+from dpoptim.preprocessing import DPClassCounts, DPOneHot
+from dpoptim.training.attach import attach
+from dpoptim.training.privacy_units import Persons
+from dpoptim.unit import Unit
+
+OTHERS = (1.0, 2.0, None, 2.0, 1.0, 3.0)
+STRANGE = (None, 2.5, "word", "2.0", 1e300)  # each held otherwise than whole numbers are
+CLASSES = (1, 2)
+SCHEMA = """
+[columns.age]
+kind = "number"
+bounds = [0, 9]
+[columns.code]
+kind = "category"
+categories = ["1", "2"]
+[columns.who]
+kind = "person"
+[columns.ill]
+kind = "target"
+classes = ["0", "1"]
+"""
+
+
+def held(values: Sequence[Any]) -> list[Any]:
+    """A column as programs hold it, who choose one type for all of its values."""
+    if any(isinstance(value, str) for value in values):
+        return [None if value is None else str(value) for value in values]
+    if any(value is None or isinstance(value, float) for value in values):
+        return [float("nan") if value is None else float(value) for value in values]
+    return list(values)
+
+
+def moved(fit: Callable[[list[Any]], Any], record: Any) -> float:
+    """How far one record moves what is released, in units of its bound for this price."""
+    with shifts_seen() as absent:
+        fit(held(OTHERS))
+    with shifts_seen() as present:
+        fit(held((*OTHERS, record)))
+    (before, deviation), (after, _) = absent[0], present[0]
+    return float((after - before).norm()) / deviation
+
+
+def codes(values: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
+    """A column encoded by public categories, and those that it was encoded by."""
+    column = np.empty((len(values), 1), dtype=object)
+    column[:, 0] = held(values)
+    step = DPOneHot([[*CLASSES, None]])
+    return step.fit_transform(column), step.categories_
+
+
+def columns() -> str:
+    """The detector: others' codes or counts that one record moves, or a code of its own."""
+    found = []
+    alone, names = codes(OTHERS)
+    fits: dict[str, Callable[[list[Any]], Any]] = {
+        "a count of classes": lambda y: DPClassCounts(CLASSES, **PUBLIC).fit(y),
+        "an evaluation": lambda y: evaluate_classifier(
+            np.full((len(y), 2), 0.5), y, classes=CLASSES, bins=2, **PUBLIC
+        ),
+    }
+    whole = {name: moved(fit, 1) for name, fit in fits.items()}
+    for record in STRANGE:
+        together, by = codes((*OTHERS, record))
+        if together.shape[1] != alone.shape[1] or by != names:
+            found.append(f"refuted: {record!r} makes a category of its own")
+        elif not np.array_equal(together[:-1], alone):
+            found.append(f"refuted: beside {record!r} others have other categories")
+        elif np.linalg.norm(together[-1]) > 1:
+            found.append(f"refuted: {record!r} is in two categories of one column")
+        for name, fit in fits.items():
+            if moved(fit, record) > whole[name] * (1 + 1e-9):
+                found.append(f"refuted: {record!r} moves {name} by more than any label")
+    return "; ".join(found)
+
+
+def taken(read: Callable[[], Any]) -> bool:
+    """Whether rows without an owner are read as somebody's."""
+    try:
+        read()
+    except ValueError:
+        return False
+    return True
+
+
+def owners() -> str:
+    """The detector: several rows without an owner that are taken for one person's."""
+    found = []
+    for word in ("", "NA"):
+        names = ["ann", word, word, "bob"]
+        for where, read in readers(names).items():
+            if taken(read):
+                found.append(f"refuted: rows of {word!r} {where} are one person's")
+    return "; ".join(found)
+
+
+def readers(names: list[str]) -> dict[str, Callable[[], Any]]:
+    """Ways by which owners of rows come in."""
+
+    def from_a_file() -> None:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "table.csv"
+            lines = [f'1,1,"{name}",0\n' for name in names]
+            path.write_text("".join(["age,code,who,ill\n", *lines]))
+            for _ in encode_table(path, parse_schema(SCHEMA), labels=True, persons=True):
+                pass
+
+    return {
+        "in persons=": lambda: Persons.of(names, len(names), 2),
+        "in a table": from_a_file,
+        "in a hold-out": lambda: scored(names),
+    }
+
+
+def scored(names: list[str]) -> None:
+    """Score a model in training, whose guarantee is of persons, on rows of these owners."""
+    plan = DPSGD(1.0).plan(
+        n=RECORDS, batch_size=3, steps=1, delta=1e-5, noise_multiplier=1.0, neighboring="zero-out"
+    )
+    plan = dataclasses.replace(plan, unit=Unit("person", 2))
+    data = TensorDataset(torch.zeros(RECORDS, 2), torch.arange(RECORDS) % 2)
+    hold_out = TensorDataset(torch.zeros(len(names), 2), torch.arange(len(names)) % 2)
+    model = nn.utils.skip_init(nn.Linear, 2, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own: dict[str, Any] = {"persons": range(RECORDS), "rows_per_record": 2, "noise_seed": 0}
+    with attach(plan, model, optimizer, data, **own) as private:
+        private.evaluate(hold_out, persons=names, epsilon=1.0, noise_seed=0)
