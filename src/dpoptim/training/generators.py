@@ -30,7 +30,7 @@ BOUND = (MethodType, BuiltinMethodType)  # such as rng.random
 # torch's last, which is asked in Python
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 SHARED = (FunctionType, *GENERATORS)
-NEVER_SHARED = frozenset({type, ModuleType, str, bytes, int, float, bool, type(None), dict, tuple})
+NEVER_SHARED = {*map(id, (type, ModuleType, str, bytes, int, float, bool, type(None), dict, tuple))}
 ROWS = (list, tuple, set, frozenset, deque)
 HOLD_NONE = (torch.Tensor, np.ndarray, str, bytes, int, float, type, ModuleType)
 
@@ -100,8 +100,9 @@ def generators_in(*parts: Any) -> list[Generator]:
     """
     found: list[Generator] = []
     left, seen = deque([iter(parts)]), set[int]()
-    ways: dict[type, Way] = {}
-    met = set[type]()  # whose classes are looked at
+    # of the kinds that were met, by their ids
+    ways: dict[int, Way] = {}
+    looked_at = set[int]()
     while left and len(seen) < MOST_OBJECTS:
         contents = left.popleft()
         for value in contents:
@@ -109,7 +110,7 @@ def generators_in(*parts: Any) -> list[Generator]:
                 continue
             kind = type(value)
             if value.__class__ is kind:
-                way = ways.get(kind) or ways.setdefault(kind, way_into(kind, value))
+                way = ways.get(id(kind)) or ways.setdefault(id(kind), way_into(kind, value))
             else:  # it stands for something else
                 way = way_into(kind, value)
             if way is holds_none:
@@ -119,8 +120,8 @@ def generators_in(*parts: Any) -> list[Generator]:
             if way is is_one:
                 found += [value] if has_state(value) else []
                 break
-            if kind not in met:
-                met.add(kind)
+            if id(kind) not in looked_at:
+                looked_at.add(id(kind))
                 left.append(iter(held_by_class(kind)))
             left.append(iter(list(islice(way(value), MOST_OBJECTS))))
             break
@@ -238,7 +239,7 @@ def held_by_class(kind: type) -> list[Any]:
 
 def draws_or_calls(values: Iterable[Any]) -> list[Any]:
     """Generators and functions; whatever else is shared by all would be looked at without end."""
-    given = [each for each in values if type(each) not in NEVER_SHARED]
+    given = [each for each in values if id(type(each)) not in NEVER_SHARED]
     bare = [getattr(each, "__func__", each) for each in given]  # of static and class methods
     bare += [each.__self__ for each in given if isinstance(each, BOUND)]
     return [each for each in bare if isinstance(each, SHARED)]
