@@ -227,6 +227,7 @@ METHODS = {
     "error-feedback": dpoptim.DiceSGD(clip_norm=1.0),
     "correlated-noise": dpoptim.DPFTRL(clip_norm=1.0),
 }
+HALF = [pytest.param(m, marks=[pytest.mark.variants] * (k % 2)) for k, m in enumerate(METHODS)]
 
 
 def problem(device: torch.device | str) -> tuple[nn.Module, TensorDataset]:
@@ -287,10 +288,7 @@ def test_runs_are_those_of_the_cpu(method: str, device: torch.device, tmp_path: 
     torch.testing.assert_close(there, here)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(m, marks=[pytest.mark.variants] * (k % 2)) for k, m in enumerate(METHODS)],
-)
+@pytest.mark.parametrize("method", HALF)
 def test_a_run_goes_on_here_and_elsewhere(
     method: str, device: torch.device, tmp_path: Path
 ) -> None:
@@ -309,7 +307,7 @@ def test_a_run_goes_on_here_and_elsewhere(
 
 
 # which is for chains of layers
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "values"])
+@pytest.mark.parametrize("method", [each for each in HALF if each.values != ("values",)])
 def test_a_model_on_two_devices_is_trained(
     method: str, device: torch.device, tmp_path: Path
 ) -> None:
@@ -338,7 +336,7 @@ def test_a_model_on_two_devices_is_trained(
         )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", HALF)
 @pytest.mark.usefixtures("by_default")
 def test_a_default_device_changes_nothing(
     method: str, device: torch.device, tmp_path: Path
