@@ -119,7 +119,7 @@ def cheap_measures(way: str, patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     size=st.integers(-8, 12),
     residue=st.integers(-9, 0),
