@@ -27,10 +27,6 @@ settings.register_profile("explore", NO_CLOCK)  # pytest --hypothesis-profile=ex
 settings.load_profile("repeatable")
 
 
-# seldom: it would take a twentieth of the time
-gc.set_threshold(20_000, 10, 10)
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _what_is_loaded_stays() -> None:
     """The collector of garbage need not look through all of PyTorch again."""

@@ -268,14 +268,14 @@ def test_a_model_that_raises_on_a_rank_while_it_is_tried_ends_attach_on_all() ->
 # what PEFT asks of transformers
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.slow
-def test_language_models_train_as_in_one_process() -> None:
+@pytest.mark.parametrize("way", ["tied", pytest.param("adapters", marks=pytest.mark.variants)])
+def test_language_models_train_as_in_one_process(way: str) -> None:
     """Adapters of PEFT on a frozen GPT-2, and all of it, with the embedding tied to the head."""
     pytest.importorskip("peft")
     pytest.importorskip("transformers")
-    alone = work.language(0)
-    for results in run_ranks(2, work.language):
-        for way, parameters in results.items():
-            assert float((parameters - alone[way]).abs().max()) < 1e-6, way
+    alone = work.language(0, way)
+    for parameters in run_ranks(2, work.language, way):
+        assert float((parameters - alone).abs().max()) < 1e-6
 
 
 # torch.compile's own look at it

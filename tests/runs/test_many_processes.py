@@ -50,7 +50,7 @@ def weights(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["dp-sgd", "noisy-gd"])
+@pytest.mark.parametrize("method", ["dp-sgd", "momentum-gd"])
 def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
     """The same certificate but for the time, the model to rounding (DP-SGD without noise, since
     ranks draw their own), one charge.
