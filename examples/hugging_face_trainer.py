@@ -54,7 +54,7 @@ def main() -> float:
         num_labels=2,
     )
     plan = dpoptim.DPSGD(clip_norm=0.5).plan(
-        n=800, batch_size=200, epochs=10, epsilon=4.0, delta=1e-5
+        n=800, batch_size=200, epochs=6, epsilon=4.0, delta=1e-5
     )
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(

@@ -54,7 +54,7 @@ def main() -> None:
     # after fully_shard, which puts other parameters in place of the model's
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.02)
     plan = dpoptim.DPSGD(clip_norm=0.5).plan(
-        n=1_000, batch_size=200, steps=20, epsilon=4.0, delta=1e-5
+        n=1_000, batch_size=100, steps=20, epsilon=4.0, delta=1e-5
     )
     with dpoptim.attach(plan, model, optimizer, TensorDataset(sentences(1_000))) as private:
         for step in private.steps(physical_batch_size=64):

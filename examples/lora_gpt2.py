@@ -65,9 +65,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
     with torch.no_grad():
-        public = losses_from_labels(
-            model.eval(), collate([Sentences(1_050)[i] for i in range(1_000, 1_050)])
-        )
+        public = losses_from_labels(model.eval(), collate(Sentences(1_050).rows[1_000:]))
     print(f"loss a token on public sentences {float(public.mean()):.2f}, with {private.spent()}")
 
 

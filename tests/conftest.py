@@ -36,8 +36,11 @@ def _what_is_loaded_stays() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One for all workers, whose folders lie in one."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPOPTIM_CACHE_DIR", str(tmp_path_factory.mktemp("calibration")))
+        patch.setenv("DPOPTIM_CACHE_DIR", str(folder / "calibration"))
         yield
 
 

@@ -813,40 +813,38 @@ def raises_in_trial(rank: int, failing: Sequence[int]) -> str:
 # ---- ways of training ---------------------------------------------------------------------------
 
 
-def language(rank: int) -> dict[str, Tensor]:
-    """A tiny GPT-2, with PEFT's adapters on a frozen base, and whole, where its embedding is tied
+def language(rank: int, way: str) -> Tensor:
+    """A tiny GPT-2, with PEFT's adapters on a frozen base, or whole, where its embedding is tied
     to its head; per block.
     """
-    from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
 
     tokens = torch.randint(0, 16, (N, 6), generator=torch.Generator().manual_seed(0))
     size = {"n_positions": 6, "n_embd": 8, "n_layer": 2, "n_head": 2, "use_cache": False}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    results = {}
-    for way in ("adapters", "tied"):
-        torch.manual_seed(3)
-        model: nn.Module = GPT2LMHeadModel(
-            GPT2Config(vocab_size=16, bos_token_id=0, eos_token_id=0, **size, **dropout)
-        )
-        blocks = model.transformer.h
-        if way == "adapters":
-            adapters = LoraConfig(r=2, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
-            model = get_peft_model(model, adapters)
-        if dist.is_initialized():
-            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-            for block in blocks:
-                fully_shard(block, mesh=mesh)
-            fully_shard(model, mesh=mesh)
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
-        plan = plan_for(METHODS["flat"](), batch_size=10, steps=2)
-        with dpoptim.attach(plan, model, optimizer, TensorDataset(tokens), noise_seed=5) as private:
-            for (a,) in private.batches(physical_batch_size=4):
-                logits = model(input_ids=a).logits[:, :-1].transpose(1, 2)
-                private.backward(F.cross_entropy(logits, a[:, 1:], reduction="none").mean(1))
-                optimizer.step()
-        results[way] = whole(model)
-    return results
+    torch.manual_seed(3)
+    model: nn.Module = GPT2LMHeadModel(
+        GPT2Config(vocab_size=16, bos_token_id=0, eos_token_id=0, **size, **dropout)
+    )
+    blocks = model.transformer.h
+    if way == "adapters":
+        from peft import LoraConfig, get_peft_model
+
+        adapters = LoraConfig(r=2, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
+        model = get_peft_model(model, adapters)
+    if dist.is_initialized():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    plan = plan_for(METHODS["flat"](), batch_size=10, steps=2)
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(tokens), noise_seed=5) as private:
+        for (a,) in private.batches(physical_batch_size=4):
+            logits = model(input_ids=a).logits[:, :-1].transpose(1, 2)
+            private.backward(F.cross_entropy(logits, a[:, 1:], reduction="none").mean(1))
+            optimizer.step()
+    return whole(model)
 
 
 def other_ways(rank: int) -> dict[str, Tensor]:

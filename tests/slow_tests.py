@@ -8,6 +8,8 @@ leaves out.
 import os
 import sys
 from collections.abc import Iterator
+from itertools import compress
+from operator import getitem
 from pathlib import Path
 
 import pytest
@@ -35,11 +37,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--list-slow", action="store_true", help=f"measure, and write {LIST.name}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = set(LIST.read_text().split()) if LIST.exists() else set()
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("thinned"):
+            functions.setdefault(name_of(item.nodeid), []).append(item)
+    for function, cases in functions.items():
+        thin(function, cases, whole=not any("::" in given for given in config.args))
     for item in items:
         if name_of(item.nodeid) in slow or any(map(item.get_closest_marker, LEFT_OUT)):
             item.add_marker("slow")
+
+
+def thin(function: str, cases: list[pytest.Item], *, whole: bool) -> None:
+    """Mark as ``variants`` all but one in so many of a ``thinned`` function's combinations.
+
+    Each value of each of its parameters stays in some, which is an error where it cannot be.
+    """
+    ids = [case.callspec._idlist for case in cases]  # type: ignore[attr-defined]
+    numbers = [
+        {value: i for i, value in enumerate(dict.fromkeys(each))} for each in zip(*ids, strict=True)
+    ]
+    every = cases[0].get_closest_marker("thinned").args[0]
+    kept = [sum(map(getitem, numbers, each)) % every == 0 for each in ids]
+    for case, stays in zip(cases, kept, strict=True):
+        if not stays:
+            case.add_marker("variants")
+    left = [{*compress(each, kept)} for each in zip(*ids, strict=True)]
+    if whole and left != [each.keys() for each in numbers]:
+        raise pytest.UsageError(f"{function}: thinned leaves out a parameter's value")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -74,7 +74,10 @@ def test_the_guide_has_the_tables_of_the_committed_figures(
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # torch's, of Opacus' hooks
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["GPT-2", "ViT-B", "Llama-1B, LoRA", "ResNet, wide"])
+@pytest.mark.parametrize(
+    "name",
+    ["GPT-2", pytest.param("ViT-B", marks=pytest.mark.variants), "Llama-1B, LoRA", "ResNet, wide"],
+)
 def test_each_batch_of_a_gpu_s_models_is_timed_by_every_variant_that_runs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

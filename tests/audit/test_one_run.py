@@ -122,6 +122,7 @@ def plan(neighboring: str = "add-or-remove-one") -> dpoptim.Plan:
 
 @pytest.mark.parametrize("name", ["softmax", "cnn", "gpt"])
 @pytest.mark.parametrize("neighboring", ["add-or-remove-one", "zero-out"])
+@pytest.mark.thinned(2)
 def test_a_sound_run_stands_and_a_weak_one_falls(name: str, neighboring: str) -> None:
     promise = plan(neighboring)
     model, loss, canaries = case(name)

@@ -165,7 +165,7 @@ def test_language_and_vision_with_dict_records(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases([*TRANSFORMERS, *ADAPTERS][::4]))
+@pytest.mark.parametrize("name", cases([*TRANSFORMERS, *ADAPTERS][::4], also=[*TRANSFORMERS][::8]))
 def test_language_and_vision_with_tuple_records(name: str) -> None:
     build, record = (TRANSFORMERS | ADAPTERS)[name]
     names = tuple(record())

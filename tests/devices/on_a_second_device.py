@@ -87,6 +87,7 @@ def moved(model: nn.Module, device: torch.device | str) -> nn.Module:
     ("style", "dtype"), [("flat", torch.float32), ("automatic", torch.float64)]
 )
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.thinned(2)
 def test_sums_are_those_of_the_cpu(
     case: Case, style: str, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -226,6 +227,7 @@ METHODS = {
     "error-feedback": dpoptim.DiceSGD(clip_norm=1.0),
     "correlated-noise": dpoptim.DPFTRL(clip_norm=1.0),
 }
+HALF = [pytest.param(m, marks=[pytest.mark.variants] * (k % 2)) for k, m in enumerate(METHODS)]
 
 
 def problem(device: torch.device | str) -> tuple[nn.Module, TensorDataset]:
@@ -286,10 +288,7 @@ def test_runs_are_those_of_the_cpu(method: str, device: torch.device, tmp_path: 
     torch.testing.assert_close(there, here)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(m, marks=[pytest.mark.variants] * (k % 2)) for k, m in enumerate(METHODS)],
-)
+@pytest.mark.parametrize("method", HALF)
 def test_a_run_goes_on_here_and_elsewhere(
     method: str, device: torch.device, tmp_path: Path
 ) -> None:
@@ -308,7 +307,7 @@ def test_a_run_goes_on_here_and_elsewhere(
 
 
 # which is for chains of layers
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "values"])
+@pytest.mark.parametrize("method", [each for each in HALF if each.values != ("values",)])
 def test_a_model_on_two_devices_is_trained(
     method: str, device: torch.device, tmp_path: Path
 ) -> None:
@@ -369,7 +368,7 @@ def test_a_model_that_is_spread_by_hooks_is_trained(device: torch.device) -> Non
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", HALF)
 @pytest.mark.usefixtures("by_default")
 def test_a_default_device_changes_nothing(
     method: str, device: torch.device, tmp_path: Path

@@ -47,6 +47,7 @@ def test_digits() -> None:
 
 @pytest.mark.parametrize("epochs", [2, 10])
 @pytest.mark.parametrize("scatter", [0.05, 0.3])
+@pytest.mark.thinned(2)
 def test_few_epochs_of_a_regression_end_no_worse_than_the_mean(epochs: int, scatter: float) -> None:
     """With steps as long as suit many epochs, R2 is between -61 and 0.9 here."""
     for seed in range(6):

@@ -138,6 +138,7 @@ def test_bins_bound_the_variance_of_the_log_loss(
 
 @pytest.mark.parametrize("share", [0.03, 0.15])
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 20.0])
+@pytest.mark.thinned(2)
 def test_intervals_of_the_area_cover_where_a_class_is_rare(share: float, epsilon: float) -> None:
     """However few records have the class beside the noise, 92 % of the intervals hold the truth;
     of such as hold it at 85 %, 92 of 100 do with a chance of 0.03.
@@ -185,7 +186,7 @@ def test_an_area_that_noise_hides_is_not_told_as_a_number() -> None:
     assert f"AUC       {found.auc.value:.3f} (" in str(found)
 
 
-@pytest.mark.parametrize("n", [800, 2_000])
+@pytest.mark.parametrize("n", [800, pytest.param(2_000, marks=pytest.mark.variants)])
 def test_a_wrong_public_number_of_records_does_not_move_the_scores(n: int) -> None:
     """Under add-or-remove-one ``n`` is nominal; 1,200 records are here."""
     p, y = scored(400_000, seed=2)
@@ -208,7 +209,7 @@ def test_a_wrong_public_number_of_records_does_not_move_the_scores(n: int) -> No
     assert min(held.values()) >= 90, held
 
 
-@pytest.mark.parametrize("n", [1_500, 4_000])
+@pytest.mark.parametrize("n", [1_500, pytest.param(4_000, marks=pytest.mark.variants)])
 def test_nor_those_of_a_regression(n: int) -> None:
     """2,000 records are here."""
     y, found = population("skew", 1_000_000, np.random.default_rng(1))

@@ -100,6 +100,7 @@ def inputs(dtype: torch.dtype, length: int = L) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch-first", "time-first"])
 @pytest.mark.parametrize("call", SELF_CALLS)
 @pytest.mark.parametrize("option", [name for name in OPTIONS if "kdim" not in OPTIONS[name]])
+@pytest.mark.thinned(2)
 def test_self_attention(option: str, call: str, batch_first: bool) -> None:
     torch.manual_seed(0)
     model = Attention(call, cross=False, batch_first=batch_first, **OPTIONS[option])

@@ -152,6 +152,7 @@ def test_without_clipping_it_is_autograd_s_gradient(
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+@pytest.mark.thinned(2)
 def test_each_record_and_each_neighbour_stay_within_the_bound(
     case: Case, dtype: torch.dtype
 ) -> None:

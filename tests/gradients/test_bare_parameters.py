@@ -118,6 +118,7 @@ FALLBACK = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize(("shape", "use"), EXACT + FALLBACK, ids=lambda value: str(value))
+@pytest.mark.thinned(2)
 def test_every_use_is_exact(shape: tuple[int, ...], use: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     use = use.replace("D", str(D))

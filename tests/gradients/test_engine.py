@@ -310,6 +310,7 @@ def one_by_one(weight: Lazy) -> torch.Tensor:
 )
 @pytest.mark.parametrize("patches", [True, False], ids=["patches", "as chosen"])
 @pytest.mark.parametrize(("layer", "size"), PLACES, ids=str)
+@pytest.mark.thinned(2)
 def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
     layer: Convolution,
     size: tuple[int, ...],

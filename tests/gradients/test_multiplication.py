@@ -227,6 +227,7 @@ def one_chain(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "columns", [(2, 2), (33, 5), (400, 16), (17, 47), (385, 33), (1100, 300), (20, 9000)], ids=str
 )
+@pytest.mark.thinned(2)
 def test_compiled_products_are_one_chain_for_each_number(
     columns: tuple[int, int],
     rows: int,
@@ -351,6 +352,7 @@ def test_other_precisions_and_switches_are_left_to_torch(library: str) -> None:
 
 @NOT_MKL
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.thinned(2)
 def test_sums_are_those_of_whole_model_vmap(case: Case, library: str) -> None:
     torch.manual_seed(0)
     model = case.build()

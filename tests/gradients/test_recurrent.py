@@ -78,6 +78,7 @@ class Model(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("state", [False, True], ids=["zero-state", "given-state"])
 @pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.thinned(2)
 def test_sums_are_those_of_micro_batches(kind: str, state: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layer = LAYERS[kind]()

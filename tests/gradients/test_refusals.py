@@ -215,6 +215,7 @@ class InnerCheckpointed(Checkpointed):
 
 @pytest.mark.parametrize("isolation", ["auto", "rules", "vmap", "alone"])
 @pytest.mark.parametrize("given", [True, False])
+@pytest.mark.thinned(2)
 def test_reentrant_checkpointing_trains_as_the_other_kind(isolation: Any, given: bool) -> None:
     """What asks for it is left as it is, and gets it again when the run is over."""
 

@@ -125,6 +125,7 @@ def test_equals_the_oracle(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.thinned(2)
 def test_rows_that_are_not_there_count_as_zero(
     case: Case, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

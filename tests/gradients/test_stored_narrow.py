@@ -31,6 +31,7 @@ def gradients_alone(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.thinned(2)
 def test_sums_are_those_of_records_alone(case: Case, dtype: torch.dtype) -> None:
     """Up to what the narrow passes round, which is the same for plain training."""
     torch.manual_seed(0)

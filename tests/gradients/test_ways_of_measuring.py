@@ -153,6 +153,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     "case", [case for case in CASES if not case.integers], ids=lambda case: case.name
 )
+@pytest.mark.thinned(2)
 def test_any_model_has_the_sums_of_whole_model_vmap(
     case: Case, library: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +208,7 @@ def test_every_way_gives_every_rule_the_same_sums(
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["free", "tied", "images"])
 @pytest.mark.parametrize("library", LIBRARIES, indirect=True)
+@pytest.mark.thinned(2)
 def test_every_way_gives_the_same_sums_under_autocast(
     kind: str, narrow: torch.dtype, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

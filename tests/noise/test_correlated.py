@@ -152,6 +152,7 @@ def test_errors_of_prefix_sums_are_the_known_ones(
 
 @every_mechanism
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 13])
+@pytest.mark.thinned(2)
 def test_streamed_noise_has_the_variance_it_says(mechanism: Strategy, steps: int) -> None:
     """Chi-square with 40,000 degrees of freedom at each step; 6 standard deviations, so false
     alarms below 1e-6.
@@ -174,6 +175,7 @@ def test_the_strategy_undoes_the_noise(mechanism: Strategy) -> None:
 
 @every_mechanism
 @pytest.mark.parametrize("steps", [1, 2, 5, 8, 11])
+@pytest.mark.thinned(2)
 def test_sensitivity_against_all_patterns(mechanism: Strategy, steps: int) -> None:
     """Never below the worst pattern; equal to it where that is promised."""
     gram = strategy(mechanism, steps).T @ strategy(mechanism, steps)
@@ -206,6 +208,7 @@ def test_sensitivity_against_all_patterns(mechanism: Strategy, steps: int) -> No
 
 @every_mechanism
 @pytest.mark.parametrize(("steps", "separation"), [(8, 2), (11, 3), (12, 5), (16, 4), (37, 9)])
+@pytest.mark.thinned(2)
 def test_what_is_charged_for_passes_is_exact(
     mechanism: Strategy, steps: int, separation: int
 ) -> None:

@@ -45,7 +45,7 @@ def poison(x: Tensor, kinds: list[str]) -> Tensor:
 KINDS = ["plain", "huge", "largest", "tiny", "zero", "nan", "inf", "copy", "steep"]
 
 
-@settings(max_examples=24)
+@settings(max_examples=20)
 @given(
     kinds=st.lists(st.sampled_from(KINDS), min_size=8, max_size=8),
     seed=st.integers(0, 1000),
@@ -119,7 +119,7 @@ def cheap_measures(way: str, patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     size=st.integers(-8, 12),
     residue=st.integers(-9, 0),

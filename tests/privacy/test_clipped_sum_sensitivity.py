@@ -52,6 +52,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("case", FLOAT_CASES, ids=lambda case: case.name)
+@pytest.mark.thinned(2)
 def test_a_record_that_is_not_finite_counts_as_zero(case: Case) -> None:
     torch.manual_seed(0)
     model = case.build()
@@ -525,6 +526,7 @@ def test_a_batch_of_bad_records_sums_to_zero() -> None:
 
 @pytest.mark.parametrize("length", [2.0**54.5, 2.0**58, 2.0**61.9, 2.0**63.5, 1e25, 1e30])
 @pytest.mark.parametrize("layer", ["outer", "positions", "formed"])
+@pytest.mark.thinned(2)
 def test_huge_gradients_under_a_mean_do_not_count_all_or_nothing(length: float, layer: str) -> None:
     """Where float32 ends, 1/B decided whether all records counted: one more moved the sum by 996
     C.

@@ -26,7 +26,7 @@ from dpoptim.runs.models import build_model
 Bytes = NDArray[np.uint8]
 
 
-@pytest.mark.parametrize("model", ["softmax", "cnn"])
+@pytest.mark.parametrize("model", [pytest.param("softmax", marks=pytest.mark.variants), "cnn"])
 def test_scattering_from_images_to_predictions(tmp_path: Path, model: str) -> None:
     text = run(
         *(

@@ -29,7 +29,15 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([value.flatten() for value in saved.values()])
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "dp-ftrl", "dice-sgd", "value-sgd"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "dp-sgd",
+        pytest.param("dp-ftrl", marks=pytest.mark.variants),
+        "dice-sgd",
+        pytest.param("value-sgd", marks=pytest.mark.variants),
+    ],
+)
 def test_every_optimizer_trains_by_every_method_and_is_named(method: str, tmp_path: Path) -> None:
     guarantees = []
     for name in OPTIMIZERS:
@@ -95,7 +103,10 @@ def test_bad_options_are_refused_before_anything_is_spent(
             assert not kept.entries()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.variants] * (name == "adam")) for name in OPTIMIZERS],
+)
 def test_a_resumed_run_ends_as_the_whole_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +167,10 @@ def test_compare_takes_an_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert by == {"AdamBC, betas 0.9 and 0.999"}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.variants] * (name == "adam")) for name in OPTIMIZERS],
+)
 def test_numbers_are_predicted_from_few_records(name: str, tmp_path: Path) -> None:
     """R2 is 0.46 and more; by rates as of classes it was -0.1 with SGD and 0.2 with Adam."""
     draws = np.random.default_rng(0)

@@ -60,7 +60,15 @@ def test_a_solver_that_releases_many_sums_does_not_promise_one(tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize("method", ["momentum-gd", "noisy-gd", "accelerated-srgd", "dp-sgd"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "momentum-gd",
+        "accelerated-srgd",
+        "dp-sgd",
+        pytest.param("noisy-gd", marks=pytest.mark.variants),
+    ],
+)
 def test_the_ledger_names_data_set_and_model(method: str, tmp_path: Path) -> None:
     """Of a solver, too, which had been "estimator" there; and the certificate knows of the file."""
     path = tmp_path / "digits.sqlite"

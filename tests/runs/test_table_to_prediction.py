@@ -325,7 +325,7 @@ def test_solvers_protect_persons_too(tmp_path: Path) -> None:
     assert "does not fit the target" in run(*common, "--task", "regression", code=2)
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "noisy-gd"])
+@pytest.mark.parametrize("method", ["dp-sgd", "momentum-gd"])
 def test_weights_of_classes_are_public_and_count(method: str, tmp_path: Path) -> None:
     """A rare class is found more often at the same guarantee, which says whose word the weights
     are; they are written down with the run.

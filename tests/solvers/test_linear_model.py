@@ -51,6 +51,7 @@ def by_autograd(
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("terms", [1, 2, 3])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 2e-6), (torch.float32, 1e-2)])
+@pytest.mark.thinned(2)
 def test_sums_are_those_of_autograd(
     loss: str, outputs: int, intercept: bool, terms: int, dtype: torch.dtype, tolerance: float
 ) -> None:

@@ -152,6 +152,7 @@ NOISY = {
 
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("name", NOISY)
+@pytest.mark.thinned(2)
 def test_a_seeded_run_goes_on_as_if_it_had_not_been_interrupted(
     name: str, steps: int, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def flat(model: nn.Module) -> Tensor:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("isolation", ["rules", "vmap", "alone"])
 @pytest.mark.parametrize("physical", [None, 7])
+@pytest.mark.thinned(2)
 def test_without_noise_it_is_the_plain_loop(
     isolation: Choice, name: str, physical: int | None
 ) -> None:

@@ -3,9 +3,12 @@ until batches are delivered, and theirs again afterwards.
 """
 
 import functools
+import inspect
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from dis import get_instructions
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
-from dpoptim.training.generators import generators_in, states_of
+from dpoptim.training.generators import generators_in, loaded_by, states_of
 from dpoptim.training.isolation import IsolationWarning
 
 N, D, STEPS = 8, 5, 2
@@ -293,6 +296,20 @@ def test_generators_that_a_program_shares_are_found() -> None:
     for part in (program["Scales"](D, 3), program["OfTheClass"](), program["collate"]):
         assert generators_in(part) == [generator]
     assert generators_in(program["Names"]()) == []
+
+
+def test_names_of_globals_are_those_that_dis_finds() -> None:
+    """Also beyond the 128th name of a function, whose number takes two bytes."""
+    many = compile(
+        "def f():\n" + "".join(f"  a{i}.b{i} = g{i}(1)\n" for i in range(400)), "", "exec"
+    )
+    (long,) = [each for each in many.co_consts if isinstance(each, CodeType)]
+    functions = [each for each in vars(inspect).values() if isinstance(each, FunctionType)]
+    assert len(functions) > 50
+    for code in (long, *(each.__code__ for each in functions)):
+        found = {str(i.argval) for i in get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+        assert {*loaded_by(code)} == found
+    assert len({*loaded_by(long)}) == 800
 
 
 def test_nobody_foretells_the_numbers_of_a_generator_that_is_a_global() -> None:

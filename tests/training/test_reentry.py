@@ -209,7 +209,7 @@ from torch.utils.data import TensorDataset
 data = TensorDataset(torch.randn(200, 4), torch.zeros(200, dtype=torch.long))
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-plan = dpoptim.DPSGD(1.0).plan(n=200, batch_size=20, epochs=1, epsilon=1.0, delta=1e-4)
+plan = dpoptim.DPSGD(1.0).plan(n=200, batch_size=20, epochs=1, noise_multiplier=1.0, delta=1e-4)
 private = dpoptim.attach(plan, model, optimizer, data)
 private.__enter__()
 batches = iter(private.batches())

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 from dpoptim.mechanisms import IndependentNoise, RunShape
 from dpoptim.methods.method import TrainingMethod
@@ -97,12 +98,12 @@ class Setting:
         """Gradients of single records that the run computes, expected."""
         return float(self.run.batch_size) * self.run.steps
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The method, and the settings that it differs in from its defaults."""
         return " ".join([self.method.name, *self.changes])
 
-    @property
+    @cached_property
     def changes(self) -> tuple[str, ...]:
         """The settings other than the defaults, as --set takes them."""
         plain = entry(self.method.name).make(clip_norm=1.0)

@@ -143,11 +143,12 @@ def unit_response(weights: Floats, decays: Floats, steps: int) -> Floats:
 
 def _polynomials(weights: Floats, decays: Floats) -> tuple[Floats, Floats]:
     """Numerator and denominator of C's generating function, constant coefficient first."""
-    below = _product(decays)
-    above = below.copy()
-    for j, weight in enumerate(weights):
-        above += weight * np.concatenate([[0.0], _product(np.delete(decays, j))])
-    return above, below
+    of, below = decays.tolist(), _product(decays.tolist())
+    above = below
+    for j, weight in enumerate(weights.tolist()):
+        others = [0.0, *_product([*of[:j], *of[j + 1 :]])]
+        above = [a + weight * other for a, other in zip(above, others, strict=True)]
+    return np.array(above), np.array(below)
 
 
 def _impulse(steps: int) -> Floats:
@@ -156,11 +157,12 @@ def _impulse(steps: int) -> Floats:
     return impulse
 
 
-def _product(decays: Floats) -> Floats:
-    """Coefficients of prod_j (1 - d_j x), constant first."""
-    polynomial = np.ones(1)
+def _product(decays: list[float]) -> list[float]:
+    """Coefficients of prod_j (1 - d_j x), constant first; of few, for which NumPy takes longer."""
+    polynomial = [1.0]
     for decay in decays:
-        polynomial = np.convolve(polynomial, [1.0, -decay])
+        shifted = zip([*polynomial, 0.0], [0.0, *polynomial], strict=True)
+        polynomial = [a - decay * b for a, b in shifted]
     return polynomial
 
 
@@ -237,11 +239,11 @@ def fitted(
 
 
 def _unpacked(parameters: Floats) -> tuple[Floats, Floats]:
-    logarithms, rates = np.split(parameters, 2)
-    weights = np.exp(np.clip(logarithms, -50, 0))
-    return weights / max(1.0, float(weights.sum()) * (1 + 1e-12)), 1 - np.exp(
-        np.clip(rates, -30, -1e-9)
-    )
+    half = len(parameters) // 2
+    # np.clip and np.split take several times as long on few numbers
+    weights = np.exp(np.minimum(np.maximum(parameters[:half], -50), 0))
+    decays = 1 - np.exp(np.minimum(np.maximum(parameters[half:], -30), -1e-9))
+    return weights / max(1.0, float(weights.sum()) * (1 + 1e-12)), decays
 
 
 def _log_error(parameters: Floats, steps: int, separation: int | None, workload: Workload) -> float:

@@ -1,0 +1,40 @@
+"""`make test` runs some combinations of a ``thinned`` test's parameters, with each value."""
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slow_tests import thin
+
+
+class Case:
+    def __init__(self, ids: tuple[str, ...], every: int) -> None:
+        self.callspec, self.every, self.marks = SimpleNamespace(_idlist=ids), every, list[str]()
+
+    def get_closest_marker(self, name: str) -> Any:
+        return SimpleNamespace(args=(self.every,))
+
+    def add_marker(self, name: str) -> None:
+        self.marks.append(name)
+
+
+def cases(*sizes: int, every: int) -> list[Any]:
+    return [Case(ids, every) for ids in product(*(map(str, range(size)) for size in sizes))]
+
+
+@pytest.mark.parametrize(("sizes", "every"), [((3, 4), 2), ((5, 2), 2), ((3, 3, 4), 3)])
+def test_each_value_stays_in_some(sizes: tuple[int, ...], every: int) -> None:
+    given = cases(*sizes, every=every)
+    thin("test_it", given, whole=True)
+    kept = [case.callspec._idlist for case in given if not case.marks]
+    assert len(kept) <= len(given) / every + 1
+    assert [len({*values}) for values in zip(*kept, strict=True)] == [*sizes]
+    assert all(case.marks in ([], ["variants"]) for case in given)
+
+
+def test_where_a_value_would_be_left_out_is_an_error() -> None:
+    with pytest.raises(pytest.UsageError, match="test_it: thinned leaves out"):
+        thin("test_it", cases(4, every=2), whole=True)
+    thin("test_it", cases(1, every=2), whole=False)  # one that was asked for by its name
