@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+PLACES = ("forward", "_old_forward")
+
 
 def place_of_forward(module: nn.Module) -> str:
     """The attribute of an instance in which its own forward pass is, or would be.
@@ -22,21 +24,28 @@ def forward_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def replace_forward(module: nn.Module, forward: object) -> Callable[[], None]:
-    """Put another forward pass in an instance's place for it. Returns what takes it off again."""
+    """Put another forward pass in an instance's place for it. Returns what takes it off again.
+
+    From where it is by then: hooks that come or go meanwhile move it.
+    """
     own, place = vars(module), place_of_forward(module)
-    before = {place: own[place]} if place in own else {}
+    before = own.get(place)
     own[place] = forward
 
     def restore() -> None:
-        own.pop(place, None)
-        own.update(before)
+        now = next((each for each in PLACES if own.get(each) is forward), place)
+        own.pop(now, None)
+        if before is not None:
+            own[now] = before
+        elif now == "_old_forward":  # which a hook that came calls
+            own[now] = type(module).forward.__get__(module)
 
     return restore
 
 
-def forwards_in(own: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Forward passes of an instance's own, see `place_of_forward`; None: its class's."""
-    return own.get("forward"), own.get("_old_forward")
+def forwards_in(own: Mapping[str, Any]) -> tuple[Any, ...]:
+    """An instance's own forward passes, see `place_of_forward`, and its hook; None: it has none."""
+    return own.get("forward"), own.get("_old_forward"), own.get("_hf_hook")
 
 
 def moves_inputs_alone(hook: Any) -> bool:

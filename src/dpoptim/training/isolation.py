@@ -32,7 +32,12 @@ from dpoptim.training.isolation_words import (
     not_probed,
 )
 from dpoptim.training.made_up import Sample, samples
-from dpoptim.training.neighbours import moved, neighbours_are_invisible, with_another_record
+from dpoptim.training.neighbours import (
+    mixed_beside_large,
+    moved,
+    neighbours_are_invisible,
+    with_another_record,
+)
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
 from dpoptim.training.quiet import in_all_digits, put_back, quiet
 from dpoptim.training.secret_randomness import same_randomness
@@ -107,9 +112,12 @@ def choose_isolation(
         else:
             sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
             if sample is None or (sample.folded and choice == "vmap"):
-                return unprobed(choice, batch_axis, NOT_FIRST)
-            with in_all_digits(lambda: sample.outputs(model)):
-                chosen = chosen_by_trials(model, sample, choice, placement)
+                chosen = unprobed(choice, batch_axis, NOT_FIRST)
+            elif choice != "vmap" and (layer := mixed_beside_large(model, sample)):
+                chosen = apart_from_large(choice, sample, layer)
+            else:
+                with in_all_digits(lambda: sample.outputs(model)):
+                    chosen = chosen_by_trials(model, sample, choice, placement)
     if chosen.sample is not None:
         refuse_memory(model, chosen.sample)
     return as_it_trains(model, chosen, choice, placement) if quieted.evaluates else chosen
@@ -177,6 +185,22 @@ def incomparable(choice: Choice, sample: Sample) -> Chosen:
             f'{reason}. Fix: isolation="alone", in which no record meets another; or draw from '
             "torch's generator, or in training mode only."
         )
+    return in_this_way(Isolation.of("alone"), sample, reason)
+
+
+def apart_from_large(choice: Choice, sample: Sample, layer: str) -> Chosen:
+    """Records alone, for a model with a `layer` that is `mixed_beside_large`.
+
+    Raises:
+        SamplesInteractError: another way was chosen by name.
+    """
+    reason = (
+        f"layer {layer} computes otherwise for a record where another has large numbers, as "
+        "quantised layers do with one scale for a batch. Fix, for a faster way: a scale for each "
+        "row (PerRow, per token)"
+    )
+    if choice != "auto":
+        raise SamplesInteractError(f'{reason}; or isolation="alone".')
     return in_this_way(Isolation.of("alone"), sample, reason)
 
 
