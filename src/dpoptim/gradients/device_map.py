@@ -17,6 +17,12 @@ def place_of_forward(module: nn.Module) -> str:
     return "_old_forward" if "_hf_hook" in vars(module) else "forward"
 
 
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether an instance runs something else than its class's forward pass, which a rule is of."""
+    own = vars(module).get(place_of_forward(module))
+    return own is not None and getattr(own, "__func__", None) is not type(module).forward
+
+
 def forward_of(module: nn.Module) -> Callable[..., Any]:
     """The forward pass of an instance, without what ``device_map`` puts around it."""
     forward: Callable[..., Any] = getattr(module, place_of_forward(module))
