@@ -153,10 +153,11 @@ def parts_held(tensor: Tensor) -> list[Tensor]:
 
     Of a subclass that wraps others (DTensor, quantised weights of torchao and quanto) those inside.
     """
-    if not is_traceable_wrapper_subclass(tensor):
+    whole: Any = tensor
+    if not is_traceable_wrapper_subclass(whole):
         return [tensor]
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return [part for name in names for part in parts_held(getattr(tensor, name))]
+    names, _ = whole.__tensor_flatten__()
+    return [part for name in names for part in parts_held(getattr(whole, name))]
 
 
 def is_functorch_tensor(x: Tensor) -> bool:

@@ -57,9 +57,7 @@ def of_boxes(model: nn.Module, batch: Any, *, own: bool) -> Tensor:
 
 def test_a_count_of_boxes_is_found_though_the_first_images_have_none() -> None:
     with pytest.raises(dpoptim.SamplesInteractError, match="on records of the data set"):
-        attach(
-            nn.Conv2d(3, 4, 1), images(4), lambda m, batch: of_boxes(m, batch, own=False), lists
-        )
+        attach(nn.Conv2d(3, 4, 1), images(4), lambda m, batch: of_boxes(m, batch, own=False), lists)
 
 
 def test_made_up_images_without_boxes_are_no_evidence() -> None:

@@ -140,7 +140,7 @@ class Values:
         return [address(part) for _, part in self._held()]
 
     def _held(self) -> list[tuple[str, Tensor]]:
-        """What the tensors hold, plain; a part has the name of the whole."""
+        """The plain tensors that these hold; a part has the name of the whole."""
         return [(name, part) for name, tensor in self.tensors for part in parts_held(tensor)]
 
     def _look_up(self) -> None:

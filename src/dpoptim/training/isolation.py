@@ -113,8 +113,8 @@ def choose_isolation(
             sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
             if sample is None or (sample.folded and choice == "vmap"):
                 chosen = unprobed(choice, batch_axis, NOT_FIRST)
-            elif choice != "vmap" and (layer := mixed_beside_large(model, sample)):
-                chosen = apart_from_large(choice, sample, layer)
+            elif choice != "vmap" and (mixing := mixed_beside_large(model, sample)):
+                chosen = apart_from_large(choice, sample, mixing)
             else:
                 with in_all_digits(lambda: sample.outputs(model)):
                     chosen = chosen_by_trials(model, sample, choice, placement)
@@ -188,20 +188,15 @@ def incomparable(choice: Choice, sample: Sample) -> Chosen:
     return in_this_way(Isolation.of("alone"), sample, reason)
 
 
-def apart_from_large(choice: Choice, sample: Sample, layer: str) -> Chosen:
-    """Records alone, for a model with a `layer` that is `mixed_beside_large`.
+def apart_from_large(choice: Choice, sample: Sample, mixing: str) -> Chosen:
+    """Records alone, for a model that is `mixed_beside_large`, which is told.
 
     Raises:
         SamplesInteractError: another way was chosen by name.
     """
-    reason = (
-        f"layer {layer} computes otherwise for a record where another has large numbers, as "
-        "quantised layers do with one scale for a batch. Fix, for a faster way: a scale for each "
-        "row (PerRow, per token)"
-    )
     if choice != "auto":
-        raise SamplesInteractError(f'{reason}; or isolation="alone".')
-    return in_this_way(Isolation.of("alone"), sample, reason)
+        raise SamplesInteractError(f'{mixing}; or isolation="alone".')
+    return in_this_way(Isolation.of("alone"), sample, mixing)
 
 
 def in_this_way(isolation: Isolation, sample: Sample | None, reason: str) -> Chosen:

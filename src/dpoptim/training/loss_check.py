@@ -186,7 +186,7 @@ def sees_others_if_blank(program: Program, records: Sequence[Sequence[Any]]) -> 
     return False
 
 
-def lose_nothing(program: Program, records: Units) -> bool:
+def lose_nothing(program: Program, records: Sequence[Sequence[Any]]) -> bool:
     """Whether losses show nothing, as those of images without any box."""
     with put_back(program.model):
         batch = program.collate([row for rows in records for row in rows])

@@ -29,7 +29,7 @@ def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
 
 @torch.no_grad()
 def mixed_beside_large(model: nn.Module, sample: Sample) -> str:
-    """The layer that computes otherwise for records beside one with large activations; "" if none.
+    """Say which layer computes otherwise for records beside one with large activations, or "".
 
     Quantised layers scale or choose by the largest number of a batch, or round all but columns with
     outliers: what a record is given outside, above all where it is made of tokens, shows it only
@@ -50,10 +50,14 @@ def mixed_beside_large(model: nn.Module, sample: Sample) -> str:
     if together is False:
         return ""
     named = [(name, m) for name, m in model.named_modules() if mixed(m)]
-    if not named:
-        return type(model).__name__ if together else ""
-    name, layer = named[-1]  # inside of others that are
-    return f"{name!r} ({type(layer).__name__})"
+    if not named and not together:
+        return ""
+    name, layer = named[-1] if named else ("", model)  # the last one is inside of others that are
+    return (
+        f"layer {name!r} ({type(layer).__name__}) computes otherwise for a record where another "
+        "has large numbers, as quantised layers do with one scale for a batch. Fix, for a faster "
+        "way: a scale for each row (PerRow, per token)"
+    )
 
 
 @contextmanager
