@@ -46,13 +46,15 @@ def mixed_beside_large(model: nn.Module, sample: Sample) -> str:
                 return None
         return any(moved(a[1:], b[1:]) for a, b in zip(before, after, strict=True))
 
-    together = mixed(*model.modules())
-    if together is False:
+    layers = [*model.named_modules()][::-1]  # those inside of others first
+    if mixed(*model.modules()) is None:
+        layers = [(name, layer) for name, layer in layers if mixed(layer) is not None]
+    if not mixed(*(layer for _, layer in layers)):
         return ""
-    named = [(name, m) for name, m in model.named_modules() if mixed(m)]
-    if not named and not together:
-        return ""
-    name, layer = named[-1] if named else ("", model)  # the last one is inside of others that are
+    while len(layers) > 1:
+        half = layers[: len(layers) // 2]
+        layers = half if mixed(*(layer for _, layer in half)) else layers[len(half) :]
+    name, layer = layers[0]
     return (
         f"layer {name!r} ({type(layer).__name__}) computes otherwise for a record where another "
         "has large numbers, as quantised layers do with one scale for a batch. Fix, for a faster "
