@@ -157,7 +157,8 @@ def parts_held(tensor: Tensor) -> list[Tensor]:
     if not is_traceable_wrapper_subclass(whole):
         return [tensor]
     names, _ = whole.__tensor_flatten__()
-    return [part for name in names for part in parts_held(getattr(whole, name))]
+    inside = (getattr(whole, name) for name in names)  # DTensor's has its mesh, too
+    return [part for each in inside if isinstance(each, Tensor) for part in parts_held(each)]
 
 
 def is_functorch_tensor(x: Tensor) -> bool:
