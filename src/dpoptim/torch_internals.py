@@ -16,7 +16,7 @@ from torch.nn.modules.module import _has_any_global_hook as any_global_hook
 from torch.nn.utils.parametrizations import _SpectralNorm as SpectralNormalised
 from torch.optim.optimizer import _global_optimizer_pre_hooks as global_step_hooks
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.data._utils.collate import collate as collate_by_type
 from torch.utils.data._utils.collate import default_collate_fn_map as collated_types
 from torch.utils.hooks import RemovableHandle
@@ -146,6 +146,19 @@ def local_part(tensor: Tensor) -> Tensor:
     """This process's part of a tensor that is spread over several; of others, all."""
     own: Tensor = getattr(tensor, "_local_tensor", tensor)
     return own
+
+
+def parts_held(tensor: Tensor) -> list[Tensor]:
+    """Plain tensors in which this process holds a tensor's values, such as integers and scales.
+
+    Of a subclass that wraps others (DTensor, quantised weights of torchao and quanto) those inside.
+    """
+    whole: Any = tensor
+    if not is_traceable_wrapper_subclass(whole):
+        return [tensor]
+    names, _ = whole.__tensor_flatten__()
+    inside = (getattr(whole, name) for name in names)  # DTensor's has its mesh, too
+    return [part for each in inside if isinstance(each, Tensor) for part in parts_held(each)]
 
 
 def is_functorch_tensor(x: Tensor) -> bool:

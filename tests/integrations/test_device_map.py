@@ -1,5 +1,6 @@
 """Models under the hooks of Accelerate's ``device_map``, which move inputs from part to part."""
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Callable
@@ -17,8 +18,14 @@ accelerate = pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-from accelerate.hooks import AlignDevicesHook, CpuOffload, add_hook_to_module  # noqa: E402
+from accelerate.hooks import (  # noqa: E402
+    AlignDevicesHook,
+    CpuOffload,
+    add_hook_to_module,
+    remove_hook_from_submodules,
+)
 
+from dpoptim.gradients.forwards import OwnForward  # noqa: E402
 from dpoptim.integrations.language import losses_from_labels  # noqa: E402
 
 MODELS: dict[str, tuple[Callable[[], Any], bool]] = {
@@ -122,6 +129,38 @@ def test_hooks_that_come_later_are_refused() -> None:
         batches = iter(private.batches())
         add_hook_to_module(layer, AlignDevicesHook(execution_device="cpu"))
         next(batches)
+
+
+def test_a_hook_in_anothers_place_is_refused() -> None:
+    model = dispatched(classifier())
+    layer = next(module for module in model.modules() if type(module) is nn.Linear)
+    private, _ = attached(model)
+    with pytest.raises(dpoptim.PrivacyError, match=r"forward pass of .* was replaced"), private:
+        batches = iter(private.batches())
+        layer._hf_hook = Moves()  # type: ignore[assignment]
+        next(batches)
+
+
+@pytest.mark.parametrize("come", [True, False])
+def test_layers_are_as_they_were_though_hooks_come_or_go(come: bool) -> None:
+    model = classifier() if come else dispatched(classifier())
+    x = torch.ones(2, 4, dtype=torch.long)
+    before = model.eval()(x).logits
+    private, _ = attached(model)
+    with contextlib.suppress(dpoptim.PrivacyError), private:
+        if come:
+            dispatched(model)
+        else:
+            remove_hook_from_submodules(model)
+    ours = [
+        each
+        for module in model.modules()
+        for each in vars(module).values()
+        if isinstance(each, OwnForward)
+    ]
+    assert not ours
+    assert torch.equal(model.eval()(x).logits, before)
+    assert len(trained(model)) == len([*model.parameters()])
 
 
 @pytest.mark.parametrize(

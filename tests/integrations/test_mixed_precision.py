@@ -175,3 +175,34 @@ def test_what_mixed_precision_would_round_away_is_seen(share: float) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed"):
         dpoptim.attach(plan(), model, optimizer, data)
+
+
+def test_a_model_of_one_layer_runs_in_mixed_precision() -> None:
+    """A rule is of the layer's own forward pass, in which it would run without."""
+    data = torch.utils.data.TensorDataset(torch.randn(RECORDS, 4), torch.randint(2, (RECORDS,)))
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    found = []
+    for isolation, precision in (("auto", "bf16"), ("alone", "bf16"), ("auto", "no")):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2)
+        with accelerator_in(precision) as accelerator:
+            accelerator.native_amp = precision != "no"
+            model = accelerator.prepare(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        with (
+            warnings.catch_warnings(action="ignore"),
+            dpoptim.attach(
+                plan(), model, optimizer, data, noise_seed=5, isolation=isolation
+            ) as private,
+        ):
+            for batch in private.batches():
+                private.backward(loss(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+        found.append(released(model))
+    ours, alone, exact = (torch.cat([p.flatten() for p in each]) for each in found)
+    assert torch.allclose(ours, alone, atol=1e-3)
+    assert not torch.allclose(ours, exact, atol=1e-6)

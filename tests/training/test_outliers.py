@@ -1,6 +1,7 @@
-"""Layers of 8 bits that round a record's columns by whether any other has an outlier there."""
+"""Quantised layers that round a record by what is large in others."""
 
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
+from dpoptim.training import isolation as ways
+from dpoptim.training.made_up import Sample, samples
+from dpoptim.training.neighbours import mixed_beside_large
 
 THRESHOLD = 6.0
 RECORDS = 40
@@ -79,3 +83,96 @@ def test_without_a_threshold_rules_serve() -> None:
 def test_another_way_that_was_asked_for_is_refused(isolation: str) -> None:
     with pytest.raises(dpoptim.SamplesInteractError, match=r"Linear8bitLt.*Fix"):
         weights(THRESHOLD, 0.5, isolation)
+
+
+class OneScale(nn.Linear):
+    """Rounds all that it is given by one scale, as dynamic quantisation of whole tensors does."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = x.abs().amax() / 127
+        return super().forward((x / scale).round() * scale)
+
+
+class ScaledIn(nn.Sequential):
+    """The same beside the forward passes of layers, where no hook of theirs comes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = x.abs().amax() / 127
+        return super().forward((x / scale).round() * scale)
+
+
+TOKENS, RARE = 16, 15
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "layer": OneScale,
+    "container": lambda: ScaledIn(nn.Linear(8, 8)),
+    "torch": lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8))),
+}
+
+
+def moved_by_a_rare_token(kind: str) -> float:
+    """How far a record with a token of large numbers moves a step's sum, in clip norms."""
+    torch.manual_seed(1)
+    tokens, labels = torch.randint(RARE, (RECORDS, 12)), torch.randint(3, (RECORDS,))
+    tokens[0] = RARE
+    sums = []
+    for first in (0, 1):
+        torch.manual_seed(0)
+        embedding = nn.Embedding(TOKENS, 8).requires_grad_(False)
+        embedding.weight[RARE] *= 50
+        head = nn.Sequential(nn.Flatten(), nn.Linear(96, 3))
+        model = nn.Sequential(embedding, LAYERS[kind](), nn.Tanh(), head)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=1.0)
+        plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+            n=RECORDS, batch_size=RECORDS, steps=1, noise_multiplier=0.0, delta=1e-4
+        )
+        before = [p.detach().clone() for p in trained]
+        data = TensorDataset(tokens[first:], labels[first:])
+        with dpoptim.attach(plan, model, optimizer, data) as private:
+            for x, y in private.batches():
+                private.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+                optimizer.step()
+        sums.append(
+            torch.cat([(a - b.detach()).flatten() for a, b in zip(before, trained, strict=True)])
+        )
+    return RECORDS * float((sums[0] - sums[1]).double().norm())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize")
+@pytest.mark.parametrize(
+    ("kind", "name"), [("layer", "'1'"), ("container", "'1'"), ("torch", r"'1\.0'")]
+)
+def test_records_pass_alone_where_one_scale_is_for_all(kind: str, name: str) -> None:
+    named = rf"layer {name} .*another has large numbers.*Fix"
+    with pytest.warns(dpoptim.IsolationWarning, match=named):
+        assert moved_by_a_rare_token(kind) <= 1
+
+
+def test_no_other_trial_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "mixed_beside_large", lambda model, sample: "")
+    assert moved_by_a_rare_token("layer") > 1.2
+
+
+class Bounded(nn.Module):
+    """Takes no large numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x.abs() > 100).any()):
+            raise ValueError("too large")
+        return x
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_layers_that_take_no_large_numbers_are_left_out(mixes: bool) -> None:
+    made_up = samples_of(nn.Sequential(Bounded(), OneScale() if mixes else nn.Linear(8, 8)))
+    assert bool(mixed_beside_large(*made_up)) == mixes
+
+
+def samples_of(model: nn.Module) -> tuple[nn.Module, Sample]:
+    data = TensorDataset(torch.ones(RECORDS, 8))
+    found = next(iter(samples(model, data, None)))
+    return model, found.tried(model)

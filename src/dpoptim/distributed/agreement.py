@@ -13,7 +13,7 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import RankError
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
-from dpoptim.torch_internals import local_part, pytree
+from dpoptim.torch_internals import local_part, parts_held, pytree
 from dpoptim.version import __version__
 
 SAMPLED = 256  # stored records that are compared
@@ -67,7 +67,8 @@ def values_of(engine: Engine) -> str:
     whole = hashlib.sha256()
     for tensor in engine.model.state_dict().values():
         if isinstance(tensor, Tensor) and local_part(tensor) is tensor:
-            whole.update(bytes_of(tensor))
+            for part in parts_held(tensor):
+                whole.update(bytes_of(part))
     return whole.hexdigest()[:16]
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
 from dpoptim.gradients.contents import Contents
-from dpoptim.gradients.device_map import forward_of, replace_forward
+from dpoptim.gradients.device_map import forward_of, has_own_forward, replace_forward
 from dpoptim.gradients.forwards import FrozenForward, OwnForward, PerSampleForward, StillForward
 from dpoptim.gradients.huge_pages import give_back_before_loss
 from dpoptim.gradients.isolation import Isolation
@@ -160,7 +160,7 @@ class HookManager:
         bare = partial(BareParameters, sees_records=False, windows=isolation.windows)
         if name in isolation.shared:
             return self._runs(bare(recorder, module, label, keys))
-        rule = rule_for(module)
+        rule = None if has_own_forward(module) else rule_for(module)
         if rule is None:
             return None
         rule.check(module, label)
@@ -215,10 +215,7 @@ class HookManager:
 
     def _speed_up_frozen(self, module: nn.Module) -> None:
         for part in module.modules():
-            own = vars(part).get("forward")
-            # as a deep copy's
-            usual = own is None or getattr(own, "__func__", None) is type(part).forward
-            faster = faster_forward(part) if usual else None
+            faster = None if has_own_forward(part) else faster_forward(part)
             if faster is not None:
                 self._replace_forward(part, FrozenForward(part, faster))
 

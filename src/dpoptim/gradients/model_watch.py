@@ -5,6 +5,7 @@ buffers, code books in frozen parameters, initialisation by the first batch, ext
 is compared by value (`values`), since writes through ``.data`` leave no other trace.
 """
 
+import operator
 from collections.abc import Container, Iterable, Iterator
 
 from torch import Tensor, nn
@@ -59,7 +60,7 @@ class ModelWatch:
         self._extra_noted = self._extra_digests()
         self._surplus_noted = surplus(model)
         self._modules = [
-            (name, module, *forwards_in(vars(module))) for name, module in found.modules
+            (name, module, forwards_in(vars(module))) for name, module in found.modules
         ]
         self.plain = PlainAttributes(found)
         self._first_new_hook = RemovableHandle.next_id
@@ -159,15 +160,14 @@ class ModelWatch:
     def _refuse_new_hooks(self) -> None:
         """Refuse hooks that came later: they have not been tried for mixing records."""
         first = self._first_new_hook  # numbers of hooks only grow
-        for name, m, forward, inner in self._modules:
+        for name, m, noted in self._modules:
             if has_hooks(m) and max(module_hooks(m)) >= first:
                 raise PrivacyError(
                     f"a hook was registered on {label_of(name)} after attaching: it may let "
                     "records see each other, forwards or backwards. Fix: register it before "
                     "dpoptim.attach, which then tries it on made-up records."
                 )
-            now = forwards_in(m.__dict__)
-            if now[0] is not forward or now[1] is not inner:
+            if any(map(operator.is_not, forwards_in(m.__dict__), noted)):
                 raise PrivacyError(
                     f"the forward pass of {label_of(name)} was replaced after attaching. Fix: "
                     "replace it before dpoptim.attach."

@@ -6,7 +6,11 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.device_map import moves_inputs_alone, place_of_forward
+from dpoptim.gradients.device_map import (
+    has_own_forward,
+    moves_inputs_alone,
+    place_of_forward,
+)
 from dpoptim.gradients.forwards import OwnForward
 from dpoptim.gradients.layers.registry import rule_for
 from dpoptim.torch_internals import pre_forward_hooks
@@ -26,7 +30,6 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
             "model as it was before torch.jit.script or torch.jit.trace, and compile it after "
             "training."
         )
-    own = vars(module).get(place_of_forward(module))
     hook = vars(module).get("_hf_hook")
     if hook is not None and not moves_inputs_alone(hook):
         raise PrivacyError(
@@ -35,8 +38,7 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
             "keeps all parts on devices; accelerate.hooks.remove_hook_from_submodules(model) takes "
             "hooks off."
         )
-    usual = own is None or getattr(own, "__func__", None) is type(module).forward
-    if not usual and not (serve_containers and runs_as_it_is(module)):
+    if has_own_forward(module) and not (serve_containers and runs_as_it_is(module)):
         raise PrivacyError(
             f"module {label!r} already has a forward pass of its own on the instance: it is "
             "attached elsewhere, compiled, or wrapped by another library. Fix: leave the other "

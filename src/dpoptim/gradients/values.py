@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.compiled import PLACE, WHOLE, function, library
-from dpoptim.torch_internals import local_part
+from dpoptim.torch_internals import parts_held
 
 LANES = 1021  # a prime: no row of a matrix is as long by habit
 COPIED = 8 * LANES  # 64-bit words up to which all are compared
@@ -123,7 +123,7 @@ class Values:
         assert self._addresses is not None
         places = self._where()
         if places != self._addresses:
-            moved = zip(self.tensors, places, self._addresses, strict=True)
+            moved = zip(self._held(), places, self._addresses, strict=True)
             return next(name for (name, _), here, there in moved if here != there)
         for device, memory in self._memories.items():
             now = memory.read()
@@ -137,12 +137,16 @@ class Values:
     def _where(self) -> list[int]:
         if self._usual:
             return [tensor.data_ptr() for _, tensor in self.tensors]
-        return [address(tensor) for _, tensor in self.tensors]
+        return [address(part) for _, part in self._held()]
+
+    def _held(self) -> list[tuple[str, Tensor]]:
+        """The plain tensors that these hold; a part has the name of the whole."""
+        return [(name, part) for name, tensor in self.tensors for part in parts_held(tensor)]
 
     def _look_up(self) -> None:
         self._memories, self._odd = {}, []
         summed: dict[torch.device, list[str]] = {}
-        for name, tensor in self.tensors:
+        for name, tensor in self._held():
             flat = bytes_of(tensor)
             if flat is None:
                 self._odd.append((name, tensor))
@@ -175,14 +179,13 @@ def added_columns(table: Tensor) -> Tensor:
 
 
 def address(tensor: Tensor) -> int:
-    """Where its values lie in this process; 0 where they are not one dense piece."""
-    tensor = local_part(tensor)
+    """Where a plain tensor's values lie; 0 where they are not one dense piece."""
     return tensor.data_ptr() if tensor.layout == torch.strided else 0
 
 
 def bytes_of(tensor: Tensor) -> Tensor | None:
-    """A tensor's memory in this process as bytes, uncopied; None if it is not dense."""
-    flat = local_part(tensor.detach())
+    """A plain tensor's memory as bytes, uncopied; None if it is not dense."""
+    flat = tensor.detach()
     if flat.layout != torch.strided or flat.is_quantized or flat.is_meta:
         return None
     flat = flat.permute(sorted(range(flat.dim()), key=flat.stride, reverse=True))
@@ -205,9 +208,11 @@ class ByContents(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, Tensor):
             return NotImplemented
-        here = local_part(value).detach().cpu()
-        if here.is_quantized:
-            here = here.dequantize()
-        dense = here.to_dense() if here.layout != torch.strided else here
-        held = dense.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        return tuple, ((str(value.dtype), tuple(value.shape), held),)
+        held = [raw(part.detach().cpu()) for part in parts_held(value)]
+        return tuple, ((str(value.dtype), tuple(value.shape), *held),)
+
+
+def raw(tensor: Tensor) -> bytes:
+    here = tensor.dequantize() if tensor.is_quantized else tensor
+    dense = here.to_dense() if here.layout != torch.strided else here
+    return dense.contiguous().flatten().view(torch.uint8).numpy().tobytes()

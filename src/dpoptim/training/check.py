@@ -27,7 +27,7 @@ from dpoptim.training.label_weights import divided_mean, reduction_of, undivided
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
 from dpoptim.training.other_parameters import refuse_other_parameters
-from dpoptim.training.quiet import autocast_seen, quiet
+from dpoptim.training.quiet import autocast_seen, labels_within_classes, quiet
 from dpoptim.training.reduction import read_graph
 
 Units = Sequence[Sequence[Any]]  # the rows of each record
@@ -195,7 +195,8 @@ def compare_if_possible(program: Program, records: Units) -> str:
 def if_possible(compared: Callable[[], CheckResult]) -> str:
     """Why something could not be compared, or ""; see `compare_if_possible`."""
     try:
-        compared()
+        with labels_within_classes():
+            compared()
     except PrivacyError:
         raise
     except Exception as error:  # whatever the user's code raises on made-up input

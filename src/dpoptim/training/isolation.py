@@ -32,7 +32,12 @@ from dpoptim.training.isolation_words import (
     not_probed,
 )
 from dpoptim.training.made_up import Sample, samples
-from dpoptim.training.neighbours import moved, neighbours_are_invisible, with_another_record
+from dpoptim.training.neighbours import (
+    mixed_beside_large,
+    moved,
+    neighbours_are_invisible,
+    with_another_record,
+)
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
 from dpoptim.training.quiet import in_all_digits, put_back, quiet
 from dpoptim.training.secret_randomness import same_randomness
@@ -107,9 +112,12 @@ def choose_isolation(
         else:
             sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
             if sample is None or (sample.folded and choice == "vmap"):
-                return unprobed(choice, batch_axis, NOT_FIRST)
-            with in_all_digits(lambda: sample.outputs(model)):
-                chosen = chosen_by_trials(model, sample, choice, placement)
+                chosen = unprobed(choice, batch_axis, NOT_FIRST)
+            elif choice != "vmap" and (mixing := mixed_beside_large(model, sample)):
+                chosen = apart_from_large(choice, sample, mixing)
+            else:
+                with in_all_digits(lambda: sample.outputs(model)):
+                    chosen = chosen_by_trials(model, sample, choice, placement)
     if chosen.sample is not None:
         refuse_memory(model, chosen.sample)
     return as_it_trains(model, chosen, choice, placement) if quieted.evaluates else chosen
@@ -178,6 +186,17 @@ def incomparable(choice: Choice, sample: Sample) -> Chosen:
             "torch's generator, or in training mode only."
         )
     return in_this_way(Isolation.of("alone"), sample, reason)
+
+
+def apart_from_large(choice: Choice, sample: Sample, mixing: str) -> Chosen:
+    """Records alone, for a model that is `mixed_beside_large`, which is told.
+
+    Raises:
+        SamplesInteractError: another way was chosen by name.
+    """
+    if choice != "auto":
+        raise SamplesInteractError(f'{mixing}; or isolation="alone".')
+    return in_this_way(Isolation.of("alone"), sample, mixing)
 
 
 def in_this_way(isolation: Isolation, sample: Sample | None, reason: str) -> Chosen:

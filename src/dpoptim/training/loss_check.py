@@ -29,10 +29,12 @@ from dpoptim.training.foreign import hint_of
 from dpoptim.training.handed_over import disagreement, unclear_factor
 from dpoptim.training.loading import Collate
 from dpoptim.training.privacy_units import Units
+from dpoptim.training.quiet import put_back
 from dpoptim.training.records import made_up, with_finite_numbers
 from dpoptim.training.streams import StreamRecords
 
 MADE_UP, TAKEN = 5, 4  # records
+GOLDEN_RATIO = 0.618033988749895
 BY_COLLATE = (
     ", collated alone and with others (padding must change nothing: own lengths, masks, own last "
     "positions)"
@@ -111,8 +113,8 @@ def check_loss(
     on, skipped = check_on_made_up(
         program, row, units.rows.per_record, sequences=collate_fn is not None
     )
-    apart = 1 if isinstance(train_set, StreamRecords) else max(1, units.count // TAKEN)
-    own = [units.some_rows(train_set, min(i * apart, units.count - 1)) for i in range(TAKEN)]
+    at = places(units.count, in_order=isinstance(train_set, StreamRecords))
+    own = [units.some_rows(train_set, place) for place in at]
     # a record that is not finite shows nothing of others, and would fail for whoever it is
     taken = [[with_finite_numbers(row) for row in rows] for rows in wrapping.trial_rows(own, ranks)]
     with saying(f"on records of the data set{BY_COLLATE}"):
@@ -127,6 +129,13 @@ def check_loss(
     if skipped:
         on.append(f"not on made-up ones: {skipped}")
     return LossCheck(found.loss_reduction, collate_fn, "; ".join(on), found.by_labels)
+
+
+def places(count: int, *, in_order: bool) -> list[int]:
+    """Records of a data set to take: the first ones, or some that no habit of its order meets."""
+    if in_order or count <= TAKEN:
+        return [min(i, count - 1) for i in range(TAKEN)]
+    return [int(i * count * GOLDEN_RATIO) % count for i in range(TAKEN)]
 
 
 def check_on_made_up(
@@ -149,8 +158,8 @@ def check_on_made_up(
         return [], f"nobody can make up {error}"
     with saying("on made-up records"):
         skipped = compare_if_possible(program, invented)
-    if skipped:
-        return [], skipped
+    if skipped or lose_nothing(program, invented):
+        return [], skipped or "their losses are zero"
     with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
         variations = with_padding(invented, sequences=sequences)
         also = "" in [compare_if_possible(program, changed) for changed in variations]
@@ -175,6 +184,13 @@ def sees_others_if_blank(program: Program, records: Sequence[Sequence[Any]]) -> 
     except SamplesInteractError:
         return True
     return False
+
+
+def lose_nothing(program: Program, records: Sequence[Sequence[Any]]) -> bool:
+    """Whether losses show nothing, as those of images without any box."""
+    with put_back(program.model):
+        batch = program.collate([row for rows in records for row in rows])
+        return not bool(program.loss(program.model, batch).any())
 
 
 @contextmanager

@@ -1,9 +1,15 @@
 """Comparison of a model's outputs for records beside others than before."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from dpoptim.training.made_up import Sample
+
+LARGE = 1e3  # within float16's range, and beyond what layers give of ordinary records
 
 
 @torch.no_grad()
@@ -19,6 +25,60 @@ def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
             if moved(a, b):
                 return False
     return True
+
+
+@torch.no_grad()
+def mixed_beside_large(model: nn.Module, sample: Sample) -> str:
+    """Say which layer computes otherwise for records beside one with large activations, or "".
+
+    Quantised layers scale or choose by the largest number of a batch, or round all but columns with
+    outliers: what a record is given outside, above all where it is made of tokens, shows it only
+    where it happens to be the largest inside.
+    """
+    before = sample.outputs(model)
+
+    def mixed(*layers: nn.Module) -> bool | None:
+        """None: they do not take such numbers."""
+        with first_made_large(layers, sample.rows):
+            try:
+                after = sample.outputs(model)
+            except Exception:  # whatever the user's model raises on such numbers
+                return None
+        return any(moved(a[1:], b[1:]) for a, b in zip(before, after, strict=True))
+
+    layers = [*model.named_modules()][::-1]  # those inside of others first
+    if mixed(*model.modules()) is None:
+        layers = [(name, layer) for name, layer in layers if mixed(layer) is not None]
+    if not mixed(*(layer for _, layer in layers)):
+        return ""
+    while len(layers) > 1:
+        half = layers[: len(layers) // 2]
+        layers = half if mixed(*(layer for _, layer in half)) else layers[len(half) :]
+    name, layer = layers[0]
+    return (
+        f"layer {name!r} ({type(layer).__name__}) computes otherwise for a record where another "
+        "has large numbers, as quantised layers do with one scale for a batch. Fix, for a faster "
+        "way: a scale for each row (PerRow, per token)"
+    )
+
+
+@contextmanager
+def first_made_large(layers: Iterable[nn.Module], rows: int) -> Iterator[None]:
+    """Scale what layers are given of the first record, so that `LARGE` is the largest number."""
+
+    def scale(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[:1] != (rows,):
+            return None
+        factor = LARGE / x[:1].abs().max().clamp(min=1 / LARGE)
+        return torch.cat([x[:1] * factor.to(x.dtype), x[1:]]), *args[1:]
+
+    hooks = [layer.register_forward_pre_hook(scale) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def moved(a: Tensor, b: Tensor) -> bool:

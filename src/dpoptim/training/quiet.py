@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic import no_tf32
-from dpoptim.torch_internals import SpectralNormalised, local_part
+from dpoptim.torch_internals import SpectralNormalised, local_part, parts_held
 from dpoptim.training.fixed_noise import FixedNoise
 from dpoptim.training.generators import Generator, everywhere, generators_in, of_torch, states_of
 from dpoptim.training.secret_randomness import put_generators_back, seed_torch
@@ -55,7 +55,7 @@ def copies_in(model: nn.Module) -> dict[Tensor, Tensor]:
     # of larger ones there may be no room for two
     if sum(p.numel() for p in parameters) <= COPIED_PARAMETERS:
         copied += parameters
-    return {t: t.detach().clone() for t in copied}
+    return {part: part.detach().clone() for t in copied for part in parts_held(t)}
 
 
 @contextmanager
@@ -79,7 +79,8 @@ def other_weights(model: nn.Module, seed: int) -> Iterator[None]:
     weights; where records are mixed, it fails again. No random generator takes part, as noise
     may be fixed.
     """
-    moved = [local_part(p) for p in model.parameters() if p.is_floating_point()]
+    held = [part for p in model.parameters() for part in parts_held(p)]
+    moved = [part for part in held if part.is_floating_point()]
     before = [p.detach().clone() for p in moved]
     try:
         with torch.no_grad():
@@ -149,6 +150,26 @@ def autocast_seen(*, off: bool) -> Iterator[list[bool]]:
         yield asked
     finally:
         vars(torch)["set_autocast_enabled"] = honest
+
+
+@contextmanager
+def labels_within_classes() -> Iterator[None]:
+    """Let ``ctc_loss`` raise on labels that are no classes, of which made-up records have some.
+
+    PyTorch's does not look, and writes beyond its memory.
+    """
+    honest: Callable[..., Tensor] = torch.ctc_loss
+
+    def within(logits: Tensor, targets: Tensor, *rest: Any, **options: Any) -> Tensor:
+        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
+            raise ValueError("labels are no classes")
+        return honest(logits, targets, *rest, **options)
+
+    vars(torch)["ctc_loss"] = within
+    try:
+        yield
+    finally:
+        vars(torch)["ctc_loss"] = honest
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
+from dpoptim.gradients.device_map import has_own_forward
 from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.convolution import ConvolutionRule
@@ -81,11 +82,12 @@ def runner_for(
     if is_parametrized(module):
         # its weights are computed by modules inside it
         return VmapLayer(recorder, module, label, trainable)
+    by_class = not has_own_forward(module)
     own = registered_rule(module)
-    if own is not None:
+    if own is not None and by_class:
         return RegisteredLayer(recorder, module, label, own)
     for known, runner in WHOLE:
-        if known(module):
+        if known(module) and by_class:
             return runner(recorder, module, label)
     if not places_of(module):
         return None
