@@ -325,7 +325,7 @@ class _Backward:
         losses = (tensors,) if isinstance(tensors, Tensor) else tensors
         with ExitStack() as inside:
             if grad_tensors is None and len(losses) == 1:
-                for each in _Backward.around:
+                for each in tuple(_Backward.around):
                     inside.enter_context(each(losses[0], kwargs.get("inputs") is None))
             _Backward.honest(tensors, grad_tensors, *args, **kwargs)
 

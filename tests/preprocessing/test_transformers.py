@@ -25,22 +25,24 @@ SEEDED: Any = {"epsilon": 1e3, "delta": 1e-3, "noise_seed": 0}
 
 def test_a_word_in_a_column_moves_no_others_to_other_categories() -> None:
     """As programs hold a column: a word makes text of its numbers, a gap is NaN among numbers."""
-    categories = [["01", "2.5", None, True]]
+    categories = [["1.0", "2.5", None, True, "01"]]
     columns = {
         "numbers": ([1.0, 2.5, float("nan"), 4.0], [0, 1, 2, -1]),
-        "texts": (["1.0", "2.50", None, " +4", "word"], [0, 1, 2, -1, -1]),
-        "objects": ([True, np.True_, "True", 1, "1e0"], [3, 3, 3, 0, 0]),
+        "texts": (["1.0", "2.5", None, "4", "word", "01"], [0, 1, 2, -1, -1, 4]),
+        "objects": ([True, np.True_, "True", 1, "1"], [3, 3, 3, 0, 0]),
+        # as nobody writes a number: texts of their own
+        "codes": (["01", "1.00", "+1", " 1", "2.50"], [4, -1, -1, -1, -1]),
     }
     for values, places in columns.values():
         x = np.empty((len(values), 1), dtype=object)
         x[:, 0] = values
         step = DPOneHot(categories)
         made = step.fit_transform(x)
-        expected = [[float(j == place) for j in range(4)] for place in places]
+        expected = [[float(j == place) for j in range(5)] for place in places]
         np.testing.assert_array_equal(made, expected)
-    assert step.categories_ == [["01", "2.5", "nan", "True"]]
-    with pytest.raises(ValueError, match="so that '01' is 1"):
-        DPOneHot([["01", 1]]).fit([[1]])
+    assert step.categories_ == [["1.0", "2.5", "nan", "True", "01"]]
+    with pytest.raises(ValueError, match="so that '1.0' is 1"):
+        DPOneHot([["1.0", 1]]).fit([[1]])
 
 
 @pytest.mark.parametrize("record", ["word", None, float("nan"), "2.0", 7])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpoptim.data.table_files import Values
 from dpoptim.missing import is_gap, is_missing
 
-WRITTEN = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)  # a number
+WRITTEN = re.compile(r"-?\d+(\.\d+)?(e[+-]\d+)?", re.ASCII)  # a number, by a program
 COMMAS = str.maketrans(",.", ".,")
 # marks of thousands, as a schema names them, and what files have for them
 MARKS = {".": ".", ",": ",", " ": " \u00a0\u202f", "'": "'\u2019"}
@@ -105,13 +105,13 @@ def text_of(value: object) -> str:
 
     So what a record is read as does not depend on others, for whose sake a column of whole numbers
     may be held as floats (a gap, a fraction), or one of numbers as text (a word), and gaps as None
-    or as NaN.
+    or as NaN. Texts that no number becomes, such as "01" and "1.50", stay.
     """
     if is_gap(value):
         return "nan"
     if isinstance(value, bool | np.bool_):
         return str(value)
-    if isinstance(value, str) and WRITTEN.fullmatch(value):
+    if isinstance(value, str) and WRITTEN.fullmatch(value) and value == str(float(value)):
         value = float(value)
     if not isinstance(value, Real):
         return str(value)

@@ -102,7 +102,7 @@ class DPOneHot(SummedStep):
             ):
                 raise ValueError(
                     f"categories[{column}] must name each category once, and at least one; numbers "
-                    "are compared as numbers, so that '01' is 1."
+                    "are compared as numbers, so that '1.0' is 1."
                 )
         counted = [column for column, names in enumerate(given) if names is None]
         self.privacy_ = None
