@@ -322,11 +322,12 @@ class _Backward:
 
     @staticmethod
     def run(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        losses = (tensors,) if isinstance(tensors, Tensor) else tensors
+        alone = isinstance(tensors, list | tuple) and len(tensors) == 1
+        loss = tensors[0] if alone else tensors
         with ExitStack() as inside:
-            if grad_tensors is None and len(losses) == 1:
+            if grad_tensors is None and isinstance(loss, Tensor):
                 for each in tuple(_Backward.around):
-                    inside.enter_context(each(losses[0], kwargs.get("inputs") is None))
+                    inside.enter_context(each(loss, kwargs.get("inputs") is None))
             _Backward.honest(tensors, grad_tensors, *args, **kwargs)
 
 
