@@ -156,7 +156,7 @@ def test_a_mean_after_vectors_is_looked_at_again() -> None:
             losses = F.cross_entropy(model(x), y, reduction="none")
             (vector if step < 4 else bare)(private, losses)
             optimizer.step()
-    assert len(looked) == 2  # before the first, and after the first that was bare
+    assert len(looked) == 3  # before the first, and at each mean
 
 
 def test_what_is_looked_at_need_not_be_one_tensor() -> None:
