@@ -8,8 +8,8 @@ from torch import nn
 
 from dpoptim.errors import PrivacyError
 
-# No record's loss is divided by how many there are, so gradients in float16 need no scale: one
-# that is smaller than float16's numbers is as far below the noise.
+# No record's loss is divided by how many there are, which is what makes gradients too small for
+# float16.
 NO_SCALER = (
     "a GradScaler's scale would change what is clipped. Fix: torch.amp.GradScaler(enabled=False), "
     "or none: losses that are handed over as a vector need no scale, in float16 neither."
