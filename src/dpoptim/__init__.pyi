@@ -26,5 +26,6 @@ from dpoptim.training.check import check as check
 from dpoptim.training.earlier_part import released_weights as released_weights
 from dpoptim.training.isolation import IsolationWarning as IsolationWarning
 from dpoptim.training.memory import physical_batch_size as physical_batch_size
+from dpoptim.training.other_runs import OtherRunsWarning as OtherRunsWarning
 from dpoptim.training.private_training import PrivateTraining as PrivateTraining
 from dpoptim.version import __version__ as __version__

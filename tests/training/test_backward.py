@@ -128,6 +128,7 @@ def test_autocast_needs_no_declaration() -> None:
             private.backward(losses)
             optimizer.step()
         assert any("rounded the same" in item.text for item in private.basis)
+    _, data = problem()
     with dpoptim.attach(plan(), model, optimizer, data) as private:
         x, y = next(private.batches())
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -37,6 +37,11 @@ class LedgerRecords:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a copy of a run or an estimator charges the same data set
 
+    @property
+    def id(self) -> str:
+        """A random name, which tells it from any other ledger, also one at the same path."""
+        return self._store.settings.ledger
+
     def of_units(self, unit: str) -> Self:
         """This ledger, for runs that protect each ``"record"``, or each ``"person"``.
 

@@ -130,7 +130,7 @@ def train_by_solver(
         model=model,
         guarantee=replace(guarantee, unit=plan.unit.name),
         basis=basis_of_run(
-            (*plan.basis, basis_of_ledger(ledger.durable), *chosen, *seeded), data, plan
+            (*plan.basis, *basis_of_ledger(ledger.durable), *chosen, *seeded), data, plan
         ),
         reservation=reservation,
         scores=()

@@ -162,10 +162,18 @@ def caveats_of(engine: Engine, *, seeded: bool, collate: bool) -> dict[str, bool
     }
 
 
-def basis_of_ledger(durable: bool) -> Assumption:
+def basis_of_ledger(durable: bool, elsewhere: str = "") -> tuple[Assumption, ...]:
+    """Assumptions about other runs on the same records.
+
+    Args:
+        elsewhere: what is known of those on other ledgers: `OtherRuns.words`.
+    """
+    on_disk = "the whole run was charged to a ledger on disk before its first noisy sum"
+    unknown = "other runs on this data are added up elsewhere: the ledger was in memory"
+    known = [trusted(f"this guarantee is of this run alone: {elsewhere}")] if elsewhere else []
     if durable:
-        return enforced("the whole run was charged to a ledger on disk before its first noisy sum")
-    return trusted("other runs on this data are added up elsewhere: the ledger was in memory")
+        return (enforced(on_disk), *known)
+    return (*known,) or (trusted(unknown),)
 
 
 def basis_of_ranks(size: int, *, sharded: bool, by_person: bool) -> tuple[Assumption, ...]:

@@ -29,6 +29,7 @@ from dpoptim.training.handed_over import HandedOver
 from dpoptim.training.hold_out_scores import HoldOutScores
 from dpoptim.training.isolation import IsolationWarning
 from dpoptim.training.iterates import Iterates
+from dpoptim.training.other_runs import OtherRuns
 from dpoptim.training.prepared import Prepared
 from dpoptim.training.rank_files import save_with_parts
 from dpoptim.training.reentry import (
@@ -114,6 +115,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             part_of=plan.event_of_part,
             joined=not reads_sums(plan),
         )
+        told = train_set if ranks.rank == 0 and not self._seeded else None
+        self._other_runs = OtherRuns(self, plan, told, gate, ledger.id, found.units.name)
         self._steps = Steps(plan, self._engine, queue, gate, ranks)
         self._loader = BatchLoader(
             plan,
@@ -141,6 +144,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._iterates,
             BareLosses(self._engine, self._handed_over),
         )
+        self._other_runs.warn()
         if earlier.contents is None:
             self._attached.put_on()
         else:
@@ -149,7 +153,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._attached.put_on()
             self._attached.redo(earlier.contents["unfinished"])
         if self._chosen.message:
-            warnings.warn(self._chosen.message, IsolationWarning, stacklevel=3)
+            warnings.warn(self._chosen.message, IsolationWarning, stacklevel=4)
         ranks.arrive("dpoptim.attach")
 
     @property

@@ -28,6 +28,7 @@ from dpoptim.training.assumptions import (
 from dpoptim.training.batch_loader import BatchLoader
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.loss_check import LossCheck
+from dpoptim.training.other_runs import OtherRuns
 from dpoptim.training.privacy_units import Units
 from dpoptim.training.progress import show_progress
 from dpoptim.training.slots import basis_of_slots, less_lost_delta
@@ -48,6 +49,7 @@ class PublicFigures:
     _ranks: Ranks
     _ledger: Ledger
     _owns_ledger: bool
+    _other_runs: OtherRuns
     _loader: BatchLoader
     _chosen: Chosen
     _loss: LossCheck | None
@@ -133,7 +135,7 @@ class PublicFigures:
         """The guarantee's basis, with the findings of attaching."""
         caveats = self._all_caveats()
         loss = basis_of_loss(self._loss, self._reduction, caveats, self._engine.isolation)
-        ledger = basis_of_ledger(self._ledger.durable)
+        ledger = basis_of_ledger(self._ledger.durable, self._other_runs.words())
         others = basis_of_caveats(caveats, resumed=bool(self._caveats))
         ranks = basis_of_ranks(
             self._ranks.size, sharded=self._sharded, by_person=self._units.persons is not None
@@ -141,7 +143,15 @@ class PublicFigures:
         slots = () if caveats["varies"] else basis_of_slots(self.plan)
         of_model = (ESCAPES, *WRITES[self._engine.reads_in_turn], *self._chosen.basis)
         return in_order(
-            (*loss, *self._units.basis(self.plan.basis), *of_model, ledger, *ranks, *others, *slots)
+            (
+                *loss,
+                *self._units.basis(self.plan.basis),
+                *of_model,
+                *ledger,
+                *ranks,
+                *others,
+                *slots,
+            )
         )
 
     @property

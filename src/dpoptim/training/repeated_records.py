@@ -137,11 +137,14 @@ def have_records_in_common(one: Any, other: Any) -> bool:
             if name is OBJECTS and name_of(again) is OBJECTS:
                 if {*ids_of(store, places)} & {*ids_of(again, its_places)}:
                     return True
-            elif name == name_of(again) and (
-                places is None or its_places is None or np.isin(places, its_places).any()
-            ):
+            elif name == name_of(again) and have_places_in_common(places, its_places):
                 return True
     return False
+
+
+def have_places_in_common(some: Places | None, others: Places | None) -> bool:
+    """Whether two choices of one store's records overlap; None is all of them."""
+    return some is None or others is None or bool(np.isin(some, others).any())
 
 
 def ids_of(store: Any, places: Places | None) -> list[int]:
