@@ -195,7 +195,7 @@ def test_a_model_of_one_layer_runs_in_mixed_precision() -> None:
         with (
             warnings.catch_warnings(action="ignore"),
             dpoptim.attach(
-                plan(), model, optimizer, data, noise_seed=5, isolation=isolation
+                plan(), model, optimizer, data, loss=loss, noise_seed=5, isolation=isolation
             ) as private,
         ):
             for batch in private.batches():

@@ -219,9 +219,9 @@ def compare(program: Program, records: Units) -> CheckResult:
     """
     held = HeldDraws(program.collate, DRAWS["all"])
     held.refuse_other_batch([row for rows in records for row in rows])
-    with autocast_seen(off=False) as asked:
+    with autocast_seen() as asked:
         found = compare_held(replace(program, collate=held), records)
-    if any(asked):  # in as many digits as there are, what mixes records a little is no rounding
+    if asked:  # in as many digits as there are, what mixes records a little is no rounding
         with autocast_seen(off=True):
             if_possible(partial(compare_held, replace(program, collate=held), records))
     if not held.drew:

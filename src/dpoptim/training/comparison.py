@@ -19,7 +19,7 @@ from dpoptim.noise.few_rows import Vector, memory_of
 from dpoptim.torch_internals import pytree
 from dpoptim.training.foreign import hint_of
 from dpoptim.training.isolation_words import first_sentence
-from dpoptim.training.quiet import other_weights
+from dpoptim.training.quiet import autocast_seen, other_weights
 
 TOLERANCE = {  # of the bound, for each record
     torch.bfloat16: 3e-2,
@@ -40,7 +40,7 @@ def tolerance_of(model: nn.Module, placement: Placement) -> float:
 
 
 def computed_dtypes(model: nn.Module, run: Callable[[], Tensor]) -> set[torch.dtype]:
-    """Dtypes of what modules return meanwhile: under autocast, other ones than the parameters'."""
+    """Dtypes of what modules return meanwhile, and of autocast: others than the parameters'."""
     seen = set[torch.dtype]()
 
     def note(module: nn.Module, args: object, output: object) -> None:
@@ -48,11 +48,12 @@ def computed_dtypes(model: nn.Module, run: Callable[[], Tensor]) -> set[torch.dt
 
     hooks = [module.register_forward_hook(note) for module in model.modules()]
     try:
-        run()
+        with autocast_seen() as asked:  # whose results a layer may widen before it returns them
+            run()
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return seen | asked
 
 
 def settled(

@@ -136,20 +136,27 @@ def quiet(
 
 
 @contextmanager
-def autocast_seen(*, off: bool) -> Iterator[list[bool]]:
-    """Notes when the program switches autocast on, and leaves it ``off`` then, if so."""
-    honest: Callable[..., None] = torch.set_autocast_enabled
-    asked = list[bool]()
+def autocast_seen(*, off: bool = False) -> Iterator[set[torch.dtype]]:
+    """Notes the dtypes in which the program has autocast compute; keeps it ``off``, if asked to."""
+    switch: Callable[..., None] = torch.set_autocast_enabled
+    choose: Callable[[str, torch.dtype], None] = torch.set_autocast_dtype
+    asked, on = set[torch.dtype](), False
 
-    def switch(*args: Any) -> None:
-        asked.append(bool(args[-1]))
-        honest(*args[:-1], bool(args[-1]) and not off)
+    def switched(*args: Any) -> None:  # a device, or none, and whether
+        nonlocal on
+        switch(*args[:-1], bool(args[-1]) and not off)
+        on = torch.is_autocast_enabled(*args[:-1])
 
-    vars(torch)["set_autocast_enabled"] = switch
+    def chosen(device: str, dtype: torch.dtype) -> None:  # what follows the switch
+        if on:
+            asked.add(dtype)
+        choose(device, dtype)
+
+    vars(torch).update(set_autocast_enabled=switched, set_autocast_dtype=chosen)
     try:
         yield asked
     finally:
-        vars(torch)["set_autocast_enabled"] = honest
+        vars(torch).update(set_autocast_enabled=switch, set_autocast_dtype=choose)
 
 
 @contextmanager
@@ -179,9 +186,9 @@ def in_all_digits(run: Callable[[], object]) -> Iterator[None]:
     In few digits rounding looks like records that are mixed. A model that does not ``run`` without
     is left as it is.
     """
-    with autocast_seen(off=False) as asked, torch.no_grad():
+    with autocast_seen() as asked, torch.no_grad():
         run()
-    runs = any(asked)
+    runs = bool(asked)
     if runs:
         try:
             with autocast_seen(off=True), torch.no_grad():
