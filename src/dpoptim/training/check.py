@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from dpoptim.training.label_weights import divided_mean, reduction_of, undivided
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
 from dpoptim.training.other_parameters import refuse_other_parameters
-from dpoptim.training.quiet import autocast_seen, labels_within_classes, quiet
+from dpoptim.training.quiet import Quieting, autocast_seen, labels_within_classes
 from dpoptim.training.reduction import read_graph
 
 Units = Sequence[Sequence[Any]]  # the rows of each record
@@ -51,6 +51,7 @@ class Program:
         placement: of the model's parameters.
         on_private: whether the records are; then no error tells where they meet most.
         by_labels: whether means by class weights may pass, which `HandedOver` knows to undo.
+        quieting: of model and loss.
     """
 
     model: nn.Module
@@ -60,6 +61,7 @@ class Program:
     placement: Placement = IN_PLACE
     on_private: bool = False
     by_labels: bool = False
+    quieting: Quieting = field(default_factory=Quieting)
 
 
 @dataclass(frozen=True)
@@ -243,9 +245,7 @@ def compare_held(program: Program, records: Units) -> CheckResult:
     """`compare`, of a collate function that draws nothing."""
     model, collate, per_record = program.model, program.collate, len(records[0])
     how = program.ways, program.placement, program.on_private
-    leaves = [
-        leaf for _, leaf in forms.leaves_of(collate(list(records[0]))) if isinstance(leaf, Tensor)
-    ]
+    leaves = [x for _, x in forms.leaves_of(collate([*records[0]])) if isinstance(x, Tensor)]
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         return without_single_axes(program.loss(model, batch))
@@ -254,9 +254,8 @@ def compare_held(program: Program, records: Units) -> CheckResult:
     batches = Batches(collate, records, [i % len(records) for i in range(count)])
     together, alone = batches.together, batches.alone
     watch_batch_statistics(model)
-    with quiet(model, lambda: [loss(model, together)]):
-        refuse_memory(model, lambda: loss(model, together))
-        losses = loss(model, together)
+    with program.quieting.quiet(model, lambda: [loss(model, together)]):
+        losses = run_twice(model, lambda: loss(model, together))
         refuse_complex_losses(losses)
         refuse_other_parameters(losses, model, program.placement)
         if int(losses.isfinite().sum()) < min(2, losses.numel()):
@@ -288,10 +287,9 @@ def refuse_other_losses(losses: Tensor, allowed: Sequence[int]) -> None:
     if losses.dim() != 1 or len(losses) not in allowed:
         raise SamplesInteractError(
             "loss must return one value for each record, shape (rows,), or a scalar; of "
-            f"{allowed[0]} records it returned "
-            f'shape {tuple(losses.shape)}. Fix: reduction="none", and '
-            "dpoptim.losses.per_sample_mean where a record has "
-            "several losses."
+            f"{allowed[0]} records it returned shape {tuple(losses.shape)}. Fix: "
+            'reduction="none", and dpoptim.losses.per_sample_mean where a record has several '
+            "losses."
         )
 
 
@@ -304,10 +302,9 @@ def refuse_single_failures(loss: Loss, model: nn.Module, record: Any) -> None:
     except Exception as error:  # whatever the user's code raises; what it says might quote a record
         raise SamplesInteractError(
             f"the loss of several records was computed, but {type(error).__name__} was raised on "
-            "one of them alone: it needs others, as where it standardises by the batch or "
-            "compares records (or a batch of one loses its first axis in squeeze()). Fix: let "
-            "each record's loss depend on that record alone, in batches of any size, one "
-            "included."
+            "one of them alone: it needs others, as where it standardises by the batch or compares "
+            "records (or a batch of one loses its first axis in squeeze()). Fix: let each record's "
+            "loss depend on that record alone, in batches of any size, one included."
         ) from None
 
 
@@ -324,26 +321,30 @@ def refuse_other_order(losses: Tensor, alone: Sequence[Tensor], order: Sequence[
         )
 
 
-def refuse_memory(model: nn.Module, run: Callable[[], Tensor]) -> None:
-    """Refuse models that keep what they see, or give the same batch another loss later."""
+def run_twice(model: nn.Module, run: Callable[[], Tensor]) -> Tensor:
+    """The losses of a batch, of a model that keeps nothing of it, and has the same for it later.
+
+    Raises:
+        SamplesInteractError: it does not.
+    """
     values = Values([*model.named_buffers(), *model.named_parameters()])
-    outputs = list[Tensor]()
-    for _ in range(2):
+
+    def losses() -> Tensor:
         torch.manual_seed(0)
-        outputs.append(run().detach())
-        written = values.changed()
-        if written is not None:
+        found = run()
+        if (written := values.changed()) is not None:
             raise SamplesInteractError(
-                f"the forward pass writes into {written!r}: records would be mixed through "
-                "it, and it would carry "
-                "them out of the model without noise. Fix: use layers that keep no running "
-                "statistics; initialise from "
-                "public data before attaching."
+                f"the forward pass writes into {written!r}: records would be mixed through it, and "
+                "it would carry them out of the model without noise. Fix: use layers that keep no "
+                "running statistics; initialise from public data before attaching."
             )
-    if not torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-6, equal_nan=True):
+        return found
+
+    first, second = losses().detach(), losses()
+    if not torch.allclose(first, second.detach(), rtol=1e-4, atol=1e-6, equal_nan=True):
         raise SamplesInteractError(
             "the same batch has another loss the second time: model or loss remember what they "
-            "saw, so that records see "
-            "each other. Fix: keep nothing from batch to batch; draw random numbers from torch's "
-            "generator alone."
+            "saw, so that records see each other. Fix: keep nothing from batch to batch; draw "
+            "random numbers from torch's generator alone."
         )
+    return second

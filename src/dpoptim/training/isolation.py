@@ -110,13 +110,14 @@ def choose_isolation(
         if quieted.draws:
             chosen = incomparable(choice, found)
         else:
-            sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
+            tried = replace(found, quieted=quieted)
+            sample = tried if choice == "vmap" else with_records_apart(model, tried, batch_axis)
             if sample is None or (sample.folded and choice == "vmap"):
                 chosen = unprobed(choice, batch_axis, NOT_FIRST)
             elif choice != "vmap" and (mixing := mixed_beside_large(model, sample)):
                 chosen = apart_from_large(choice, sample, mixing)
             else:
-                with in_all_digits(lambda: sample.outputs(model)):
+                with in_all_digits(lambda: sample.records([0]).outputs(model)):
                     chosen = chosen_by_trials(model, sample, choice, placement)
     if chosen.sample is not None:
         refuse_memory(model, chosen.sample)
@@ -324,9 +325,8 @@ def refuse_memory(model: nn.Module, sample: Sample) -> None:
         raise SamplesInteractError(
             "the model keeps something from one forward pass to the next (hidden states, a memory, "
             "a count of calls): what it computed for a record depended on those before, so that "
-            "records would meet even where they pass alone. Fix: let each forward pass begin anew; "
-            "a recurrent layer is given no state of an earlier batch, calls are counted outside of "
-            "the model, and random numbers are drawn from torch's generator."
+            "records would meet even where they pass alone. Fix: begin each forward pass anew; "
+            "count calls outside of the model, and draw from torch's generator."
         )
 
 

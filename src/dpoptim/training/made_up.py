@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from dpoptim.torch_internals import pytree
+from dpoptim.training.quiet import Quieted
 from dpoptim.training.records import made_up
 
 Model = Callable[..., Any]
@@ -51,6 +52,7 @@ class Sample:
         returned: where what the model returns has records; folded with positions only if nothing
             has them on an axis of their own.
         least: whole numbers are this or one more.
+        quieted: how the model is made deterministic on it, once that is known.
     """
 
     args: tuple[Any, ...]
@@ -59,6 +61,7 @@ class Sample:
     axis: int = 0
     returned: tuple[Returned, ...] = ()
     least: int = 0
+    quieted: Quieted | None = None
 
     def call(self, model: Model) -> Any:
         return model(*self.args, **self.kwargs)

@@ -51,9 +51,11 @@ def mixed_beside_large(model: nn.Module, sample: Sample) -> str:
         return any(how_many_moved(a[1:], b[1:]) > most for a, b in zip(before, after, strict=True))
 
     layers = [*model.named_modules()][::-1]  # those inside of others first
-    if mixed(*model.modules()) is None:
+    found = mixed(*model.modules())
+    if found is None:
         layers = [(name, layer) for name, layer in layers if mixed(layer) is not None]
-    if not mixed(*(layer for _, layer in layers)):
+        found = mixed(*(layer for _, layer in layers))
+    if not found:
         return ""
     while len(layers) > 1:
         half = layers[: len(layers) // 2]

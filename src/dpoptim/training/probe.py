@@ -1,6 +1,6 @@
 """Facts about a model from made-up records: layers' positions, and where records are."""
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpoptim.freed_memory import freed_memory_given_back
 from dpoptim.gradients.layers.hugging_face import is_transposed_linear
 from dpoptim.training.made_up import Sample
-from dpoptim.training.quiet import quiet
+from dpoptim.training.quiet import quiet, quiet_as_before
 
 
 @freed_memory_given_back()
@@ -38,7 +38,7 @@ def positions_per_layer(model: nn.Module, sample: Sample | None) -> dict[str, in
         or is_transposed_linear(module)
     ]
     try:
-        with quiet(model, lambda: sample.outputs(model)), torch.no_grad():
+        with quiet_on(model, sample), torch.no_grad():
             sample.call(model)
     except Exception:  # whatever the user's model raises on made-up input
         return {}
@@ -53,5 +53,12 @@ def show_the_batch_axis(model: nn.Module, sample: Sample | None) -> None:
     if sample is not None:
         # Whatever the user's model raises on made-up input, it will tell on the first batch, or
         # there is nothing to tell.
-        with suppress(Exception), quiet(model, lambda: sample.outputs(model)):
+        with suppress(Exception), quiet_on(model, sample):
             sample.call(model)
+
+
+def quiet_on(model: nn.Module, sample: Sample) -> AbstractContextManager[object]:
+    """Make the model deterministic on a sample: `quiet`, or as that did before."""
+    if sample.quieted is not None:
+        return quiet_as_before(model, sample.quieted)
+    return quiet(model, lambda: sample.outputs(model))

@@ -100,11 +100,13 @@ class Quieted:
     """How `quiet` made a model deterministic.
 
     Attributes:
+        noise: whether it draws from torch's generators, which give the same in every run.
         evaluates: whether it put the model into evaluation mode for it.
         draws: whether it did not succeed: numpy's or Python's generators, or the model's own of
             such a kind, are drawn from in evaluation mode, too.
     """
 
+    noise: bool = False
     evaluates: bool = False
     draws: bool = False
 
@@ -121,18 +123,52 @@ def quiet(
     gradients, which losses with gradient penalties take, and without TF32.
     """
     own = generators_in(model)
-    with put_back(model, own), ExitStack() as noise, torch.enable_grad(), no_tf32():
-        for module in model.modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
-                module.eval()
-        found, (draws, elsewhere) = Quieted(), draws_random_numbers(run, own)
+    with looked_at(model, own), ExitStack() as noise:
+        draws, elsewhere = draws_random_numbers(run, own)
+        found = Quieted(noise=draws)
         if draws:
             noise.enter_context(FixedNoise())
             if not as_trained and (elsewhere or depends_on_seed(run)):
                 model.eval()
                 draws = elsewhere and draws_random_numbers(run, own)[1]
-                found = Quieted(evaluates=True, draws=draws)
+                found = Quieted(noise=True, evaluates=True, draws=draws)
         yield found
+
+
+@contextmanager
+def quiet_as_before(model: nn.Module, before: Quieted) -> Iterator[None]:
+    """Make the model deterministic as `quiet` did, without trying what it draws once more."""
+    own, noise = generators_in(model), FixedNoise() if before.noise else nullcontext()
+    with looked_at(model, own), noise:
+        if before.evaluates:
+            model.eval()
+        yield
+
+
+@dataclass
+class Quieting:
+    """`quiet` for a program and several batches: once seen to draw, it is not tried again."""
+
+    _found: Quieted = Quieted()
+
+    @contextmanager
+    def quiet(self, model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
+        if self._found.noise:
+            with quiet_as_before(model, self._found):
+                yield
+        else:
+            with quiet(model, run) as self._found:
+                yield
+
+
+@contextmanager
+def looked_at(model: nn.Module, own: Sequence[Generator]) -> Iterator[None]:
+    """Run the model without dropout, with gradients, in all digits; everything is `put_back`."""
+    with put_back(model, own), torch.enable_grad(), no_tf32():
+        for module in model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
+                module.eval()
+        yield
 
 
 @contextmanager
