@@ -6,25 +6,31 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
-from dpoptim.gradients.values import Values
 from dpoptim.losses import without_single_axes
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.torch_internals import checkpointing_served
 from dpoptim.training import records as forms
 from dpoptim.training.comparison import Batches, Comparison
 from dpoptim.training.drawing_collates import DRAWS, HeldDraws
+from dpoptim.training.fixed_noise import MIDDLE, RARE
 from dpoptim.training.foreign import refuse_nothing_to_train, uncompiled
 from dpoptim.training.handed_over import refuse_complex_losses
 from dpoptim.training.label_weights import divided_mean, reduction_of, undivided
 from dpoptim.training.loading import Collate
+from dpoptim.training.loss_refusals import (
+    refuse_draws_elsewhere,
+    refuse_memory,
+    refuse_other_losses,
+    refuse_other_order,
+    refuse_single_failures,
+)
 from dpoptim.training.made_up import odd_batch_size
 from dpoptim.training.other_parameters import refuse_other_parameters
 from dpoptim.training.quiet import autocast_seen, labels_within_classes, quiet
@@ -240,7 +246,25 @@ def compare(program: Program, records: Units) -> CheckResult:
 
 
 def compare_held(program: Program, records: Units) -> CheckResult:
-    """`compare`, of a collate function that draws nothing."""
+    """`compare`, of a collate function that draws nothing.
+
+    What the loss draws for all records at once, such as a coin that decides whether a batch is
+    mixed, is tried small and large as well.
+    """
+    found, shared = compare_drawn(program, records)
+    for uniform in (RARE, 1 - RARE) if shared else ():
+        if_possible(lambda: compare_drawn(program, records, uniform)[0])  # noqa: B023
+    return found
+
+
+def compare_drawn(
+    program: Program, records: Units, uniform: float = MIDDLE
+) -> tuple[CheckResult, bool]:
+    """`compare` where the loss draws such numbers (see `FixedNoise`).
+
+    Returns:
+        also whether it draws any that all records share.
+    """
     model, collate, per_record = program.model, program.collate, len(records[0])
     how = program.ways, program.placement, program.on_private
     leaves = [
@@ -248,13 +272,15 @@ def compare_held(program: Program, records: Units) -> CheckResult:
     ]
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        return without_single_axes(program.loss(model, batch))
+        return without_single_axes(batches.loss_of(program.loss, model, batch))
 
     count = odd_batch_size(model, leaves, least=len(records))
     batches = Batches(collate, records, [i % len(records) for i in range(count)])
     together, alone = batches.together, batches.alone
     watch_batch_statistics(model)
-    with quiet(model, lambda: [loss(model, together)]):
+    with quiet(model, lambda: [loss(model, together)], uniform=uniform) as quieted:
+        if quieted.draws:
+            refuse_draws_elsewhere()
         refuse_memory(model, lambda: loss(model, together))
         losses = loss(model, together)
         refuse_complex_losses(losses)
@@ -268,7 +294,7 @@ def compare_held(program: Program, records: Units) -> CheckResult:
             reading = divided_mean(losses, count) if program.by_labels and per_record == 1 else None
             found = reduction_of(compared, divided, reading)
             if found == "by labels":
-                return CheckResult("mean", count, by_labels=True)
+                return CheckResult("mean", count, by_labels=True), quieted.shares
         else:
             refuse_other_losses(losses, (count, count * per_record))
             refuse_other_order(losses, [loss(model, each) for each in alone], batches.order)
@@ -277,73 +303,8 @@ def compare_held(program: Program, records: Units) -> CheckResult:
                 return loss(model, batch).sum()
 
             Comparison(model, summed, batches, *how).reduction(("sum",))
-            return CheckResult("none", count)
+            return CheckResult("none", count), quieted.shares
     # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
     reading = read_graph(losses)
-    return CheckResult(found, count, multiplied=reading is not None and reading.scaled)
-
-
-def refuse_other_losses(losses: Tensor, allowed: Sequence[int]) -> None:
-    """Refuse losses that are not one for each of so many records."""
-    if losses.dim() != 1 or len(losses) not in allowed:
-        raise SamplesInteractError(
-            "loss must return one value for each record, shape (rows,), or a scalar; of "
-            f"{allowed[0]} records it returned "
-            f'shape {tuple(losses.shape)}. Fix: reduction="none", and '
-            "dpoptim.losses.per_sample_mean where a record has "
-            "several losses."
-        )
-
-
-def refuse_single_failures(loss: Loss, model: nn.Module, record: Any) -> None:
-    """Refuse a loss that takes many records, but not one of them alone."""
-    try:
-        loss(model, record)
-    except PrivacyError:
-        raise
-    except Exception as error:  # whatever the user's code raises; what it says might quote a record
-        raise SamplesInteractError(
-            f"the loss of several records was computed, but {type(error).__name__} was raised on "
-            "one of them alone: it needs others, as where it standardises by the batch or "
-            "compares records (or a batch of one loses its first axis in squeeze()). Fix: let "
-            "each record's loss depend on that record alone, in batches of any size, one "
-            "included."
-        ) from None
-
-
-def refuse_other_order(losses: Tensor, alone: Sequence[Tensor], order: Sequence[int]) -> None:
-    """Refuse losses that are not the records' own, in the order of delivery."""
-    own = torch.stack([each.detach().reshape(-1) for each in alone])[order].reshape(-1)
-    scale = float(own[own.isfinite()].abs().max()) if bool(own.isfinite().any()) else 1.0
-    if not torch.allclose(losses.detach(), own, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
-        raise SamplesInteractError(
-            "losses are not those of the records in their order: the batch is sorted or shuffled "
-            "on the way (by collate_fn, say), or the terms are made of each other (divided by a "
-            "count over the whole batch, say). Fix: one loss a record, at the place where the "
-            "record was delivered."
-        )
-
-
-def refuse_memory(model: nn.Module, run: Callable[[], Tensor]) -> None:
-    """Refuse models that keep what they see, or give the same batch another loss later."""
-    values = Values([*model.named_buffers(), *model.named_parameters()])
-    outputs = list[Tensor]()
-    for _ in range(2):
-        torch.manual_seed(0)
-        outputs.append(run().detach())
-        written = values.changed()
-        if written is not None:
-            raise SamplesInteractError(
-                f"the forward pass writes into {written!r}: records would be mixed through "
-                "it, and it would carry "
-                "them out of the model without noise. Fix: use layers that keep no running "
-                "statistics; initialise from "
-                "public data before attaching."
-            )
-    if not torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-6, equal_nan=True):
-        raise SamplesInteractError(
-            "the same batch has another loss the second time: model or loss remember what they "
-            "saw, so that records see "
-            "each other. Fix: keep nothing from batch to batch; draw random numbers from torch's "
-            "generator alone."
-        )
+    scaled = reading is not None and reading.scaled
+    return CheckResult(found, count, multiplied=scaled), quieted.shares
