@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from dpoptim.training import handed_over, isolation, optimizer_hooks
+from dpoptim.training import first_passes, handed_over, isolation, optimizer_hooks
 from dpoptim.training.optimizer_hooks import OptimizerHooks
 from dpoptim.training.released_gradients import ReleasedGradients, parameters_of
 
@@ -36,9 +36,9 @@ def memories_unseen() -> Fault:
 
 def memories_of_evaluation_looked_for() -> Fault:
     """What a model keeps is looked for in evaluation mode."""
-    honest = isolation.quiet
+    honest = first_passes.quiet
     return patch.object(
-        isolation, "quiet", lambda model, run, *, as_trained=False: honest(model, run)
+        first_passes, "quiet", lambda model, run, *, as_trained=False: honest(model, run)
     )
 
 

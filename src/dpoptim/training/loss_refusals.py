@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.values import Values
+from dpoptim.training.first_passes import refuse_written
 
 DRAWS_ELSEWHERE = (
     "it draws from numpy's or Python's random generators, so that nobody can tell whether records "
@@ -78,15 +79,7 @@ def refuse_memory(model: nn.Module, run: Callable[[], Tensor]) -> None:
     for _ in range(2):
         torch.manual_seed(0)
         outputs.append(run().detach())
-        written = values.changed()
-        if written is not None:
-            raise SamplesInteractError(
-                f"the forward pass writes into {written!r}: records would be mixed through "
-                "it, and it would carry "
-                "them out of the model without noise. Fix: use layers that keep no running "
-                "statistics; initialise from "
-                "public data before attaching."
-            )
+        refuse_written(values)
     if not torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-6, equal_nan=True):
         raise SamplesInteractError(
             "the same batch has another loss the second time: model or loss remember what they "
