@@ -49,7 +49,7 @@ def working_sample(
     """`first_sample`, which puts everything back."""
     reasons = []
     for candidate in samples(model, train_set, collate):
-        sample = candidate.time_first() if batch_axis == 1 else candidate
+        sample = candidate.time_first() if batch_axis == 1 and not candidate.axis else candidate
         try:
             sample = sample.tried(model)
             if sample.returned:
