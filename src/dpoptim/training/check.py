@@ -1,7 +1,6 @@
 """Are records mixed? Compare a batch with its records taken one at a time."""
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -35,8 +34,8 @@ from dpoptim.training.made_up import odd_batch_size
 from dpoptim.training.other_parameters import refuse_other_parameters
 from dpoptim.training.quiet import autocast_seen, labels_within_classes, quiet
 from dpoptim.training.reduction import read_graph
+from dpoptim.training.variations import Units, with_padding
 
-Units = Sequence[Sequence[Any]]  # the rows of each record
 # of keeping records apart, either of which will do
 WAYS = (Isolation.of("rules"), Isolation.of("vmap"))
 
@@ -151,42 +150,6 @@ def check(
     for changed in with_padding(units, sequences=collate_fn is not None):
         compare_if_possible(program, changed)
     return found
-
-
-def with_padding(records: Units, *, sequences: bool) -> Iterator[Units]:
-    """The same records, ever more of them padding; and cut shorter, if ``sequences``."""
-
-    def changed(change: Callable[[Any, int], Any]) -> Units:
-        return [
-            [
-                change(
-                    row,
-                    max(1, (length := forms.length_of(row)) - i * max(1, length // len(records))),
-                )
-                for row in rows
-            ]
-            for i, rows in enumerate(records)
-        ]
-
-    rows = [row for rows in records for row in rows]
-    if min(map(forms.length_of, rows)) > 1:
-        if any(map(forms.has_masks, rows)):
-            yield changed(forms.masked_after)
-        if sequences:
-            yield changed(forms.cut)
-
-
-def with_a_blank(records: Units) -> Units | None:
-    """Ever shorter records, the last one of nothing but padding; None where none is a sequence."""
-    lengths = [forms.length_of(row) for rows in records for row in rows]
-    blank = [forms.blank(row) for row in records[-1]]
-    if min(lengths) < 2 or all(map(operator.is_, blank, records[-1])):
-        return None
-    shorter = [
-        [forms.cut(row, max(1, forms.length_of(row) - i)) for row in rows]
-        for i, rows in enumerate([*records[:-1], blank])
-    ]
-    return shorter
 
 
 def compare_if_possible(program: Program, records: Units) -> str:
