@@ -128,6 +128,49 @@ def test_losses_that_nobody_can_compare_go_by_records_alone(coin: Callable[[], f
         attach(loss, isolation="rules")
 
 
+class ManifoldMixup(nn.Module):
+    """Mixes what its first layer made, in training, where a coin says so."""
+
+    def __init__(self, coin: Callable[[], float]) -> None:
+        super().__init__()
+        self.first, self.second, self.coin = nn.Linear(FEATURES, 8), nn.Linear(8, FEATURES), coin
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).tanh()
+        if self.training and self.coin() < 0.5:
+            hidden = 0.5 * hidden + 0.5 * hidden[torch.randperm(len(hidden))]
+        return self.second(hidden)
+
+
+class LayerDrop(ManifoldMixup):
+    """Leaves a layer out where a coin says so: records meet layers, and not each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        dropped = self.training and self.coin() < 0.5
+        return self.second(hidden if dropped else hidden.tanh())
+
+
+COINS = [lambda: float(torch.rand(())), random.random, np.random.rand]
+
+
+@pytest.mark.parametrize("coin", COINS, ids=["torch", "Python", "numpy"])
+def test_models_that_mix_now_and_then_are_refused(coin: Callable[[], float]) -> None:
+    def attached(model: nn.Module) -> None:
+        data, optimizer = (
+            TensorDataset(torch.randn(N, FEATURES)),
+            torch.optim.SGD(model.parameters()),
+        )
+        plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+            n=N, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
+        )
+        dpoptim.attach(plan, model, optimizer, data).detach()
+
+    attached(LayerDrop(coin))
+    with pytest.raises(dpoptim.SamplesInteractError, match="now and then"):
+        attached(ManifoldMixup(coin))
+
+
 # ---- the numbers --------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.gradients.values import Values
 from dpoptim.torch_internals import SpectralNormalised
+from dpoptim.training.fixed_noise import MIDDLE, RARE
 from dpoptim.training.generators import generators_in
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.neighbours import moved, with_another_record
@@ -17,6 +18,24 @@ from dpoptim.training.quiet import put_back, quiet
 from dpoptim.training.secret_randomness import same_randomness
 
 NOT_FIRST = "its outputs do not have the batch axis first"
+# Draws that are tried for each of three of torch's: of numpy's and Python's generators.
+SEEDS = 4
+
+
+class OutputsMixedError(SamplesInteractError):
+    """Records are mixed in outputs of the model; a loss may leave these out."""
+
+
+def outputs_mixed(when: str = "") -> OutputsMixedError:
+    return OutputsMixedError(
+        f"records are mixed in the forward pass{when}: replacing one changed the outputs of "
+        "others. Usual causes: batch statistics, attention or sorting across the batch, a state "
+        "that is kept from the batch before, records on another axis than the first "
+        "(batch_axis=1). Fix: let each record's output depend on that record alone; or, where the "
+        "loss leaves out what is mixed (a CLIP model's similarities of all pairs, of which each "
+        "record's own embeddings are used), dpoptim.attach(..., loss=loss), which tries that; or "
+        'isolation="alone", in which no record meets another.'
+    )
 
 
 def first_sample(
@@ -87,6 +106,29 @@ def refuse_memory(model: nn.Module, sample: Sample) -> None:
             "a recurrent layer is given no state of an earlier batch, calls are counted outside of "
             "the model, and random numbers are drawn from torch's generator."
         )
+
+
+@torch.no_grad()
+def refuse_mixing_by_chance(model: nn.Module, sample: Sample) -> None:
+    """Refuse a model that mixes records where random numbers say so, as manifold mixup does.
+
+    In the mode in which it is trained, by small, middling and large numbers of torch's generators,
+    and some of numpy's and Python's, which are drawn once more for the other record.
+
+    Raises:
+        OutputsMixedError: it does. What it does in a few batches of a hundred may not be seen,
+            where these are chosen by numpy's or Python's numbers.
+    """
+    for first, uniform in enumerate((RARE, MIDDLE, 1 - RARE)):
+        with quiet(model, lambda: sample.outputs(model), as_trained=True, uniform=uniform):
+            own = generators_in(model)
+            for seed in range(first * SEEDS, (first + 1) * SEEDS):
+                with same_randomness(own, seed):
+                    before = sample.outputs(model)
+                with same_randomness(own, seed):
+                    after = with_another_record(model, sample, (1.0,)) or before
+                if any(moved(a[1:], b[1:]) for a, b in zip(before, after, strict=True)):
+                    raise outputs_mixed(" now and then, by random numbers")
 
 
 def refuse_written(values: Values) -> None:

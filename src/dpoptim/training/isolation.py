@@ -19,7 +19,13 @@ from dpoptim.freed_memory import freed_memory_given_back
 from dpoptim.gradients.isolation import Choice, Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import mixed_by_outliers, watch_batch_statistics
-from dpoptim.training.first_passes import NOT_FIRST, first_sample, refuse_memory
+from dpoptim.training.first_passes import (
+    NOT_FIRST,
+    first_sample,
+    outputs_mixed,
+    refuse_memory,
+    refuse_mixing_by_chance,
+)
 from dpoptim.training.isolation_trials import Trials, with_gaps
 from dpoptim.training.isolation_words import (
     ALONE,
@@ -36,13 +42,9 @@ from dpoptim.training.neighbours import (
     neighbours_are_invisible,
 )
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
-from dpoptim.training.quiet import in_all_digits, quiet
+from dpoptim.training.quiet import Quieted, in_all_digits, quiet
 
 MOST_TRIALS = 16
-
-
-class OutputsMixedError(SamplesInteractError):
-    """Records are mixed in outputs of the model; a loss may leave these out."""
 
 
 class IsolationWarning(UserWarning):
@@ -112,8 +114,21 @@ def choose_isolation(
             else:
                 with in_all_digits(lambda: sample.outputs(model)):
                     chosen = chosen_by_trials(model, sample, choice, placement)
+    return in_training(model, chosen, choice, placement, quieted)
+
+
+def in_training(
+    model: nn.Module, chosen: Chosen, choice: Choice, placement: Placement, quieted: Quieted
+) -> Chosen:
+    """The choice that was made where the model was quiet, if it will do in training, too.
+
+    Raises:
+        SamplesInteractError: nothing will.
+    """
     if chosen.sample is not None:
         refuse_memory(model, chosen.sample)
+        if quieted.noise is not None and not chosen.isolation.enforced:
+            refuse_mixing_by_chance(model, chosen.sample)
     return as_it_trains(model, chosen, choice, placement) if quieted.evaluates else chosen
 
 
@@ -264,15 +279,7 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
             turned = sample.time_first().tried(model)
             if turned.returned and neighbours_are_invisible(model, turned):
                 return turned
-    raise OutputsMixedError(
-        "records are mixed in the forward pass: replacing one changed the outputs of others. "
-        "Usual causes: batch statistics, attention or sorting across the batch, a state that is "
-        "kept from the batch before, records on another axis than the first (batch_axis=1). Fix: "
-        "let each record's output depend on that record alone; or, where the loss leaves out what "
-        "is mixed (a CLIP model's similarities of all pairs, of which each record's own embeddings "
-        "are used), dpoptim.attach(..., loss=loss), which tries that; or "
-        'isolation="alone", in which no record meets another.'
-    )
+    raise outputs_mixed()
 
 
 def with_places(
