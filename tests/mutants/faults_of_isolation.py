@@ -18,7 +18,14 @@ from dpoptim.gradients.layers import normalisation
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
-from dpoptim.training import batch_loader, check, fixed_noise, handed_over, loss_check
+from dpoptim.training import (
+    batch_loader,
+    check,
+    fixed_noise,
+    handed_over,
+    isolation,
+    loss_check,
+)
 from dpoptim.training.handed_over import HandedOver
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.prepared import Prepared
@@ -95,6 +102,11 @@ def alike_in_what_is_drawn() -> AbstractContextManager[Any]:
 def one_draw_of_coins() -> AbstractContextManager[Any]:
     """A loss is compared where one of the things happens that may."""
     return patch.object(Quieted, "shares", False)
+
+
+def chances_of_models_untried() -> AbstractContextManager[Any]:
+    """Models that draw are compared by one draw, or in evaluation mode."""
+    return patch.object(isolation, "refuse_mixing_by_chance", lambda model, sample: None)
 
 
 def compared_in_bfloat16_alone() -> AbstractContextManager[Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dpoptim.training import first_passes, handed_over, isolation, optimizer_hooks
+from dpoptim.training.fixed_noise import MIDDLE
 from dpoptim.training.optimizer_hooks import OptimizerHooks
 from dpoptim.training.released_gradients import ReleasedGradients, parameters_of
 
@@ -37,9 +38,11 @@ def memories_unseen() -> Fault:
 def memories_of_evaluation_looked_for() -> Fault:
     """What a model keeps is looked for in evaluation mode."""
     honest = first_passes.quiet
-    return patch.object(
-        first_passes, "quiet", lambda model, run, *, as_trained=False: honest(model, run)
-    )
+
+    def quiet(model: nn.Module, run: Any, *, as_trained: bool, uniform: float = MIDDLE) -> Any:
+        return honest(model, run, uniform=uniform)
+
+    return patch.object(first_passes, "quiet", quiet)
 
 
 def parameters_of_groups_not_compared() -> Fault:

@@ -449,6 +449,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "mixing by chance unseen",
+        "training.first_passes",
+        _i.chances_of_models_untried,
+        "isolation",
+    ),
+    Mutant(
         "compared in bfloat16 alone",
         "training.quiet.autocast_seen",
         _i.compared_in_bfloat16_alone,

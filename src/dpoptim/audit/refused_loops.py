@@ -81,6 +81,7 @@ def accepted() -> list[str]:
         mixes_a_little_under_autocast,
         averages_over_random_masks,
         mixes_by_a_rare_coin,
+        mixes_inside_by_a_rare_coin,
         divides_by_the_planned_batch,
         divides_by_each_batch,
         multiplies_losses,
@@ -133,6 +134,15 @@ def mixes_by_a_rare_coin() -> None:
     train(nn.Linear(FEATURES, 1), records, None, loss=loss)
 
 
+def mixes_inside_by_a_rare_coin() -> None:
+    class Mixes(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + x.flip(0) if float(torch.rand(())) < 0.02 else x)
+
+    records = [torch.full((FEATURES,), 1.0 + i) for i in range(RECORDS)]
+    train(Mixes(FEATURES, 1), records, None, loss=None)
+
+
 def divides_by_the_planned_batch() -> None:
     """A sum by a constant, said to be a mean: each record would weigh by how many others are."""
     in_scalars(lambda losses: losses.sum() / 6, "mean")
@@ -181,7 +191,7 @@ def train(
     records: Any,
     collate_fn: Any,
     before: Callable[[], Any] = lambda: None,
-    loss: Loss = squared,
+    loss: Loss | None = squared,
 ) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(
@@ -190,7 +200,7 @@ def train(
     with attach(plan, model, optimizer, records, loss=loss, collate_fn=collate_fn) as private:
         before()
         for batch in private.batches():
-            private.backward(loss(model, batch))
+            private.backward((loss or squared)(model, batch))
             optimizer.step()
 
 
