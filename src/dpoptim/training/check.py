@@ -25,6 +25,7 @@ from dpoptim.training.label_weights import divided_mean, reduction_of, undivided
 from dpoptim.training.loading import Collate
 from dpoptim.training.loss_refusals import (
     refuse_draws_elsewhere,
+    refuse_losses_lost_beside_others,
     refuse_memory,
     refuse_other_losses,
     refuse_other_order,
@@ -248,9 +249,10 @@ def compare_drawn(
         losses = loss(model, together)
         refuse_complex_losses(losses)
         refuse_other_parameters(losses, model, program.placement)
-        if int(losses.isfinite().sum()) < min(2, losses.numel()):
-            raise NotFiniteError
         refuse_single_failures(loss, model, alone[0])
+        if int(losses.isfinite().sum()) < min(2, losses.numel()):
+            refuse_losses_lost_beside_others(losses, [loss(model, each) for each in alone])
+            raise NotFiniteError
         if losses.dim() == 0:
             compared = Comparison(model, loss, batches, *how)
             divided = Comparison(model, partial(undivided, loss), batches, *how)

@@ -1,6 +1,6 @@
 """How `attach` tries the loss and collate function it is given: `check`, on its own records."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +30,7 @@ from dpoptim.training.privacy_units import Units
 from dpoptim.training.quiet import put_back
 from dpoptim.training.records import made_up, with_finite_numbers
 from dpoptim.training.streams import StreamRecords
-from dpoptim.training.variations import with_a_blank, with_missing, with_padding
+from dpoptim.training.variations import with_a_blank, with_a_large_one, with_missing, with_padding
 
 MADE_UP, TAKEN = 5, 4  # records
 GOLDEN_RATIO = 0.618033988749895
@@ -164,16 +164,21 @@ def check_on_made_up(
     if skipped or lose_nothing(program, invented):
         return [], skipped or "their losses are zero"
     with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
-        variations = with_padding(invented, sequences=sequences)
-        also = "" in [compare_if_possible(program, changed) for changed in variations]
+        also = "" in compare_each(program, with_padding(invented, sequences=sequences))
     missing = tries_missing(program.model)
+    with saying("on made-up records, one of them large"):
+        compare_each(program, with_a_large_one(invented))
     with saying("on made-up records with missing numbers"):
-        for changed in with_missing(invented) if missing else ():
-            compare_if_possible(program, changed)
+        compare_each(program, with_missing(invented) if missing else ())
     on = ["made-up records, also of unequal lengths" if also else "made-up records"]
     if sequences and sees_others_if_blank(program, invented):
         on.append(BLANK)
     return on if missing else [*on, NONE_MISSING], ""
+
+
+def compare_each(program: Program, variations: Iterable[Sequence[Sequence[Any]]]) -> list[str]:
+    """`compare_if_possible` of each."""
+    return [compare_if_possible(program, changed) for changed in variations]
 
 
 def tries_missing(model: nn.Module) -> bool:

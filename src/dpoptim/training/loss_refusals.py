@@ -59,6 +59,24 @@ def refuse_single_failures(loss: Loss, model: nn.Module, record: Any) -> None:
         ) from None
 
 
+def refuse_losses_lost_beside_others(losses: Tensor, alone: Sequence[Tensor]) -> None:
+    """Refuse losses that are finite of records alone, and not beside others.
+
+    Args:
+        losses: of a batch, of which few are finite, or the scalar.
+        alone: of its records.
+    """
+    finite = [bool(each.isfinite().all()) for each in alone]
+    # one record without a finite loss leaves a scalar none
+    if all(finite) or (losses.dim() and sum(finite) > 1):
+        raise SamplesInteractError(
+            "losses are finite of records alone, and not beside another one: that record would "
+            "take away what is learnt from others, as where exponents are scaled by the largest "
+            "score of a batch. Fix: by the largest of each record's own, scores - "
+            "scores.amax(1, keepdim=True), or torch's cross_entropy and logsumexp."
+        )
+
+
 def refuse_other_order(losses: Tensor, alone: Sequence[Tensor], order: Sequence[int]) -> None:
     """Refuse losses that are not the records' own, in the order of delivery."""
     own = torch.stack([each.detach().reshape(-1) for each in alone])[order].reshape(-1)

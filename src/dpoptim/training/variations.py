@@ -1,4 +1,4 @@
-"""Records changed as other records may be: shorter, padded, or with something missing."""
+"""Records changed as other records may be: shorter, padded, large, or with something missing."""
 
 import itertools
 import math
@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from dpoptim.training import records as forms
+from dpoptim.training.neighbours import LARGE
 
 Units = Sequence[Sequence[Any]]  # the rows of each record
 Wanted = Callable[[forms.Path, Any], bool]  # whether a number is one of those
@@ -66,6 +67,20 @@ def with_missing(records: Units) -> Iterator[Units]:
                 [partly_missing(row, of_those, filler, i / len(records), i % 2 > 0) for row in rows]
                 for i, rows in enumerate(records)
             ]
+
+
+def with_a_large_one(records: Units) -> Iterator[Units]:
+    """The same records, the last of them with numbers of size `LARGE`; nothing if it has none."""
+
+    def wanted(path: forms.Path, leaf: Any) -> bool:
+        return is_float(leaf) and not forms.is_label(path) and not forms.is_mask(path)
+
+    def large(path: forms.Path, leaf: Any) -> Any:
+        return leaf * LARGE if wanted(path, leaf) else leaf
+
+    *others, last = records
+    if any(wanted(path, leaf) for row in last for path, leaf in forms.leaves_of(row)):
+        yield [*others, [forms.map_leaves(row, large) for row in last]]
 
 
 def partly_missing(row: Any, wanted: Wanted, filler: float, share: float, single: bool) -> Any:
