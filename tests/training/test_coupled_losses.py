@@ -266,12 +266,21 @@ def dice(model: nn.Module, batch: Any, axes: int | tuple[int, ...]) -> Tensor:
     return overlap(model(batch[0]).sigmoid(), F.one_hot(batch[1], CLASSES), axes)
 
 
+def spread(model: nn.Module, batch: Any) -> Tensor:
+    """Terms of VICReg: a mean over records, and sums and means over features of the batch's own."""
+    z = model(batch[0])
+    centred = z - z.mean(0)
+    off = (centred.T @ centred / (N - 1)).tril(-1)
+    return each(model, batch).mean() + (1 - z.std(0)).relu().mean() + off.square().sum()
+
+
 # scalars whose graphs show no mean and no sum
 OVER_THE_BATCH: dict[str, Loss] = {
     "root of a mean": lambda m, b: F.mse_loss(m(b[0]), b[0][:, :CLASSES]).sqrt(),
     "overlap": lambda m, b: dice(m, b, (0, 1)),
     "correlation": lambda m, b: -torch.corrcoef(torch.stack([m(b[0])[:, 0], b[0][:, 0]]))[0, 1],
     "one of two terms": lambda m, b: each(m, b).mean() + dice(m, b, (0, 1)),
+    "statistics beside": spread,
     "largest, smoothly": lambda m, b: each(m, b).logsumexp(0),
 }
 OF_RECORDS: dict[str, Loss] = {

@@ -57,17 +57,16 @@ def refuse_coupled_losses(
     if not near or rows < 2 * K:
         return
     edges, counts = [edge for edge, _ in near], {rows, rows // K}
-    unclear = not losses.dim() and reduced(losses.grad_fn, counts) is None
 
-    def meets_others(place: int, axis: int) -> bool:
-        if unclear:
-            gradients = curvatures_of_one(losses, place, near, rows)
-        else:
-            gradients = gradients_of_one(losses, place, edges, counts, axis)
+    def reach(gradients: Sequence[Tensor | None]) -> bool:
         return any(
             reaches_others(gradient, records, rows, K)
             for gradient, (_, records) in zip(gradients, near, strict=False)
         )
+
+    def meets_others(place: int, axis: int) -> bool:
+        gradients, unclear = gradients_of_one(losses, place, edges, counts, axis)
+        return reach(gradients) or (unclear and reach(curvatures_of_one(losses, place, near, rows)))
 
     for place in (0, -1):
         # of a matrix whose sides are equal, either axis may be the records'
@@ -104,32 +103,45 @@ def looked_at(
 
 def gradients_of_one(
     losses: Tensor, place: int, edges: Sequence[GradientEdge], counts: set[int], axis: int
-) -> Sequence[Tensor | None]:
+) -> tuple[Sequence[Tensor | None], bool]:
     """The gradients, at ``edges``, of the loss at one place alone.
 
     Args:
         counts: losses that there may be; none of others are looked at.
         axis: the records' in matrices that a scalar was reduced from, where it may be either.
+
+    Returns:
+        also whether something is left out: terms of a scalar that are none of records.
     """
     if losses.dim() and len(losses) not in counts:
-        return ()
+        return (), False
     terms = [] if losses.dim() else reduced(losses.grad_fn, counts)
-    if terms is None or {edge.node for edge in edges}.intersection(terms):
-        return ()  # what the model returned is reduced as it is: there is nothing to mix it
+    if terms is None:
+        return (), True
+    if {edge.node for edge in edges}.intersection(terms):
+        return (), False  # what the model returned is reduced as it is: there is nothing to mix it
     one = torch.ones_like(losses)
     if losses.dim():
         one = torch.zeros_like(losses)
         one[place] = 1
     try:
-        with alone_at(place, terms, counts, axis):
-            return torch.autograd.grad(losses, edges, one, retain_graph=True, allow_unused=True)
+        with alone_at(place, terms, counts, axis) as left_out:
+            found = torch.autograd.grad(losses, edges, one, retain_graph=True, allow_unused=True)
     except RuntimeError:  # graphs that can be run once, such as compiled ones
-        return ()
+        return (), False
+    return found, bool(left_out)
 
 
 @contextmanager
-def alone_at(place: int, nodes: Iterable[Any], counts: set[int], axis: int) -> Iterator[None]:
-    """Let only one record's part of a gradient pass these nodes; of unclear ones, nothing."""
+def alone_at(
+    place: int, nodes: Iterable[Any], counts: set[int], axis: int
+) -> Iterator[list[torch.Size]]:
+    """Let only one record's part of a gradient pass these nodes; of unclear ones, nothing.
+
+    Yields:
+        the shapes of these, once they have been met. Private.
+    """
+    left_out = list[torch.Size]()
 
     def parts(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         return tuple(None if each is None else one_of(each) for each in gradients)
@@ -140,11 +152,13 @@ def alone_at(place: int, nodes: Iterable[Any], counts: set[int], axis: int) -> I
             either = gradient.dim() > 1 and gradient.shape[1] in counts
             part = (slice(None), place) if either and axis else (place,)
             kept[part] = gradient[part]
+        else:
+            left_out.append(gradient.shape)
         return kept
 
     handles = [node.register_prehook(parts) for node in nodes]
     try:
-        yield
+        yield left_out
     finally:
         for handle in handles:
             handle.remove()
