@@ -49,6 +49,11 @@ KEYWORDS = {
     # DataLoader's
     "shuffle": "nothing: the plan's method says who takes part, and in which order",
     "drop_last": "nothing: a step takes the batch that the plan's method draws",
+    **dict.fromkeys(
+        ("sampler", "batch_sampler"),
+        "nothing: who takes part is drawn by the plan's method, as its guarantee says; class "
+        "weights that are public, in the loss, do what oversampling does",
+    ),
     "generator": "nothing: who takes part is drawn from the operating system's randomness",
     # of this package, at another door
     "clip_norm": "DPSGD(clip_norm=...)",

@@ -18,10 +18,18 @@ from dpoptim.gradients.layers import normalisation
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
-from dpoptim.training import batch_loader, check, fixed_noise, handed_over, loss_check
+from dpoptim.training import (
+    batch_loader,
+    check,
+    fixed_noise,
+    handed_over,
+    isolation,
+    loss_check,
+)
 from dpoptim.training.handed_over import HandedOver
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.prepared import Prepared
+from dpoptim.training.quiet import Quieted
 from dpoptim.training.reduction import Reading
 
 
@@ -84,6 +92,21 @@ def other_parameters_unseen() -> Iterator[None]:
 def scale_of_noise_unseen() -> AbstractContextManager[Any]:
     """Random numbers of a model are held without their range."""
     return patch.object(fixed_noise, "scale_of", lambda name, given: (0.0, 1.0))
+
+
+def alike_in_what_is_drawn() -> AbstractContextManager[Any]:
+    """All records have the same random numbers where a loss is compared."""
+    return patch.object(fixed_noise.FixedNoise, "_axis_of_rows", lambda self, drawn, name: None)
+
+
+def one_draw_of_coins() -> AbstractContextManager[Any]:
+    """A loss is compared where one of the things happens that may."""
+    return patch.object(Quieted, "shares", False)
+
+
+def chances_of_models_untried() -> AbstractContextManager[Any]:
+    """Models that draw are compared by one draw, or in evaluation mode."""
+    return patch.object(isolation, "refuse_mixing_by_chance", lambda model, sample: None)
 
 
 def compared_in_bfloat16_alone() -> AbstractContextManager[Any]:

@@ -10,7 +10,8 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from dpoptim.training import handed_over, isolation, optimizer_hooks
+from dpoptim.training import first_passes, handed_over, isolation, optimizer_hooks
+from dpoptim.training.fixed_noise import MIDDLE
 from dpoptim.training.optimizer_hooks import OptimizerHooks
 from dpoptim.training.released_gradients import ReleasedGradients, parameters_of
 
@@ -36,10 +37,12 @@ def memories_unseen() -> Fault:
 
 def memories_of_evaluation_looked_for() -> Fault:
     """What a model keeps is looked for in evaluation mode."""
-    honest = isolation.quiet
-    return patch.object(
-        isolation, "quiet", lambda model, run, *, as_trained=False: honest(model, run)
-    )
+    honest = first_passes.quiet
+
+    def quiet(model: nn.Module, run: Any, *, as_trained: bool, uniform: float = MIDDLE) -> Any:
+        return honest(model, run, uniform=uniform)
+
+    return patch.object(first_passes, "quiet", quiet)
 
 
 def parameters_of_groups_not_compared() -> Fault:

@@ -437,6 +437,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "random numbers of records unseen",
+        "training.fixed_noise.FixedNoise",
+        _i.alike_in_what_is_drawn,
+        "isolation",
+    ),
+    Mutant(
+        "coins of a loss tried once",
+        "training.check.compare_held",
+        _i.one_draw_of_coins,
+        "isolation",
+    ),
+    Mutant(
+        "mixing by chance unseen",
+        "training.first_passes",
+        _i.chances_of_models_untried,
+        "isolation",
+    ),
+    Mutant(
         "compared in bfloat16 alone",
         "training.quiet.autocast_seen",
         _i.compared_in_bfloat16_alone,

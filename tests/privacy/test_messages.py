@@ -45,7 +45,7 @@ ALLOWED = {
     ("solvers/stream.py", "[len(part) for part in data]"): "n is public under the relations that "
     "it takes",
     ("training/check.py", "len(records)"): "of the batch that the caller made up",
-    ("training/check.py", "tuple(losses.shape)"): "of the batch that the caller made up",
+    ("training/loss_refusals.py", "tuple(losses.shape)"): "of the batch that the caller made up",
     ("training/comparison.py", "error"): "our own words on the model",
     ("training/loss_check.py", "error"): "our own words on where records meet, of made-up and of "
     "a public number of records",

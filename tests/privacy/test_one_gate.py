@@ -41,6 +41,8 @@ ALLOWED = {
     # names of operators whose results it fixes
     "training/drawing_collates.py": {"random."},
     "training/fixed_noise.py": {"bernoulli", "randperm", "random."},
+    # what not to draw from, in a message
+    "training/loss_refusals.py": {"torch.rand(", "random.", "np.random"},
     "training/quiet.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
     "torch_features.py": {"random."},  # the same, where layers are made to be tried
     "training/secret_randomness.py": {"random."},  # dropout and augmentation
@@ -69,8 +71,9 @@ ALLOWED = {
     "audit/row_counts.py": {"randint", "random."},  # made-up lookups, and a model's first weights
     "audit/detectors.py": {"randn", "random."},  # made-up data
     "audit/image_features.py": {"default_rng", "np.random"},  # made-up images
-    # seeds as a program would, and restores the generators; a model to be refused draws noise
+    # seeds as a program would, and restores the generators
     "audit/isolation.py": {"random.", "uniform_"},
+    "audit/refused_loops.py": {"uniform_", "torch.rand("},  # what is to be refused draws noise
     # looks at the draws; restores the global generators
     "audit/noise.py": {"standard_normal", "random."},
     "data/views.py": {"randint"},  # by how much an image is moved

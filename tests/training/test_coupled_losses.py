@@ -229,6 +229,80 @@ def test_a_square_of_records_is_seen_from_both_sides(mean: Callable[[Tensor], Te
         trained(linear, TABLE, similarities)
 
 
+class Towers(nn.Module):
+    """Two towers that a loop calls by themselves, or by a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(FEATURES, 4), nn.Embedding(CLASSES, 4)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return F.normalize(self.left(x).tanh(), dim=1)
+
+
+def of_towers(model: nn.Module, batch: Any) -> Tensor:
+    assert isinstance(model, Towers)
+    return model.encode(batch[0]) @ model.right(batch[1]).T
+
+
+def test_parts_that_a_loop_calls_by_themselves_are_looked_at() -> None:
+    def own(model: nn.Module, batch: Any) -> Tensor:
+        return -F.logsigmoid(of_towers(model, batch).diagonal())
+
+    def beside_others(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(of_towers(model, batch), torch.arange(N), reduction="none")
+
+    assert trained(Towers, TABLE, own) == 2
+    with pytest.raises(dpoptim.SamplesInteractError, match=SEEN) as raised:
+        trained(Towers, TABLE, beside_others)
+    assert raised.value.__notes__ == ["after 0 steps"]
+
+
+def overlap(p: Tensor, y: Tensor, axes: int | tuple[int, ...]) -> Tensor:
+    return 1 - (2 * (p * y).sum(axes) + 1) / (p.sum(axes) + y.sum(axes) + 1)
+
+
+def dice(model: nn.Module, batch: Any, axes: int | tuple[int, ...]) -> Tensor:
+    return overlap(model(batch[0]).sigmoid(), F.one_hot(batch[1], CLASSES), axes)
+
+
+def spread(model: nn.Module, batch: Any) -> Tensor:
+    """Terms of VICReg: a mean over records, and sums and means over features of the batch's own."""
+    z = model(batch[0])
+    centred = z - z.mean(0)
+    off = (centred.T @ centred / (N - 1)).tril(-1)
+    return each(model, batch).mean() + (1 - z.std(0)).relu().mean() + off.square().sum()
+
+
+# scalars whose graphs show no mean and no sum
+OVER_THE_BATCH: dict[str, Loss] = {
+    "root of a mean": lambda m, b: F.mse_loss(m(b[0]), b[0][:, :CLASSES]).sqrt(),
+    "overlap": lambda m, b: dice(m, b, (0, 1)),
+    "correlation": lambda m, b: -torch.corrcoef(torch.stack([m(b[0])[:, 0], b[0][:, 0]]))[0, 1],
+    "one of two terms": lambda m, b: each(m, b).mean() + dice(m, b, (0, 1)),
+    "statistics beside": spread,
+    "largest, smoothly": lambda m, b: each(m, b).logsumexp(0),
+}
+OF_RECORDS: dict[str, Loss] = {
+    "roots": lambda m, b: (m(b[0]) - b[0][:, :CLASSES]).norm(dim=1) @ torch.full((N,), 1 / N),
+    "overlaps": lambda m, b: dice(m, b, 1) @ torch.full((N,), 1 / N),
+    "one of two terms": lambda m, b: each(m, b).mean() + dice(m, b, 1) @ torch.ones(N) / N,
+    "straight": lambda m, b: m(b[0]).sum(1) @ torch.full((N,), 1 / N),
+}
+
+
+@pytest.mark.parametrize("name", OVER_THE_BATCH)
+def test_scalars_that_bend_with_other_records_are_refused(name: str) -> None:
+    with pytest.raises(dpoptim.SamplesInteractError, match=SEEN) as raised:
+        trained(linear, TABLE, OVER_THE_BATCH[name], loss_reduction="mean")
+    assert raised.value.__notes__ == ["after 0 steps"]
+
+
+@pytest.mark.parametrize("name", OF_RECORDS)
+def test_scalars_that_do_not_are_served(name: str) -> None:
+    assert trained(linear, TABLE, OF_RECORDS[name], loss_reduction="mean") == 2
+
+
 class Balanced(nn.Module):
     """Returns what its scores are made of, too: shares of experts."""
 

@@ -22,7 +22,7 @@ from dpoptim.audit.checkpoint_parts import checkpoint_parts
 from dpoptim.audit.columns import columns, owners
 from dpoptim.audit.encoding import encoding
 from dpoptim.audit.image_features import image_features
-from dpoptim.audit.isolation import isolation, refused
+from dpoptim.audit.isolation import isolation
 from dpoptim.audit.iterates import iterates
 from dpoptim.audit.later_batches import later_batches
 from dpoptim.audit.method_detectors import (
@@ -37,6 +37,7 @@ from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.persons import persons
 from dpoptim.audit.places import places
 from dpoptim.audit.refunds import refunds
+from dpoptim.audit.refused_loops import refused
 from dpoptim.audit.repeated import repeated_records
 from dpoptim.audit.replay import audit_replay
 from dpoptim.audit.resumed_noise import resumed_noise
@@ -260,10 +261,9 @@ def refusals() -> str:
     def rounded_mean(model: nn.Linear, x: Tensor) -> None:
         model(x).mean().backward()
 
-    loops = (functional, penalty, two_passes)
-    accepted = [f.__name__ for f in loops if not refused(partial(one_step, f))]
-    if not refused(partial(one_step, rounded_mean, Rounds())):
-        accepted.append(rounded_mean.__name__)
+    steps = [partial(one_step, loop) for loop in (functional, penalty, two_passes)]
+    steps.append(partial(one_step, rounded_mean, Rounds()))
+    accepted = [step.args[0].__name__ for step in steps if not refused(step)]
     return f"refuted: accepted {', '.join(accepted)}" if accepted else ""
 
 

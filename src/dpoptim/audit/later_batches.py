@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.isolation import FEATURES, RECORDS, parameters_of, refused, zeros
+from dpoptim.audit.isolation import parameters_of
+from dpoptim.audit.refused_loops import FEATURES, RECORDS, refused, zeros
 from dpoptim.gradients.isolation import Choice
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach

@@ -81,7 +81,8 @@ class BackwardPass:
                     f"layers {use.layer!r} and {first.layer!r} saw different numbers of rows: "
                     "the first axis must be the batch in every layer. Fix: keep (batch, ...) "
                     "shapes; do not flatten records and positions together, and give positions "
-                    "the shape (1, T).",
+                    'the shape (1, T). Or dpoptim.attach(..., isolation="alone"), such as for '
+                    "graphs that are joined into one, and sets of unequal sizes.",
                     layer=(first if first.records != expected else use).layer,
                 )
         return found

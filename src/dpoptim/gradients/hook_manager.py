@@ -59,6 +59,7 @@ class HookManager:
         )
         self._hooked: set[nn.Module] = set()  # a module may stand in several places
         self.outputs = SeenOutputs()
+        self._inside = False  # of the model's forward pass
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
         self._watched = watch_batch_statistics(model)
         self._state: ModelWatch | None = None
@@ -96,6 +97,7 @@ class HookManager:
 
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note how many records the model is given, and that no layer uses batch statistics."""
+        self._inside = True
         for name, layer in self._watched:
             if layer.training:
                 raise batch_statistics(name, layer)
@@ -118,6 +120,7 @@ class HookManager:
 
     def see_output(self, output: Any) -> None:
         """Tell layers that are called by themselves how many records the forward pass had."""
+        self._inside = False
         self.outputs.see(output)
         if self._outside.owners:
             self._outside.end()
@@ -148,7 +151,7 @@ class HookManager:
                     self._hook(child, f"{name}.{key}" if name else key)
             way = None if runner is None else self._runs(runner)
         if way is not None:
-            self._replace_forward(module, PerSampleForward(module, way))
+            self._replace_forward(module, PerSampleForward(module, partial(self._call, way)))
 
     def _way(
         self, module: nn.Module, name: str, label: str, keys: list[str]
@@ -177,6 +180,13 @@ class HookManager:
 
     def _runs(self, runner: Runner) -> Callable[..., Any]:
         return lambda *args, **kwargs: runner(self.rows, args, kwargs)
+
+    def _call(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a hooked module; what a loop calls by itself has outputs as the model has."""
+        output = run(*args, **kwargs)
+        if not self._inside:
+            self.outputs.see_part((args, kwargs), self.isolation.batch_axis, output)
+        return output
 
     def _hold_still(self) -> None:
         """Keep spectral norms from writing buffers in forward passes: these might carry records."""

@@ -1,5 +1,6 @@
 """Outputs of a model in the first batches, as places in autograd's graph."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from dpoptim.torch_internals import pytree
 
 MICROBATCHES = 4  # that are looked at
+OF_A_PART = -1
 
 
 class SeenOutputs:
@@ -16,7 +18,7 @@ class SeenOutputs:
 
     Attributes:
         edges: where the gradients of these outputs pass, and which leaf of what was returned each
-            is. They keep the graph, and no output.
+            is, or `OF_A_PART` that was called by itself. They keep the graph, and no output.
         sizes: of all axes of the model's inputs but the records'.
     """
 
@@ -37,9 +39,17 @@ class SeenOutputs:
 
     def see(self, output: Any) -> None:
         if self._left >= 0 and torch.is_grad_enabled():
-            leaves = pytree.tree_leaves(output)
-            self.edges += [
-                (place, get_gradient_edge(leaf))
-                for place, leaf in enumerate(leaves)
-                if isinstance(leaf, Tensor) and leaf.grad_fn is not None
-            ]
+            self._see(enumerate(pytree.tree_leaves(output)))
+
+    def see_part(self, inputs: Any, axis: int, output: Any) -> None:
+        """See a module that is run outside of the model's forward pass."""
+        if self._left >= 0 and torch.is_grad_enabled():
+            self.see_inputs(pytree.tree_leaves(inputs), axis)
+            self._see((OF_A_PART, leaf) for leaf in pytree.tree_leaves(output))
+
+    def _see(self, leaves: Iterable[tuple[int, Any]]) -> None:
+        self.edges += [
+            (place, get_gradient_edge(leaf))
+            for place, leaf in leaves
+            if isinstance(leaf, Tensor) and leaf.grad_fn is not None
+        ]

@@ -1,36 +1,42 @@
 """Are records mixed? Compare a batch with its records taken one at a time."""
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
-from dpoptim.gradients.values import Values
 from dpoptim.losses import without_single_axes
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.torch_internals import checkpointing_served
 from dpoptim.training import records as forms
 from dpoptim.training.comparison import Batches, Comparison
 from dpoptim.training.drawing_collates import DRAWS, HeldDraws
+from dpoptim.training.fixed_noise import MIDDLE, RARE
 from dpoptim.training.foreign import refuse_nothing_to_train, uncompiled
 from dpoptim.training.handed_over import refuse_complex_losses
 from dpoptim.training.label_weights import divided_mean, reduction_of, undivided
 from dpoptim.training.loading import Collate
+from dpoptim.training.loss_refusals import (
+    refuse_draws_elsewhere,
+    refuse_losses_lost_beside_others,
+    refuse_other_losses,
+    refuse_other_order,
+    refuse_single_failures,
+    run_twice,
+)
 from dpoptim.training.made_up import odd_batch_size
 from dpoptim.training.other_parameters import refuse_other_parameters
 from dpoptim.training.quiet import Quieting, autocast_seen, labels_within_classes
 from dpoptim.training.reduction import read_graph
+from dpoptim.training.variations import Units, with_padding
 
-Units = Sequence[Sequence[Any]]  # the rows of each record
 # of keeping records apart, either of which will do
 WAYS = (Isolation.of("rules"), Isolation.of("vmap"))
 
@@ -149,42 +155,6 @@ def check(
     return found
 
 
-def with_padding(records: Units, *, sequences: bool) -> Iterator[Units]:
-    """The same records, ever more of them padding; and cut shorter, if ``sequences``."""
-
-    def changed(change: Callable[[Any, int], Any]) -> Units:
-        return [
-            [
-                change(
-                    row,
-                    max(1, (length := forms.length_of(row)) - i * max(1, length // len(records))),
-                )
-                for row in rows
-            ]
-            for i, rows in enumerate(records)
-        ]
-
-    rows = [row for rows in records for row in rows]
-    if min(map(forms.length_of, rows)) > 1:
-        if any(map(forms.has_masks, rows)):
-            yield changed(forms.masked_after)
-        if sequences:
-            yield changed(forms.cut)
-
-
-def with_a_blank(records: Units) -> Units | None:
-    """Ever shorter records, the last one of nothing but padding; None where none is a sequence."""
-    lengths = [forms.length_of(row) for rows in records for row in rows]
-    blank = [forms.blank(row) for row in records[-1]]
-    if min(lengths) < 2 or all(map(operator.is_, blank, records[-1])):
-        return None
-    shorter = [
-        [forms.cut(row, max(1, forms.length_of(row) - i)) for row in rows]
-        for i, rows in enumerate([*records[:-1], blank])
-    ]
-    return shorter
-
-
 def compare_if_possible(program: Program, records: Units) -> str:
     """Compare records that model and loss may not take; returns why they could not, or "".
 
@@ -242,32 +212,53 @@ def compare(program: Program, records: Units) -> CheckResult:
 
 
 def compare_held(program: Program, records: Units) -> CheckResult:
-    """`compare`, of a collate function that draws nothing."""
+    """`compare`, of a collate function that draws nothing.
+
+    What the loss draws for all records at once, such as a coin that decides whether a batch is
+    mixed, is tried small and large as well.
+    """
+    found, shared = compare_drawn(program, records)
+    for uniform in (RARE, 1 - RARE) if shared else ():
+        if_possible(lambda: compare_drawn(program, records, uniform)[0])  # noqa: B023
+    return found
+
+
+def compare_drawn(
+    program: Program, records: Units, uniform: float = MIDDLE
+) -> tuple[CheckResult, bool]:
+    """`compare` where the loss draws such numbers (see `FixedNoise`).
+
+    Returns:
+        also whether it draws any that all records share.
+    """
     model, collate, per_record = program.model, program.collate, len(records[0])
     how = program.ways, program.placement, program.on_private
     leaves = [x for _, x in forms.leaves_of(collate([*records[0]])) if isinstance(x, Tensor)]
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        return without_single_axes(program.loss(model, batch))
+        return without_single_axes(batches.loss_of(program.loss, model, batch))
 
     count = odd_batch_size(model, leaves, least=len(records))
     batches = Batches(collate, records, [i % len(records) for i in range(count)])
     together, alone = batches.together, batches.alone
     watch_batch_statistics(model)
-    with program.quieting.quiet(model, lambda: [loss(model, together)]):
+    with program.quieting.quiet(model, lambda: [loss(model, together)], uniform) as quieted:
+        if quieted.draws:
+            refuse_draws_elsewhere()
         losses = run_twice(model, lambda: loss(model, together))
         refuse_complex_losses(losses)
         refuse_other_parameters(losses, model, program.placement)
-        if int(losses.isfinite().sum()) < min(2, losses.numel()):
-            raise NotFiniteError
         refuse_single_failures(loss, model, alone[0])
+        if int(losses.isfinite().sum()) < min(2, losses.numel()):
+            refuse_losses_lost_beside_others(losses, [loss(model, each) for each in alone])
+            raise NotFiniteError
         if losses.dim() == 0:
             compared = Comparison(model, loss, batches, *how)
             divided = Comparison(model, partial(undivided, loss), batches, *how)
             reading = divided_mean(losses, count) if program.by_labels and per_record == 1 else None
             found = reduction_of(compared, divided, reading)
             if found == "by labels":
-                return CheckResult("mean", count, by_labels=True)
+                return CheckResult("mean", count, by_labels=True), quieted.shares
         else:
             refuse_other_losses(losses, (count, count * per_record))
             refuse_other_order(losses, [loss(model, each) for each in alone], batches.order)
@@ -276,75 +267,8 @@ def compare_held(program: Program, records: Units) -> CheckResult:
                 return loss(model, batch).sum()
 
             Comparison(model, summed, batches, *how).reduction(("sum",))
-            return CheckResult("none", count)
+            return CheckResult("none", count), quieted.shares
     # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
     reading = read_graph(losses)
-    return CheckResult(found, count, multiplied=reading is not None and reading.scaled)
-
-
-def refuse_other_losses(losses: Tensor, allowed: Sequence[int]) -> None:
-    """Refuse losses that are not one for each of so many records."""
-    if losses.dim() != 1 or len(losses) not in allowed:
-        raise SamplesInteractError(
-            "loss must return one value for each record, shape (rows,), or a scalar; of "
-            f"{allowed[0]} records it returned shape {tuple(losses.shape)}. Fix: "
-            'reduction="none", and dpoptim.losses.per_sample_mean where a record has several '
-            "losses."
-        )
-
-
-def refuse_single_failures(loss: Loss, model: nn.Module, record: Any) -> None:
-    """Refuse a loss that takes many records, but not one of them alone."""
-    try:
-        loss(model, record)
-    except PrivacyError:
-        raise
-    except Exception as error:  # whatever the user's code raises; what it says might quote a record
-        raise SamplesInteractError(
-            f"the loss of several records was computed, but {type(error).__name__} was raised on "
-            "one of them alone: it needs others, as where it standardises by the batch or compares "
-            "records (or a batch of one loses its first axis in squeeze()). Fix: let each record's "
-            "loss depend on that record alone, in batches of any size, one included."
-        ) from None
-
-
-def refuse_other_order(losses: Tensor, alone: Sequence[Tensor], order: Sequence[int]) -> None:
-    """Refuse losses that are not the records' own, in the order of delivery."""
-    own = torch.stack([each.detach().reshape(-1) for each in alone])[order].reshape(-1)
-    scale = float(own[own.isfinite()].abs().max()) if bool(own.isfinite().any()) else 1.0
-    if not torch.allclose(losses.detach(), own, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
-        raise SamplesInteractError(
-            "losses are not those of the records in their order: the batch is sorted or shuffled "
-            "on the way (by collate_fn, say), or the terms are made of each other (divided by a "
-            "count over the whole batch, say). Fix: one loss a record, at the place where the "
-            "record was delivered."
-        )
-
-
-def run_twice(model: nn.Module, run: Callable[[], Tensor]) -> Tensor:
-    """The losses of a batch, of a model that keeps nothing of it, and has the same for it later.
-
-    Raises:
-        SamplesInteractError: it does not.
-    """
-    values = Values([*model.named_buffers(), *model.named_parameters()])
-
-    def losses() -> Tensor:
-        torch.manual_seed(0)
-        found = run()
-        if (written := values.changed()) is not None:
-            raise SamplesInteractError(
-                f"the forward pass writes into {written!r}: records would be mixed through it, and "
-                "it would carry them out of the model without noise. Fix: use layers that keep no "
-                "running statistics; initialise from public data before attaching."
-            )
-        return found
-
-    first, second = losses().detach(), losses()
-    if not torch.allclose(first, second.detach(), rtol=1e-4, atol=1e-6, equal_nan=True):
-        raise SamplesInteractError(
-            "the same batch has another loss the second time: model or loss remember what they "
-            "saw, so that records see each other. Fix: keep nothing from batch to batch; draw "
-            "random numbers from torch's generator alone."
-        )
-    return second
+    scaled = reading is not None and reading.scaled
+    return CheckResult(found, count, multiplied=scaled), quieted.shares

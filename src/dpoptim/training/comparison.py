@@ -1,7 +1,7 @@
 """The engine's clipped sum of a batch, held against its records taken one at a time."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.few_rows import Vector, memory_of
 from dpoptim.torch_internals import pytree
+from dpoptim.training.fixed_noise import drawn_for
 from dpoptim.training.foreign import hint_of
 from dpoptim.training.isolation_words import first_sentence
 from dpoptim.training.quiet import autocast_seen, other_weights
@@ -93,15 +94,27 @@ class Batches:
         collate: makes a batch of a list of rows, the same again of the same.
         records: the rows of each, of all equally many.
         order: which record is at each place of the batch; all are in it, some more than once.
+        rows: of each batch that was made, by its id.
     """
 
     collate: Callable[[list[Any]], Any]
     records: Sequence[Sequence[Any]]
     order: Sequence[int]
+    rows: dict[int, list[int]] = field(default_factory=dict)
 
     def of(self, order: Sequence[int]) -> Any:
         """A batch of these records."""
-        return self.collate([row for i in order for row in self.records[i]])
+        per_record = len(self.records[0])
+        rows = [i * per_record + row for i in order for row in range(per_record)]
+        with drawn_for(rows):
+            batch = self.collate([row for i in order for row in self.records[i]])
+        self.rows[id(batch)] = rows
+        return batch
+
+    def loss_of(self, loss: Loss, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch that was made here, whose rows draw what they draw in any other."""
+        with drawn_for(self.rows[id(batch)]):
+            return loss(model, batch)
 
     @cached_property
     def together(self) -> Any:

@@ -1,7 +1,9 @@
 """Losses made of several records' outputs, found where they are handed over: triplets, say.
 
 One loss is differentiated alone, back to what the model returned: only its own record may be
-reached. Nothing of this is released, and it costs the first batches a pass through the loss.
+reached. Of a scalar whose graph does not show the losses it was made of, one record's gradient is
+differentiated again: a mean or sum of losses has no curvature between records. Nothing of this is
+released, and it costs the first batches a pass through the loss, or two.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -32,9 +34,10 @@ def refuse_coupled_losses(
 ) -> None:
     """Refuse losses of which one depends on the model's outputs for several records.
 
-    Looked at is what the model's forward passes returned, where one axis is the records' for
-    certain; not under ``fully_shard``, and not where records pass alone. Not seen: records that
-    meet before the model, or in what is not differentiated.
+    Looked at is what the model's forward passes returned, or modules that a loop calls by
+    themselves, where one axis is the records' for certain; not under ``fully_shard``, and not where
+    records pass alone. Not seen: records that meet before the model, or in what is not
+    differentiated; in scalars of unclear graphs, also not where they meet in straight lines.
 
     Args:
         engine: of the model, before its backward pass.
@@ -55,22 +58,26 @@ def refuse_coupled_losses(
         return
     edges, counts = [edge for edge, _ in near], {rows, rows // K}
 
-    def meets_others(place: int, axis: int) -> bool:
-        gradients = gradients_of_one(losses, place, edges, counts, axis)
+    def reach(gradients: Sequence[Tensor | None]) -> bool:
         return any(
             reaches_others(gradient, records, rows, K)
             for gradient, (_, records) in zip(gradients, near, strict=False)
         )
+
+    def meets_others(place: int, axis: int) -> bool:
+        gradients, unclear = gradients_of_one(losses, place, edges, counts, axis)
+        return reach(gradients) or (unclear and reach(curvatures_of_one(losses, place, near, rows)))
 
     for place in (0, -1):
         # of a matrix whose sides are equal, either axis may be the records'
         if all(meets_others(place, axis) for axis in ((0,) if losses.dim() else (0, 1))):
             raise SamplesInteractError(
                 "the loss of one record depends on what the model returned for others: triplets, "
-                "similarities or negatives within the batch, a mean or softmax over it. One "
-                "record would move the gradients of all. Fix: let each record's loss depend on "
-                "that record alone, such as pairs that a record holds itself (or several rows of "
-                "one record, rows_per_record=K), negatives from public data, or a sigmoid loss of "
+                "similarities or negatives within the batch, a mean or softmax over it, a root or "
+                "ratio of its sums (RMSE, dice, a correlation). One record would move the "
+                "gradients of all. Fix: let each record's loss depend on that record alone, such "
+                "as its own dice, pairs that a record holds itself (or several rows of one record, "
+                "rows_per_record=K), negatives from public data, or a sigmoid loss of "
                 "each pair."
             )
 
@@ -96,32 +103,45 @@ def looked_at(
 
 def gradients_of_one(
     losses: Tensor, place: int, edges: Sequence[GradientEdge], counts: set[int], axis: int
-) -> Sequence[Tensor | None]:
+) -> tuple[Sequence[Tensor | None], bool]:
     """The gradients, at ``edges``, of the loss at one place alone.
 
     Args:
         counts: losses that there may be; none of others are looked at.
         axis: the records' in matrices that a scalar was reduced from, where it may be either.
+
+    Returns:
+        also whether something is left out: terms of a scalar that are none of records.
     """
     if losses.dim() and len(losses) not in counts:
-        return ()
+        return (), False
     terms = [] if losses.dim() else reduced(losses.grad_fn, counts)
-    if terms is None or {edge.node for edge in edges}.intersection(terms):
-        return ()  # what the model returned is reduced as it is: there is nothing to mix it
+    if terms is None:
+        return (), True
+    if {edge.node for edge in edges}.intersection(terms):
+        return (), False  # what the model returned is reduced as it is: there is nothing to mix it
     one = torch.ones_like(losses)
     if losses.dim():
         one = torch.zeros_like(losses)
         one[place] = 1
     try:
-        with alone_at(place, terms, counts, axis):
-            return torch.autograd.grad(losses, edges, one, retain_graph=True, allow_unused=True)
+        with alone_at(place, terms, counts, axis) as left_out:
+            found = torch.autograd.grad(losses, edges, one, retain_graph=True, allow_unused=True)
     except RuntimeError:  # graphs that can be run once, such as compiled ones
-        return ()
+        return (), False
+    return found, bool(left_out)
 
 
 @contextmanager
-def alone_at(place: int, nodes: Iterable[Any], counts: set[int], axis: int) -> Iterator[None]:
-    """Let only one record's part of a gradient pass these nodes; of unclear ones, nothing."""
+def alone_at(
+    place: int, nodes: Iterable[Any], counts: set[int], axis: int
+) -> Iterator[list[torch.Size]]:
+    """Let only one record's part of a gradient pass these nodes; of unclear ones, nothing.
+
+    Yields:
+        the shapes of these, once they have been met. Private.
+    """
+    left_out = list[torch.Size]()
 
     def parts(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         return tuple(None if each is None else one_of(each) for each in gradients)
@@ -132,11 +152,13 @@ def alone_at(place: int, nodes: Iterable[Any], counts: set[int], axis: int) -> I
             either = gradient.dim() > 1 and gradient.shape[1] in counts
             part = (slice(None), place) if either and axis else (place,)
             kept[part] = gradient[part]
+        else:
+            left_out.append(gradient.shape)
         return kept
 
     handles = [node.register_prehook(parts) for node in nodes]
     try:
-        yield
+        yield left_out
     finally:
         for handle in handles:
             handle.remove()
@@ -148,11 +170,8 @@ def reaches_others(gradient: Tensor | None, axis: int | None, rows: int, per_rec
     Args:
         axis: the records'; None: the only one of their number, of the first two.
     """
-    if gradient is None or not gradient.numel() or rows not in gradient.shape[:2]:
-        return False
-    if axis is None and list(gradient.shape).count(rows) == 1:
-        axis = list(gradient.shape).index(rows)
-    if axis is None or gradient.dim() <= axis or gradient.shape[axis] != rows:
+    axis = None if gradient is None else axis_of_records(gradient, axis, rows)
+    if gradient is None or axis is None:
         return False
     largest = [
         # 0 times infinity is no trace of another record
@@ -162,6 +181,43 @@ def reaches_others(gradient: Tensor | None, axis: int | None, rows: int, per_rec
     of_rows = torch.cat(largest)
     reached = (of_rows > ROUNDING * of_rows.max()).nonzero().flatten()
     return len(reached.div(per_record).floor().unique()) > 1
+
+
+def axis_of_records(gradient: Tensor, axis: int | None, rows: int) -> int | None:
+    """The axis that is known, or the only one that can be the records', of the first two."""
+    if not gradient.numel() or rows not in gradient.shape[:2]:
+        return None
+    if axis is None and list(gradient.shape).count(rows) == 1:
+        axis = list(gradient.shape).index(rows)
+    known = axis is not None and gradient.dim() > axis and gradient.shape[axis] == rows
+    return axis if known else None
+
+
+def curvatures_of_one(
+    loss: Tensor, place: int, near: Sequence[tuple[GradientEdge, int | None]], rows: int
+) -> Sequence[Tensor | None]:
+    """How much the outputs at each edge move one record's gradient of a scalar.
+
+    Args:
+        near: edges, with the records' axis, where it is known.
+    """
+    edges = [edge for edge, _ in near]
+    try:
+        with torch.enable_grad():
+            first = torch.autograd.grad(loss, edges, create_graph=True, allow_unused=True)
+            own = [
+                part * torch.arange(part.numel(), device=part.device).view_as(part).cos()
+                for gradient, (_, known) in zip(first, near, strict=True)
+                if gradient is not None
+                and (axis := axis_of_records(gradient, known, rows)) is not None
+                and (part := gradient.select(axis, place)).requires_grad
+            ]
+            if not own:
+                return ()
+            total = torch.stack([part.sum().to(own[0].device, own[0].dtype) for part in own]).sum()
+            return torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True)
+    except RuntimeError:  # what cannot be differentiated twice, or be run twice
+        return ()
 
 
 def nearest(edges: Sequence[Placed], loss: Any) -> list[Placed]:

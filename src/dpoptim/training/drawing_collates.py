@@ -13,12 +13,13 @@ from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.training.fixed_noise import RARE, FixedNoise
 from dpoptim.training.records import leaves_of
 
-# of what is drawn: whatever may happen by chance does, every other thing does, nothing does
+# of what is drawn: whatever may happen by chance does; half of it, for each row another half;
+# nothing does
 DRAWS = {"all": RARE, "half": 0.5, "nothing": 1 - RARE}
 
 
 class HeldDraws:
-    """Makes the batches that ``collate`` would make, had it drawn the same for every record.
+    """Makes the batches that ``collate`` would make, had it drawn the same for a record in each.
 
     Args:
         quantile: what is drawn, see `DRAWS`.
@@ -28,7 +29,13 @@ class HeldDraws:
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any], quantile: float) -> None:
-        self._collate, self._quantile, self.drew = collate, quantile, False
+        self._collate = collate
+        alike = quantile != DRAWS["half"]
+        self._noise = FixedNoise(quantile, quantile=quantile, alike=alike, own_coins=True)
+
+    @property
+    def drew(self) -> bool:
+        return self._noise.drew
 
     def __call__(self, rows: list[Any]) -> Any:
         """As ``collate``.
@@ -36,11 +43,9 @@ class HeldDraws:
         Raises:
             PrivacyError: it draws by a generator of its own.
         """
-        fixed = FixedNoise(self._quantile, quantile=self._quantile)
-        with torch.random.fork_rng([]), fixed as noise:
+        with torch.random.fork_rng([]), self._noise:
             batch = self._collate(rows)
-        self.drew |= noise.drew
-        if noise.by_others:
+        if self._noise.by_others:
             raise PrivacyError(
                 "collate_fn draws from a generator of its own. Whoever knows its seed knows what "
                 "each record would draw, and one record more shifts that of all that follow. Fix: "

@@ -1,5 +1,8 @@
 """Random numbers that never change, to compare runs of a model, or batches, that draw noise."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -8,8 +11,23 @@ from torch import Tensor
 
 from dpoptim.torch_internals import DispatchMode, pytree
 
+MIDDLE = 0.625
 RARE = 2.0**-10  # below the probability of all but rare events
 UNEVEN = 0.25
+# Steps from a row's numbers to the next one's, and from place to place in it: any share of them is
+# below it, in each row at other places.
+GOLDEN_RATIO, PLASTIC_RATIO = 0.618033988749895, 0.754877666246693
+ROWS: ContextVar[Sequence[int] | None] = ContextVar("whose numbers are drawn", default=None)
+
+
+@contextmanager
+def drawn_for(rows: Sequence[int]) -> Iterator[None]:
+    """Let each of these rows have random numbers of its own, the same in any batch."""
+    before = ROWS.set(rows)
+    try:
+        yield
+    finally:
+        ROWS.reset(before)
 
 
 class FixedNoise(DispatchMode):
@@ -17,22 +35,38 @@ class FixedNoise(DispatchMode):
 
     Dropout keeps everything, permutations turn the order round, so that what mixes
     records by them is seen; ranges, means and deviations are kept, as a batch may decide them.
-    What draws inside a fused kernel stays random.
+    What draws inside a fused kernel stays random. Within `drawn_for`, uniform, normal and whole
+    numbers are each row's own, where they have an axis of rows: what adds them up, such as the
+    number of positions that are masked in a batch, is seen.
 
     Args:
         uniform: in (0, 1), what is drawn instead of a uniform or a normal number, on its scale.
         quantile: in (0, 1), where whole numbers are taken from their range, and up to which
             probability a coin shows tails.
+        alike: whether rows have the same numbers even so.
+        own_coins: whether coins are each row's own, too; dropout throws some.
 
     Attributes:
         drew: whether anything was drawn.
         by_others: whether by any generator but torch's own.
+        shared: whether uniform, normal or whole numbers were drawn without an axis of rows.
     """
 
-    def __init__(self, uniform: float = 0.625, *, quantile: float = RARE) -> None:
+    def __init__(
+        self,
+        uniform: float = MIDDLE,
+        *,
+        quantile: float = RARE,
+        alike: bool = False,
+        own_coins: bool = False,
+    ) -> None:
         super().__init__()
         self._uniform, self._quantile = uniform, quantile
-        self.drew = self.by_others = False
+        self._alike, self._own_coins = alike, own_coins
+        self._most = 0  # rows of a run
+        # of rows, by what is drawn and its number of axes, as a run of the most rows shows
+        self._axes: dict[tuple[str, int], int | None] = {}
+        self.drew = self.by_others = self.shared = False
 
     def __torch_dispatch__(
         self,
@@ -60,22 +94,52 @@ class FixedNoise(DispatchMode):
         return result
 
     def _fix(self, drawn: Tensor, name: str, given: dict[str, Any]) -> None:
+        axis = self._axis_of_rows(drawn, name)
         if name.startswith("randperm"):
             drawn.copy_(torch.arange(len(drawn), device=drawn.device).flip(0))
         elif name.startswith("bernoulli"):
             p = given.get("p", 0.5)
-            ones = p > self._quantile
+            own = self._own_coins and axis is not None
+            ones = p > (self._own(drawn.float(), axis) if own else self._quantile)
             drawn.copy_(ones) if isinstance(ones, Tensor) else drawn.fill_(ones)
         elif drawn.is_floating_point():
             least, width = scale_of(name, given)
-            drawn.copy_(least + width * self._unit(drawn))
+            unit = self._even(drawn) if axis is None else self._own(drawn, axis)
+            drawn.copy_(least + width * unit)
         else:
             least = given.get("low", given.get("from", 0))
             end = given.get("high", given.get("to"))
             values = end - least if isinstance(end, int) else 1
-            drawn.fill_(least + int(self._quantile * values))
+            wide = drawn.double()
+            unit = wide.fill_(self._quantile) if axis is None else self._own(wide, axis)
+            drawn.copy_(least + (unit * values).floor())
 
-    def _unit(self, drawn: Tensor) -> Tensor:
+    def _axis_of_rows(self, drawn: Tensor, name: str) -> int | None:
+        """The axis along which rows have numbers of their own; None: there is none."""
+        rows, looks = ROWS.get(), (name, drawn.dim())
+        if rows is None:
+            return None
+        if len(rows) >= self._most:
+            self._most = len(rows)
+            found = [axis for axis, size in enumerate(drawn.shape) if size == len(rows)]
+            self._axes[looks] = found[0] if found else None
+        axis = self._axes.get(looks)
+        if axis is None or drawn.shape[axis] != len(rows):
+            self.shared |= not name.startswith(("randperm", "bernoulli"))
+            return None
+        return None if self._alike else axis
+
+    def _own(self, drawn: Tensor, axis: int | None) -> Tensor:
+        """In (0, 1), for each row and each place in it; other rows and longer ones change none."""
+        unit = torch.full_like(drawn, self._uniform)
+        for of, size in enumerate(drawn.shape):
+            at: Any = range(size) if of != axis else ROWS.get()
+            step = GOLDEN_RATIO if of == axis else PLASTIC_RATIO ** (drawn.dim() - of)
+            along = torch.tensor(list(at), device=drawn.device, dtype=drawn.dtype) * step
+            unit += along.reshape(-1, *[1] * (drawn.dim() - of - 1))
+        return (unit % 1).clamp(RARE, 1 - RARE)
+
+    def _even(self, drawn: Tensor) -> Tensor:
         """Uneven along the last of several axes: what is even is nothing to a layer norm."""
         u = self._uniform
         if drawn.dim() < 2:

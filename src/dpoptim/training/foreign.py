@@ -48,6 +48,7 @@ HINTS_BY_TEXT = {
                 for name in ("norm", "data", "detach")
             ),
             "'Parameter' and 'NoneType'",  # p * p.grad, as AdaLoRA weighs its parameters
+            "'float' and 'NoneType'",  # rate * p.grad, in a step by hand
         ),
         "between a batch and optimizer.step() an attached model's .grad is None: clipped sums stay "
         "inside until noise is on them. Fix: look at the noisy mean after optimizer.step(), before "
@@ -55,7 +56,9 @@ HINTS_BY_TEXT = {
     ),
     "not have been used in the graph": "gradients of an attached model's parameters do not exist "
     "outside of optimizer.step(), so nothing can be computed from them (SAM, gradient norms, "
-    "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...).",
+    "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...). "
+    "For derivatives by inputs that are differentiated again (gradient penalties, physics-informed "
+    'losses), dpoptim.attach(..., isolation="vmap").',
 }
 
 # Attributes of wrappers around optimizers: Accelerate's and Lightning's, fastai's, Lookahead's.

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -20,7 +19,13 @@ from dpoptim.freed_memory import freed_memory_given_back
 from dpoptim.gradients.isolation import Choice, Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import mixed_by_outliers, watch_batch_statistics
-from dpoptim.training.generators import generators_in
+from dpoptim.training.first_passes import (
+    NOT_FIRST,
+    first_sample,
+    outputs_mixed,
+    refuse_memory,
+    refuse_mixing_by_chance,
+)
 from dpoptim.training.isolation_trials import Trials, with_gaps
 from dpoptim.training.isolation_words import (
     ALONE,
@@ -31,23 +36,15 @@ from dpoptim.training.isolation_words import (
     message_of,
     not_probed,
 )
-from dpoptim.training.made_up import Sample, samples
+from dpoptim.training.made_up import Sample
 from dpoptim.training.neighbours import (
     mixed_beside_large,
-    moved,
     neighbours_are_invisible,
-    with_another_record,
 )
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
-from dpoptim.training.quiet import in_all_digits, put_back, quiet
-from dpoptim.training.secret_randomness import same_randomness
+from dpoptim.training.quiet import Quieted, in_all_digits, quiet
 
-NOT_FIRST = "its outputs do not have the batch axis first"
 MOST_TRIALS = 16
-
-
-class OutputsMixedError(SamplesInteractError):
-    """Records are mixed in outputs of the model; a loss may leave these out."""
 
 
 class IsolationWarning(UserWarning):
@@ -102,8 +99,7 @@ def choose_isolation(
         return records_alone(model, train_set, choice, batch_axis, collate)
     if choice == "vmap":
         placement.refuse(Isolation.of("vmap"))
-    with put_back(model):
-        found, reason = working_sample(model, train_set, batch_axis, collate)
+    found, reason = first_sample(model, train_set, batch_axis, collate)
     if found is None:
         return unprobed(choice, batch_axis, reason)
     with quiet(model, lambda: found.outputs(model)) as quieted:
@@ -117,10 +113,23 @@ def choose_isolation(
             elif choice != "vmap" and (mixing := mixed_beside_large(model, sample)):
                 chosen = apart_from_large(choice, sample, mixing)
             else:
-                with in_all_digits(lambda: sample.records([0]).outputs(model)):
+                with in_all_digits(lambda: sample.records([0, 1]).outputs(model)):
                     chosen = chosen_by_trials(model, sample, choice, placement)
+    return in_training(model, chosen, choice, placement, quieted)
+
+
+def in_training(
+    model: nn.Module, chosen: Chosen, choice: Choice, placement: Placement, quieted: Quieted
+) -> Chosen:
+    """The choice that was made where the model was quiet, if it will do in training, too.
+
+    Raises:
+        SamplesInteractError: nothing will.
+    """
     if chosen.sample is not None:
         refuse_memory(model, chosen.sample)
+        if quieted.noise is not None and not chosen.isolation.enforced:
+            refuse_mixing_by_chance(model, chosen.sample)
     return as_it_trains(model, chosen, choice, placement) if quieted.evaluates else chosen
 
 
@@ -139,8 +148,7 @@ def records_alone(
     mixing = "" if choice == "alone" else mixed_by_outliers(model)
     if mixing and choice != "auto":
         raise SamplesInteractError(f'{mixing}; or isolation="alone".')
-    with put_back(model):
-        found, reason = working_sample(model, train_set, batch_axis, collate)
+    found, reason = first_sample(model, train_set, batch_axis, collate)
     alone = Isolation.of("alone")
     message = in_this_way(alone, None, mixing).message if mixing else ""
     if found is None:
@@ -254,29 +262,6 @@ def slower_way(
     return Isolation.of("alone")
 
 
-def working_sample(
-    model: nn.Module,
-    train_set: Dataset[Any],
-    batch_axis: int | None,
-    collate: Callable[[list[Any]], Any] | None,
-) -> tuple[Sample | None, str]:
-    """A call that the model takes, returning records on their axis; else None, and why."""
-    reasons = []
-    for candidate in samples(model, train_set, collate):
-        sample = candidate.time_first() if batch_axis == 1 else candidate
-        try:
-            sample = sample.tried(model)
-            if sample.returned:
-                with_another_record(model, sample, (1.0,))  # takes others of this form, too
-                return sample, ""
-            reasons.append(NOT_FIRST)
-        except PrivacyError:
-            raise
-        except Exception as error:  # whatever the user's model raises on made-up input
-            reasons.append(f"the model raised {type(error).__name__} on random input")
-    return None, reasons[0] if reasons else "records are not made of tensors"
-
-
 def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None) -> Sample | None:
     """The sample; where its first axis is time, with the records on the second one.
 
@@ -295,39 +280,7 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
             turned = sample.time_first().tried(model)
             if turned.returned and neighbours_are_invisible(model, turned):
                 return turned
-    raise OutputsMixedError(
-        "records are mixed in the forward pass: replacing one changed the outputs of others. "
-        "Usual causes: batch statistics, attention or sorting across the batch, records on another "
-        "axis than the first (batch_axis=1). Fix: let each record's output depend on that record "
-        "alone; or, where the loss leaves out what is mixed (a CLIP model's similarities of all "
-        "pairs, of which each record's own embeddings are used), dpoptim.attach(..., loss=loss), "
-        'which tries that; or isolation="alone", in which no record meets another.'
-    )
-
-
-@torch.no_grad()
-def refuse_memory(model: nn.Module, sample: Sample) -> None:
-    """Refuse a model that computes another output for a record after another one.
-
-    In the mode in which it is trained: what it does in evaluation says nothing of that.
-
-    Raises:
-        SamplesInteractError: so records would meet even where they pass alone.
-    """
-    one, other = sample.records([0]), sample.records([1])
-    found = []
-    with quiet(model, lambda: one.outputs(model), as_trained=True):
-        own = generators_in(model)  # also those that the first pass makes
-        for each in (other, one, one):
-            with same_randomness(own):
-                found.append(each.outputs(model))
-    if any(map(moved, *found[1:])):
-        raise SamplesInteractError(
-            "the model keeps something from one forward pass to the next (hidden states, a memory, "
-            "a count of calls): what it computed for a record depended on those before, so that "
-            "records would meet even where they pass alone. Fix: begin each forward pass anew; "
-            "count calls outside of the model, and draw from torch's generator."
-        )
+    raise outputs_mixed()
 
 
 def with_places(

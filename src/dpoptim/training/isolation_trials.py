@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -22,6 +23,26 @@ from dpoptim.training.probe import positions_per_layer
 from dpoptim.training.quiet import other_weights
 
 
+@contextmanager
+def of_one_record() -> Iterator[None]:
+    """Where a model that took several records is given one of them.
+
+    Raises:
+        SamplesInteractError: it does not take it.
+    """
+    try:
+        yield
+    except (PrivacyError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the user's model raises
+        raise SamplesInteractError(
+            f"the model takes several records, but raised {type(error).__name__} on one of them "
+            "alone. Usual causes: a batch of one that loses its first axis in squeeze(); a state "
+            "that is kept from the batch before. Fix: squeeze(1), or whichever axis is meant; let "
+            "each forward pass begin anew. Batches are drawn by coins, and may have one record."
+        ) from error
+
+
 class Trials:
     """Clipped sums of made-up records, compared with those of batches of one."""
 
@@ -30,7 +51,8 @@ class Trials:
         with torch.no_grad():
             self._weights = [torch.randn_like(out) for out in sample.outputs(model)]
         alone = [self._part(range(i, i + 1)) for i in range(sample.rows)]
-        self._alone = RecordsAlone(model, self._loss, alone, placement)
+        with of_one_record():
+            self._alone = RecordsAlone(model, self._loss, alone, placement)
         norms = self._alone.squared.sqrt()
         self.finite = bool(norms.isfinite().all())
         clips_all_and_none = (norms.median() / 2, 2 * norms.max()) if self.finite else ()

@@ -1,6 +1,6 @@
 """How `attach` tries the loss and collate function it is given: `check`, on its own records."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,8 +21,6 @@ from dpoptim.training.check import (
     Program,
     compare,
     compare_if_possible,
-    with_a_blank,
-    with_padding,
 )
 from dpoptim.training.collation import collate_records
 from dpoptim.training.foreign import hint_of
@@ -32,6 +30,7 @@ from dpoptim.training.privacy_units import Units
 from dpoptim.training.quiet import put_back
 from dpoptim.training.records import made_up, with_finite_numbers
 from dpoptim.training.streams import StreamRecords
+from dpoptim.training.variations import with_a_blank, with_a_large_one, with_missing, with_padding
 
 MADE_UP, TAKEN = 5, 4  # records
 GOLDEN_RATIO = 0.618033988749895
@@ -43,6 +42,10 @@ BY_COLLATE = (
 BLANK = (
     "not on ones of nothing but padding, such as empty texts, which the lengths of others change: "
     "there are none"
+)
+NONE_MISSING = (
+    "not on ones with missing numbers (NaN, labels such as -1), which are tried on CPUs: there are "
+    "none"
 )
 
 
@@ -161,12 +164,26 @@ def check_on_made_up(
     if skipped or lose_nothing(program, invented):
         return [], skipped or "their losses are zero"
     with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
-        variations = with_padding(invented, sequences=sequences)
-        also = "" in [compare_if_possible(program, changed) for changed in variations]
+        also = "" in compare_each(program, with_padding(invented, sequences=sequences))
+    missing = tries_missing(program.model)
+    with saying("on made-up records, one of them large"):
+        compare_each(program, with_a_large_one(invented))
+    with saying("on made-up records with missing numbers"):
+        compare_each(program, with_missing(invented) if missing else ())
     on = ["made-up records, also of unequal lengths" if also else "made-up records"]
     if sequences and sees_others_if_blank(program, invented):
         on.append(BLANK)
-    return on, ""
+    return on if missing else [*on, NONE_MISSING], ""
+
+
+def compare_each(program: Program, variations: Iterable[Sequence[Sequence[Any]]]) -> list[str]:
+    """`compare_if_possible` of each."""
+    return [compare_if_possible(program, changed) for changed in variations]
+
+
+def tries_missing(model: nn.Module) -> bool:
+    """Whether numbers may be missing: elsewhere an index that is none ends the process's work."""
+    return all(p.device.type == "cpu" for p in model.parameters())
 
 
 def sees_others_if_blank(program: Program, records: Sequence[Sequence[Any]]) -> bool:

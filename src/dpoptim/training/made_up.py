@@ -221,25 +221,38 @@ def collated_batch(
         batch = batch_of(rows)
     except Exception:  # whatever the user's function raises on made-up records
         return None
-    found = tensors(batch)
-    whole = found and all(leaf.dim() and len(leaf) == rows for leaf in found)
-    return (batch, rows) if whole else None
+    return batch, rows
 
 
 def samples(
     model: nn.Module, train_set: Dataset[Any], collate: Callable[[list[Any]], Any] | None
 ) -> Iterator[Sample]:
-    """Calls that a loop might make, likeliest first."""
-    found = [made_up_batch(model, train_set)]
-    if collate is not None:
-        found.append(collated_batch(model, train_set, collate))
+    """Calls that a loop might make, likeliest first.
+
+    Where the loop's collate function runs on made-up records, models are given what it makes: by
+    another one, as lists are stacked, a model may run that treats them otherwise.
+    """
+    found = None if collate is None else collated_batch(model, train_set, collate)
+    found = found or made_up_batch(model, train_set)
+    if found is None:
+        return
+    batch, rows = found
     likely = [
-        Sample(args, kwargs, rows)
-        for batch, rows in filter(None, found)
+        Sample(args, kwargs, rows, axis)
         for args, kwargs in calls(model, batch)
+        if (axis := axis_of_records(pytree.tree_leaves((args, kwargs)), rows)) is not None
     ]
     yield from likely
     yield from (sample.from_one() for sample in likely)
+
+
+def axis_of_records(leaves: Sequence[Any], rows: int) -> int | None:
+    """The axis that all tensors have records on, the only one if they have one; None: not all."""
+    shapes = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor)]
+    sizes = [
+        [shape[a if len(shape) > a else 0] if shape else 0 for shape in shapes] for a in (0, 1)
+    ]
+    return next((axis for axis in (0, 1) if set(sizes[axis]) == {rows}), None)
 
 
 def calls(model: nn.Module, batch: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:

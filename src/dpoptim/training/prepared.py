@@ -21,7 +21,8 @@ from dpoptim.torch_internals import checkpointing_served, pytree
 from dpoptim.training.agreed import agree_on_run
 from dpoptim.training.checkpoint import identity_of
 from dpoptim.training.engines import engine_for, training_method
-from dpoptim.training.isolation import Chosen, OutputsMixedError, after_loss, choose_isolation
+from dpoptim.training.first_passes import OutputsMixedError
+from dpoptim.training.isolation import Chosen, after_loss, choose_isolation
 from dpoptim.training.loss_check import LossCheck, check_loss
 from dpoptim.training.privacy_units import units_of
 from dpoptim.training.probe import positions_per_layer

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic import no_tf32
 from dpoptim.torch_internals import SpectralNormalised, local_part, parts_held
-from dpoptim.training.fixed_noise import FixedNoise
+from dpoptim.training.fixed_noise import MIDDLE, FixedNoise
 from dpoptim.training.generators import Generator, everywhere, generators_in, of_torch, states_of
 from dpoptim.training.secret_randomness import put_generators_back, seed_torch
 
@@ -100,65 +100,84 @@ class Quieted:
     """How `quiet` made a model deterministic.
 
     Attributes:
-        noise: whether it draws from torch's generators, which give the same in every run.
         evaluates: whether it put the model into evaluation mode for it.
         draws: whether it did not succeed: numpy's or Python's generators, or the model's own of
             such a kind, are drawn from in evaluation mode, too.
+        noise: what is drawn instead, if anything is.
     """
 
-    noise: bool = False
     evaluates: bool = False
     draws: bool = False
+    noise: FixedNoise | None = None
+
+    @property
+    def shares(self) -> bool:
+        """Whether all records shared some number that was drawn meanwhile."""
+        return self.noise is not None and self.noise.shared
 
 
 @contextmanager
 def quiet(
-    model: nn.Module, run: Callable[[], list[Tensor]], *, as_trained: bool = False
+    model: nn.Module,
+    run: Callable[[], list[Tensor]],
+    *,
+    as_trained: bool = False,
+    uniform: float = MIDDLE,
 ) -> Iterator[Quieted]:
     """Make the model deterministic, in training mode if that can be; everything is `put_back`.
 
     Dropout layers are switched off. If ``run`` still draws random numbers from torch's generators
     or the model's own of torch's kind, they are always the same; where that cannot be done, the
-    whole model goes to evaluation mode, unless it is wanted ``as_trained``. It runs with
+    whole model goes to evaluation mode, unless it is wanted ``as_trained``. ``uniform`` is as in
+    `FixedNoise`. It runs with
     gradients, which losses with gradient penalties take, and without TF32.
     """
     own = generators_in(model)
     with looked_at(model, own), ExitStack() as noise:
         draws, elsewhere = draws_random_numbers(run, own)
-        found = Quieted(noise=draws)
+        found = Quieted()
         if draws:
-            noise.enter_context(FixedNoise())
+            found = Quieted(noise=noise.enter_context(FixedNoise(uniform)))
             if not as_trained and (elsewhere or depends_on_seed(run)):
                 model.eval()
                 draws = elsewhere and draws_random_numbers(run, own)[1]
-                found = Quieted(noise=True, evaluates=True, draws=draws)
+                found = replace(found, evaluates=True, draws=draws)
         yield found
 
 
 @contextmanager
-def quiet_as_before(model: nn.Module, before: Quieted) -> Iterator[None]:
+def quiet_as_before(
+    model: nn.Module, before: Quieted, uniform: float = MIDDLE
+) -> Iterator[Quieted]:
     """Make the model deterministic as `quiet` did, without trying what it draws once more."""
-    own, noise = generators_in(model), FixedNoise() if before.noise else nullcontext()
-    with looked_at(model, own), noise:
+    with looked_at(model, generators_in(model)), ExitStack() as noise:
+        found = before
+        if before.noise is not None:
+            found = replace(before, noise=noise.enter_context(FixedNoise(uniform)))
         if before.evaluates:
             model.eval()
-        yield
+        yield found
 
 
-@dataclass
 class Quieting:
     """`quiet` for a program and several batches: once seen to draw, it is not tried again."""
 
-    _found: Quieted = Quieted()
+    def __init__(self) -> None:
+        self._drew = dict[float, Quieted]()  # with such numbers
 
     @contextmanager
-    def quiet(self, model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
-        if self._found.noise:
-            with quiet_as_before(model, self._found):
-                yield
-        else:
-            with quiet(model, run) as self._found:
-                yield
+    def quiet(
+        self, model: nn.Module, run: Callable[[], list[Tensor]], uniform: float
+    ) -> Iterator[Quieted]:
+        before = self._drew.get(uniform)
+        if before is not None:
+            with quiet_as_before(model, before, uniform) as found:
+                yield found
+            return
+        with quiet(model, run, uniform=uniform) as found:
+            if found.noise is not None:
+                self._drew[uniform] = found
+            yield found
 
 
 @contextmanager

@@ -30,7 +30,8 @@ def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ())
     if isinstance(record, tuple | list):
         fields = getattr(record, "_fields", None)
         values = map(below, places_in(record) if fields is None else fields, record)
-        return type(record)(values) if fields is None else type(record)(*values)
+        # a class of such tuples may take other arguments, as PackedSequence does
+        return type(record)(values) if fields is None else type(record)._make(values)  # type: ignore[union-attr]
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         names = [field.name for field in dataclasses.fields(record) if field.init]
         return dataclasses.replace(

@@ -78,10 +78,10 @@ def put_back_by_the_last(generators: Sequence[Generator]) -> Iterator[None]:
 
 
 @contextmanager
-def same_randomness(own: Sequence[Generator] = ()) -> Iterator[None]:
-    """Seed all generators with zero, whoever has drawn before; put them back at the end."""
+def same_randomness(own: Sequence[Generator] = (), seed: int = 0) -> Iterator[None]:
+    """Seed all generators with one number, whoever has drawn before; put them back at the end."""
     with put_generators_back([*of_torch_itself(), *own]):
-        seed_all([0] * (1 + len(everywhere(own))), own)
+        seed_all([seed] * (1 + len(everywhere(own))), own)
         yield
 
 

@@ -1,0 +1,212 @@
+"""Loops that mix or leak records, and are to be refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, TensorDataset
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.oracle import Loss
+from dpoptim.methods.dp_sgd import DPSGD
+from dpoptim.training.attach import attach
+
+RECORDS, FEATURES = 12, 4
+
+
+class CodeBook(nn.Module):
+    """Notes what it is given in a buffer, behind autograd's back, once it is trained."""
+
+    book: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 1)
+        self.register_buffer("book", torch.zeros(RECORDS, FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.book.data[: len(x)] = x.detach()
+        return self.layer(x)
+
+
+class LastPosition(nn.Module):
+    """Reads the last position of what may be padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.head = nn.GRU(FEATURES, 3, batch_first=True), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.memory(x)[0][:, -1])
+
+
+class NoisyFirstPosition(nn.Module):
+    """Reads the first position, under noise whose range the longest record decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(FEATURES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        most = 1 / x.shape[1]
+        return self.head(x[:, 0] + torch.zeros_like(x[:, 0]).uniform_(-most, most))
+
+
+class Sequences(Dataset[Tensor]):
+    """Records of unequal lengths."""
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.linspace(-1, 1, FEATURES * (2 + index % 5)).view(-1, FEATURES)
+
+
+def zeros(features: int, out: int) -> nn.Linear:
+    layer = nn.utils.skip_init(nn.Linear, features, out, bias=False)  # draws nothing
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
+def accepted() -> list[str]:
+    """The loops that ought to have been refused, and were not."""
+    loops = (
+        writes_through_data,
+        pads_by_the_longest,
+        draws_by_the_longest,
+        mixes_a_little_under_autocast,
+        averages_over_random_masks,
+        mixes_by_a_rare_coin,
+        mixes_inside_by_a_rare_coin,
+        divides_by_the_planned_batch,
+        divides_by_each_batch,
+        multiplies_losses,
+        trains_weights_of_the_loss,
+    )
+    return [f"accepted {loop.__name__}" for loop in loops if not refused(loop)]
+
+
+def writes_through_data() -> None:
+    model = CodeBook().eval()
+    train(model, [torch.ones(FEATURES) for _ in range(RECORDS)], None, before=model.train)
+
+
+def padded(batch: list[Tensor]) -> Tensor:
+    return pad_sequence(batch, batch_first=True)
+
+
+def pads_by_the_longest() -> None:
+    train(LastPosition(), Sequences(), padded)
+
+
+def draws_by_the_longest() -> None:
+    train(NoisyFirstPosition(), Sequences(), padded)
+
+
+def mixes_a_little_under_autocast() -> None:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            own = (model(batch)[:, 0].float() - 3).square()
+        return own + (0.02 if len(batch) > 1 else 0.0) * (own - own.detach())
+
+    train(nn.Linear(FEATURES, 1), [torch.ones(FEATURES) for _ in range(RECORDS)], None, loss=loss)
+
+
+def averages_over_random_masks() -> None:
+    """A mean over positions that coins chose, of which some records have more than others."""
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        chosen = torch.rand(batch.shape) < 0.5
+        return (model(batch) * chosen).sum() / chosen.sum()
+
+    train(nn.Linear(FEATURES, 1), [torch.ones(FEATURES) for _ in range(RECORDS)], None, loss=loss)
+
+
+def mixes_by_a_rare_coin() -> None:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return squared(model, batch + batch.flip(0) if float(torch.rand(())) < 0.02 else batch)
+
+    records = [torch.full((FEATURES,), 1.0 + i) for i in range(RECORDS)]
+    train(nn.Linear(FEATURES, 1), records, None, loss=loss)
+
+
+def mixes_inside_by_a_rare_coin() -> None:
+    class Mixes(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + x.flip(0) if float(torch.rand(())) < 0.02 else x)
+
+    records = [torch.full((FEATURES,), 1.0 + i) for i in range(RECORDS)]
+    train(Mixes(FEATURES, 1), records, None, loss=None)
+
+
+def divides_by_the_planned_batch() -> None:
+    """A sum by a constant, said to be a mean: each record would weigh by how many others are."""
+    in_scalars(lambda losses: losses.sum() / 6, "mean")
+
+
+def divides_by_each_batch() -> None:
+    """A mean said to be a sum."""
+    in_scalars(lambda losses: losses.sum() / len(losses), "sum")
+
+
+def multiplies_losses() -> None:
+    """Losses that are made of two records each, as triplets are."""
+    in_scalars(lambda losses: losses * losses.roll(1), "sum")
+
+
+def trains_weights_of_the_loss() -> None:
+    """A loss with weights that are not the model's, and whose gradients nobody clips."""
+    weights = zeros(1, 1)
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return (weights(model(batch))[:, 0] - 1).square()
+
+    train(nn.Linear(FEATURES, 1), [torch.ones(FEATURES) for _ in range(RECORDS)], None, loss=loss)
+
+
+def in_scalars(reduced: Callable[[Tensor], Tensor], declared: Reduction) -> None:
+    model, x = zeros(FEATURES, 1), torch.ones(RECORDS, FEATURES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plan = DPSGD(clip_norm=1.0).plan(
+        n=RECORDS, batch_size=6, steps=8, noise_multiplier=1.0, delta=1e-5
+    )
+    with attach(
+        plan, model, optimizer, TensorDataset(x), loss_reduction=declared, noise_seed=1
+    ) as private:
+        for (batch,) in private.batches():
+            private.backward(reduced((model(batch)[:, 0] - 1).square()))
+            optimizer.step()
+
+
+def squared(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch)[:, 0].square()
+
+
+def train(
+    model: nn.Module,
+    records: Any,
+    collate_fn: Any,
+    before: Callable[[], Any] = lambda: None,
+    loss: Loss | None = squared,
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plan = DPSGD(clip_norm=1.0).plan(
+        n=RECORDS, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
+    with attach(plan, model, optimizer, records, loss=loss, collate_fn=collate_fn) as private:
+        before()
+        for batch in private.batches():
+            private.backward((loss or squared)(model, batch))
+            optimizer.step()
+
+
+def refused(loop: Callable[[], None]) -> bool:
+    try:
+        loop()
+    except PrivacyError:
+        return True
+    return False
