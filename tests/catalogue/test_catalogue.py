@@ -80,6 +80,8 @@ BY_RULES = {
         "beit with a shared bias",
         "longformer",
         "patchtst",
+        "mamba",
+        "mamba2",
     ),
     *(
         "bert",

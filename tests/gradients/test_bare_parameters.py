@@ -106,12 +106,23 @@ EXACT += [
     ((D,), "F.layer_norm(h, (D,), p)"),
     ((2, D), "h[:, 0] * F.embedding((h[:, 0, 0] > 0).long(), p)"),
     ((2, D), "h + F.embedding((h[..., 0] > 0).long(), p, padding_idx=1)"),
+    ((D, D), "(p @ h.transpose(1, 2)).transpose(1, 2)"),
+    ((D, D), "(p.exp() @ h.transpose(1, 2)).transpose(1, 2)"),
+    ((D, D), "torch.matmul(h, p.exp())"),
+    # a causal convolution of one channel each
+    (
+        (D, 1, 2),
+        "F.conv1d(h.mT, p.squeeze(1).unsqueeze(1), None, 1, 1, groups=D)[..., :T].mT",
+    ),
+    ((D, 2, 1, 1), "F.conv2d(h.mT[..., None], p, padding='same', groups=3)[..., 0].mT"),
 ]
 
 FALLBACK = [
     ((D, D), "torch.einsum('btd,de->bte', h, p)"),
     ((D, D), "F.linear(h, p * 2)"),
-    ((D, D), "(p @ h.transpose(1, 2)).transpose(1, 2)"),
+    ((D, 1, 2), "F.conv1d(h.mT, p.flip(2), None, 1, 1, groups=D)[..., :T].mT"),
+    # to be seen as no parameter: a view without its gradient
+    ((D, D), "F.linear(h, p) + F.linear(h, p.squeeze().detach().view(D, D))"),
     ((T,), "F.prelu(h, p)"),
 ]
 

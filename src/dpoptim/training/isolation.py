@@ -38,7 +38,7 @@ from dpoptim.training.neighbours import (
     neighbours_are_invisible,
     with_another_record,
 )
-from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
+from dpoptim.training.next_way import Failure, in_all_blocks, places_of_records, promoted
 from dpoptim.training.quiet import in_all_digits, put_back, quiet
 from dpoptim.training.secret_randomness import same_randomness
 
@@ -339,7 +339,7 @@ def with_places(
         for _ in range(MOST_TRIALS):
             outside = told.outside
             if found.outside:
-                outside = outside | {name for name in found.modules if has_rule(model, name)}
+                outside = outside | in_all_blocks(model, found.modules)
             if found is not failure and outside == told.outside:
                 break  # it failed for another reason
             told = replace(told, outside=outside)

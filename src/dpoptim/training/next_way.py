@@ -1,5 +1,6 @@
 """The next way of keeping records apart, by where the last failed and layers have records."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,8 @@ from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
 from dpoptim.gradients.layers.registry import rule_for, takes_more_axes
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.training.made_up import Sample
+
+NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,17 @@ def inside(name: str, other: str) -> bool:
     return other in ("", name) or name.startswith(f"{other}.")
 
 
-def has_rule(model: nn.Module, name: str) -> bool:
-    return rule_for(model.get_submodule(name)) is not None
+def in_all_blocks(model: nn.Module, names: Iterable[str]) -> set[str]:
+    """Those with a rule of these layers, and of those at the same places in other blocks.
+
+    Numbers alone tell the names of blocks apart, each of which would else take a trial.
+    """
+    places = {NUMBER.sub("#", name) for name in names}
+    return {
+        name
+        for name, module in model.named_modules()
+        if NUMBER.sub("#", name) in places and rule_for(module) is not None
+    }
 
 
 def parent(name: str) -> str:

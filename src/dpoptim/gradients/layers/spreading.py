@@ -68,7 +68,7 @@ def expand_product(call: Call) -> int | None:
     """How many rows products of matrices have, of which one is shared."""
     data, shared = call.data, call.shared
     axes, rows = data[0].dim(), data[0].shape[0] if data[0].dim() else 0
-    fits = axes > 2 and len(data) == len(shared) == 1 and shared[0].dim() == axes
+    fits = axes > 2 and len(data) == len(shared) == 1 and 2 <= shared[0].dim() <= axes
     return rows if fits and shared[0].fits(rows, axes) else None
 
 
