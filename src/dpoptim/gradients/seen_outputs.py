@@ -11,11 +11,19 @@ from dpoptim.torch_internals import pytree
 MICROBATCHES = 4  # that are looked at
 
 
+def tensors_of(output: Any) -> list[Tensor]:
+    """The tensors that a model returned, in order.
+
+    Not what else is among them, such as a cache, which some return in evaluation mode alone.
+    """
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
 class SeenOutputs:
     """The outputs of a microbatch's forward passes, in the first ones of a run.
 
     Attributes:
-        edges: where the gradients of these outputs pass, and which leaf of what was returned each
+        edges: where the gradients of these outputs pass, and which of the tensors returned each
             is. They keep the graph, and no output.
         sizes: of all axes of the model's inputs but the records'.
     """
@@ -37,9 +45,8 @@ class SeenOutputs:
 
     def see(self, output: Any) -> None:
         if self._left >= 0 and torch.is_grad_enabled():
-            leaves = pytree.tree_leaves(output)
             self.edges += [
-                (place, get_gradient_edge(leaf))
-                for place, leaf in enumerate(leaves)
-                if isinstance(leaf, Tensor) and leaf.grad_fn is not None
+                (place, get_gradient_edge(tensor))
+                for place, tensor in enumerate(tensors_of(output))
+                if tensor.grad_fn is not None
             ]
