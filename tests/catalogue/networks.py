@@ -217,12 +217,25 @@ class SSM(nn.Module):
         return torch.stack(outs, 1)
 
 
+class Offset(nn.Embedding):
+    """A table of positions with a forward pass of its own, as Blenderbot's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 1)
+
+
 class Decoder(nn.Module):
     """A language model with learned positions, of one way or another."""
 
-    def __init__(self, positions: Callable[[Tensor], Tensor], *, tied: bool = False) -> None:
+    def __init__(
+        self,
+        positions: Callable[[Tensor], Tensor],
+        *,
+        tied: bool = False,
+        table: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(11, D), nn.Embedding(9, D)
+        self.token, self.position = nn.Embedding(11, D), table or nn.Embedding(9, D)
         self.block = nn.TransformerEncoderLayer(D, 2, 8, dropout=0.1, batch_first=True)
         self.head = nn.Linear(D, 11, bias=False)
         self.positions = positions
@@ -610,6 +623,10 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     ),
     "positions of one row": (lambda: Decoder(lambda x: torch.arange(x.shape[1])[None]), 11),
     "positions of one axis": (lambda: Decoder(lambda x: torch.arange(x.shape[1])), 11),
+    "positions in a layer of their own": (
+        lambda: Decoder(lambda x: torch.arange(x.shape[1]), table=Offset(9, D)),
+        11,
+    ),
     "positions for each record": (
         lambda: Decoder(lambda x: torch.arange(x.shape[1])[None].expand_as(x)),
         11,

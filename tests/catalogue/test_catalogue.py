@@ -82,6 +82,9 @@ BY_RULES = {
         "patchtst",
         "mamba",
         "mamba2",
+        "lstm cell",
+        "gru cell",
+        "positions in a layer of their own",
     ),
     *(
         "bert",

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
+from dpoptim.gradients.layers.expanded import places_of
 from dpoptim.gradients.layers.registry import rule_for, takes_more_axes
 from dpoptim.gradients.layers.rule import AnyRule
+from dpoptim.torch_internals import pytree
 from dpoptim.training.made_up import Sample
 
 NUMBER = re.compile(r"\d+")
@@ -35,7 +37,9 @@ class Failure:
 def places_of_records(
     model: nn.Module, sample: Sample, isolation: Isolation, *, lookups: bool
 ) -> Isolation:
-    """Where layers with a rule find records among input axes, by a run of the model as it is.
+    """Where layers find records among input axes, by a run of the model as it is.
+
+    Of layers with a rule; of others with parameters of their own, whether they see records at all.
 
     Args:
         lookups: whether lookups of (1, T) indices are made once for all records, not once for each.
@@ -43,18 +47,22 @@ def places_of_records(
     seen: dict[str, set[str]] = {}
     rows = sample.rows
 
-    def note(name: str, rule: AnyRule, args: tuple[Any, ...]) -> None:
-        x = args[0] if args and isinstance(args[0], Tensor) else None
-        place = "first" if x is None or not x.dim() else place_in(x, rule, rows, lookups=lookups)
-        seen.setdefault(name, set()).add(place)
+    def note(name: str, rule: AnyRule | None, args: tuple[Any, ...], kwargs: Any) -> None:
+        given = args[:1] if rule is not None else pytree.tree_leaves((args, kwargs))
+        inputs = [x for x in given if isinstance(x, Tensor) and x.dim()]
+        places = {place_in(x, rule, rows, lookups=lookups) for x in inputs}
+        if rule is None:
+            places = {"shared"} if places == {"shared"} else {"first"}
+        seen.setdefault(name, set()).update(places or {"first"})
 
     hooks = [
         module.register_forward_pre_hook(
-            lambda _, args, name=name, rule=rule: note(name, rule, args)
+            lambda _, args, kwargs, name=name, rule=rule: note(name, rule, args, kwargs),
+            with_kwargs=True,
         )
         for name, module in model.named_modules()
-        if (rule := rule_for(module)) is not None
-        and any(p.requires_grad for p in module.parameters())
+        if any(p.requires_grad for p in module.parameters())
+        and ((rule := rule_for(module)) is not None or places_of(module))
     ]
     try:
         sample.call(model)
@@ -75,10 +83,11 @@ def places_of_records(
     )
 
 
-def place_in(x: Tensor, rule: AnyRule, rows: int, *, lookups: bool) -> str:
+def place_in(x: Tensor, rule: AnyRule | None, rows: int, *, lookups: bool) -> str:
     """Where records are in a layer's input, by its sizes, for ``rows`` made-up records.
 
     Args:
+        rule: the layer's, if it has one.
         lookups: as for `places_of_records`.
     """
     first, second = (*x.shape, 0)[:2]
@@ -86,7 +95,7 @@ def place_in(x: Tensor, rule: AnyRule, rows: int, *, lookups: bool) -> str:
         return "first"
     if first == 1 and x.dim() > 1 and second != rows and not lookups:
         return "first"  # positions, looked up for each record
-    if takes_more_axes(rule) and x.dim() > 1 and second == rows:
+    if rule is not None and takes_more_axes(rule) and x.dim() > 1 and second == rows:
         return "time first"
     if first > rows and first % rows == 0:
         return "folded"
