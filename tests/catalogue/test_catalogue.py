@@ -85,6 +85,7 @@ BY_RULES = {
         "lstm cell",
         "gru cell",
         "positions in a layer of their own",
+        "a router of tokens in a row",
     ),
     *(
         "bert",
@@ -102,6 +103,8 @@ BY_RULES = {
         *("deberta", "deberta v2", "deberta v3", "lora on deberta v2", "swin", "swin v2"),
     ),
 }
+# The rest of these goes by rules.
+IN_PART = {"experts beside a convolution's weight": ("e",)}
 # Their layers are another one's here, in another size or order.
 ALIKE = {
     *("bert classifier", "roberta", "distilbert", "electra", "deberta v2", "mistral", "qwen2"),
@@ -144,6 +147,8 @@ def holds(
     if name in BY_RULES:
         assert not isolation.alone
         assert not isolation.by_vmap
+    if name in IN_PART:
+        assert isolation.by_vmap == IN_PART[name]
 
 
 @pytest.mark.parametrize(

@@ -103,16 +103,24 @@ def place_in(x: Tensor, rule: AnyRule | None, rows: int, *, lookups: bool) -> st
 
 
 def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
-    """The next way: ``vmap`` around the failure, then of the model, then records alone."""
+    """The next way: ``vmap`` around the failure, then of the model, then records alone.
+
+    Before that, rules that know which layers' parameters are read outside of these.
+    """
     if isolation.enforced:
         return Isolation.of("alone")
+    if failure.outside:
+        outside = isolation.outside | in_all_blocks(model, failure.modules)
+        if outside != isolation.outside:
+            return replace(isolation, outside=outside, windows=True)
     modules = dict(model.named_modules())
     chosen = set(isolation.by_vmap)
     for name in failure.modules or (WHOLE_MODEL,):
         kind = type(modules[surroundings(modules, chosen, name)])
         chosen |= {key for key, module in modules.items() if type(module) is kind}
     outermost = [v for v in chosen if not any(v != other and inside(v, other) for other in chosen)]
-    return replace(isolation, by_vmap=tuple(sorted(outermost)))
+    outside = frozenset(o for o in isolation.outside if not any(inside(o, v) for v in outermost))
+    return replace(isolation, by_vmap=tuple(sorted(outermost)), outside=outside)
 
 
 def surroundings(modules: Mapping[str, nn.Module], chosen: Iterable[str], failed: str) -> str:

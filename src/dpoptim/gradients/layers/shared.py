@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import RuleFunction
 from dpoptim.gradients.layers.expanded import ExpandParameter, Owner, Parameter, Values
+from dpoptim.gradients.layers.folded import FoldedRule
 from dpoptim.gradients.layers.spreading import EXPANDED, expand_elementwise
 from dpoptim.torch_internals import DisableTorchFunctionSubclass, pytree
 
@@ -132,6 +133,8 @@ class SharedParameter(torch.Tensor):
             found = owner.layer(name, *pytree.tree_map(as_parameter, (args, kwargs)))
             if found is not None:
                 rule, layer, x = found
+                if owner.has_windows(len(x)):
+                    rule = FoldedRule(rule, len(x) // (owner.rows or 1))
                 x = rule.prepare(layer, owner.label, x, owner.rows)
                 return RuleFunction.apply(
                     owner.recorder, rule, layer, owner.label, x, *layer.parameters()
