@@ -7,7 +7,7 @@ whole model; then records alone.
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from dpoptim.training.neighbours import (
     neighbours_are_invisible,
     with_another_record,
 )
-from dpoptim.training.next_way import Failure, in_all_blocks, places_of_records, promoted
+from dpoptim.training.next_way import Failure, places_of_records, promoted, told_outside
 from dpoptim.training.quiet import in_all_digits, put_back, quiet
 from dpoptim.training.secret_randomness import same_randomness
 
@@ -337,12 +337,9 @@ def with_places(
     for lookups in (False, True):
         told, found = places_of_records(model, sample, isolation, lookups=lookups), failure
         for _ in range(MOST_TRIALS):
-            outside = told.outside
-            if found.outside:
-                outside = outside | in_all_blocks(model, found.modules)
-            if found is not failure and outside == told.outside:
+            before, told = told, told_outside(model, told, found)
+            if found is not failure and told == before:
                 break  # it failed for another reason
-            told = replace(told, outside=outside)
             again = trials.failure(told)
             if again is None:
                 return told, None

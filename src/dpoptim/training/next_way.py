@@ -48,12 +48,14 @@ def places_of_records(
     rows = sample.rows
 
     def note(name: str, rule: AnyRule | None, args: tuple[Any, ...], kwargs: Any) -> None:
-        given = args[:1] if rule is not None else pytree.tree_leaves((args, kwargs))
-        inputs = [x for x in given if isinstance(x, Tensor) and x.dim()]
-        places = {place_in(x, rule, rows, lookups=lookups) for x in inputs}
         if rule is None:
-            places = {"shared"} if places == {"shared"} else {"first"}
-        seen.setdefault(name, set()).update(places or {"first"})
+            place = "first" if sees_records((args, kwargs), rows) else "shared"
+        else:
+            x = args[0] if args and isinstance(args[0], Tensor) else None
+            place = (
+                "first" if x is None or not x.dim() else place_in(x, rule, rows, lookups=lookups)
+            )
+        seen.setdefault(name, set()).add(place)
 
     hooks = [
         module.register_forward_pre_hook(
@@ -83,11 +85,16 @@ def places_of_records(
     )
 
 
-def place_in(x: Tensor, rule: AnyRule | None, rows: int, *, lookups: bool) -> str:
+def sees_records(given: Any, rows: int) -> bool:
+    """Whether a call's tensors, if there are any, may hold ``rows`` made-up records."""
+    shapes = [x.shape for x in pytree.tree_leaves(given) if isinstance(x, Tensor)]
+    return not shapes or any(size % rows == 0 for shape in shapes for size in shape)
+
+
+def place_in(x: Tensor, rule: AnyRule, rows: int, *, lookups: bool) -> str:
     """Where records are in a layer's input, by its sizes, for ``rows`` made-up records.
 
     Args:
-        rule: the layer's, if it has one.
         lookups: as for `places_of_records`.
     """
     first, second = (*x.shape, 0)[:2]
@@ -95,7 +102,7 @@ def place_in(x: Tensor, rule: AnyRule | None, rows: int, *, lookups: bool) -> st
         return "first"
     if first == 1 and x.dim() > 1 and second != rows and not lookups:
         return "first"  # positions, looked up for each record
-    if rule is not None and takes_more_axes(rule) and x.dim() > 1 and second == rows:
+    if takes_more_axes(rule) and x.dim() > 1 and second == rows:
         return "time first"
     if first > rows and first % rows == 0:
         return "folded"
@@ -109,10 +116,9 @@ def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolat
     """
     if isolation.enforced:
         return Isolation.of("alone")
-    if failure.outside:
-        outside = isolation.outside | in_all_blocks(model, failure.modules)
-        if outside != isolation.outside:
-            return replace(isolation, outside=outside, windows=True)
+    told = told_outside(model, isolation, failure)
+    if told != isolation:
+        return told
     modules = dict(model.named_modules())
     chosen = set(isolation.by_vmap)
     for name in failure.modules or (WHOLE_MODEL,):
@@ -121,6 +127,14 @@ def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolat
     outermost = [v for v in chosen if not any(v != other and inside(v, other) for other in chosen)]
     outside = frozenset(o for o in isolation.outside if not any(inside(o, v) for v in outermost))
     return replace(isolation, by_vmap=tuple(sorted(outermost)), outside=outside)
+
+
+def told_outside(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
+    """The same way, told of the layers whose parameters were read outside of these, if any were."""
+    read = in_all_blocks(model, failure.modules) if failure.outside else set()
+    if read <= isolation.outside:
+        return isolation
+    return replace(isolation, outside=isolation.outside | read, windows=True)
 
 
 def surroundings(modules: Mapping[str, nn.Module], chosen: Iterable[str], failed: str) -> str:

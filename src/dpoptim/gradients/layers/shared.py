@@ -32,6 +32,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import RuleFunction
 from dpoptim.gradients.layers.expanded import ExpandParameter, Owner, Parameter, Values
 from dpoptim.gradients.layers.folded import FoldedRule
+from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.spreading import EXPANDED, expand_elementwise
 from dpoptim.torch_internals import DisableTorchFunctionSubclass, pytree
 
@@ -132,13 +133,7 @@ class SharedParameter(torch.Tensor):
                 return F.linear(args[1].mT, args[0]).mT
             found = owner.layer(name, *pytree.tree_map(as_parameter, (args, kwargs)))
             if found is not None:
-                rule, layer, x = found
-                if owner.has_windows(len(x)):
-                    rule = FoldedRule(rule, len(x) // (owner.rows or 1))
-                x = rule.prepare(layer, owner.label, x, owner.rows)
-                return RuleFunction.apply(
-                    owner.recorder, rule, layer, owner.label, x, *layer.parameters()
-                )
+                return run_layer(owner, *found)
         return operation.per_record()
 
     def plain(self) -> Tensor:
@@ -170,6 +165,17 @@ class SharedParameter(torch.Tensor):
         return ExpandParameter.apply(
             self.owner, make, self.parameters, value, records, shape, *self.parameters
         )
+
+
+def run_layer(owner: Owner, rule: AnyRule, layer: nn.Module, x: Tensor) -> Tensor:
+    """The layer that a function amounts to, by its rule."""
+    if owner.has_windows(len(x)):
+        rule = FoldedRule(rule, len(x) // (owner.rows or 1))
+    x = rule.prepare(layer, owner.label, x, owner.rows)
+    out: Tensor = RuleFunction.apply(
+        owner.recorder, rule, layer, owner.label, x, *layer.parameters()
+    )
+    return out
 
 
 @dataclass(frozen=True)
