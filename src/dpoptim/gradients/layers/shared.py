@@ -33,7 +33,7 @@ from dpoptim.gradients.backward_pass import RuleFunction
 from dpoptim.gradients.layers.expanded import ExpandParameter, Owner, Parameter, Values
 from dpoptim.gradients.layers.folded import FoldedRule
 from dpoptim.gradients.layers.rule import AnyRule
-from dpoptim.gradients.layers.spreading import EXPANDED, expand_elementwise
+from dpoptim.gradients.layers.spreading import EXPANDED, expand_elementwise, set_where
 from dpoptim.torch_internals import DisableTorchFunctionSubclass, pytree
 
 # names of functions and methods, without the underscores of operators and in-place variants
@@ -241,6 +241,8 @@ class Operation:
 
     def per_record(self) -> Any:
         """The result, on a row of each shared parameter for each record."""
+        if self.name == "__setitem__" and set_where(self):
+            return None
         elementwise = expand_elementwise if self.name.strip("_") in ELEMENTWISE else None
         expand = EXPANDED.get(self.name, elementwise)
         rows = None if expand is None else expand(self)
