@@ -217,12 +217,58 @@ class SSM(nn.Module):
         return torch.stack(outs, 1)
 
 
+class Router(nn.Module):
+    """A linear layer of its own weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = parameter(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class InARow(nn.Module):
+    """Hands the tokens of all records in a row to a module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+class AllExperts(nn.Module):
+    """Several layers at once, added up, in an operation that tells no record from another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = parameter(3, D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("sd,edp->sp", x, self.weight)
+
+
+class Offset(nn.Embedding):
+    """A table of positions with a forward pass of its own, as Blenderbot's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 1)
+
+
 class Decoder(nn.Module):
     """A language model with learned positions, of one way or another."""
 
-    def __init__(self, positions: Callable[[Tensor], Tensor], *, tied: bool = False) -> None:
+    def __init__(
+        self,
+        positions: Callable[[Tensor], Tensor],
+        *,
+        tied: bool = False,
+        table: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(11, D), nn.Embedding(9, D)
+        self.token, self.position = nn.Embedding(11, D), table or nn.Embedding(9, D)
         self.block = nn.TransformerEncoderLayer(D, 2, 8, dropout=0.1, batch_first=True)
         self.head = nn.Linear(D, 11, bias=False)
         self.positions = positions
@@ -610,6 +656,10 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     ),
     "positions of one row": (lambda: Decoder(lambda x: torch.arange(x.shape[1])[None]), 11),
     "positions of one axis": (lambda: Decoder(lambda x: torch.arange(x.shape[1])), 11),
+    "positions in a layer of their own": (
+        lambda: Decoder(lambda x: torch.arange(x.shape[1]), table=Offset(9, D)),
+        11,
+    ),
     "positions for each record": (
         lambda: Decoder(lambda x: torch.arange(x.shape[1])[None].expand_as(x)),
         11,
@@ -636,6 +686,20 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "windows folded into records": (Windows, (T, D)),
     "a table read outside of its layer": (lambda: Disentangled(by_layer=False), 11),
     "a table changed where it is read": (lambda: Disentangled(by_layer=True), 11),
+    "a router of tokens in a row": (
+        lambda: Apply(lambda m, x: m.h(x * m.r(x).softmax(-1)), r=InARow(Router()), h=linear()),
+        (T, D),
+    ),
+    "experts beside a convolution's weight": (
+        lambda: Apply(
+            lambda m, x: m.e(
+                F.conv1d(x.mT, m.c.weight.squeeze(1).unsqueeze(1), padding=1, groups=D).mT[:, :T]
+            ),
+            c=nn.Conv1d(D, D, 2, groups=D, bias=False),
+            e=InARow(AllExperts()),
+        ),
+        (T, D),
+    ),
     "records folded into positions": (
         lambda: Apply(lambda m, x: m.b(m.a(x).flatten(0, 1)).view_as(x), a=linear(), b=linear()),
         (T, D),

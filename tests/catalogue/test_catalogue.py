@@ -80,6 +80,12 @@ BY_RULES = {
         "beit with a shared bias",
         "longformer",
         "patchtst",
+        "mamba",
+        "mamba2",
+        "lstm cell",
+        "gru cell",
+        "positions in a layer of their own",
+        "a router of tokens in a row",
     ),
     *(
         "bert",
@@ -97,6 +103,8 @@ BY_RULES = {
         *("deberta", "deberta v2", "deberta v3", "lora on deberta v2", "swin", "swin v2"),
     ),
 }
+# The rest of these goes by rules.
+IN_PART = {"experts beside a convolution's weight": ("e",)}
 # Their layers are another one's here, in another size or order.
 ALIKE = {
     *("bert classifier", "roberta", "distilbert", "electra", "deberta v2", "mistral", "qwen2"),
@@ -139,6 +147,8 @@ def holds(
     if name in BY_RULES:
         assert not isolation.alone
         assert not isolation.by_vmap
+    if name in IN_PART:
+        assert tuple(part.removeprefix("model.") for part in isolation.by_vmap) == IN_PART[name]
 
 
 @pytest.mark.parametrize(

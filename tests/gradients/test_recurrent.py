@@ -132,6 +132,41 @@ def test_packed_sequences_keep_records_apart(kind: str) -> None:
     assert mismatch(model, (x, lengths, target)) < 1e-7
 
 
+class Steps(nn.Module):
+    """A cell over a few steps, from nothing, or from a state made of the record."""
+
+    def __init__(self, cell: nn.RNNCellBase, *, state: bool) -> None:
+        super().__init__()
+        self.cell, self.start = cell, nn.Linear(D, H) if state else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hx: Any = None if self.start is None else self.start(x[:, 0])
+        if hx is not None and isinstance(self.cell, nn.LSTMCell):
+            hx = (hx, hx.cos())
+        for t in range(3):
+            hx = self.cell(x[:, t], hx)
+        return torch.cat(hx, 1) if isinstance(hx, tuple) else hx
+
+
+@pytest.mark.parametrize("state", [False, True], ids=["zero-state", "given-state"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.LSTMCell(D, H),
+        lambda: nn.GRUCell(D, H),
+        lambda: nn.RNNCell(D, H, bias=False),
+        lambda: nn.RNNCell(D, H, nonlinearity="relu"),
+    ],
+    ids=["lstm", "gru", "no-bias", "relu"],
+)
+def test_cells_go_by_rules(build: Any, state: bool) -> None:
+    torch.manual_seed(0)
+    model = Steps(build(), state=state).double()
+    x, target = torch.randn(ROWS, T, D, dtype=torch.float64), torch.randn(ROWS, dtype=torch.float64)
+    assert mismatch(model, (x, target)) < 1e-7
+    torch.testing.assert_close(run_hooked(model, x), model(x))
+
+
 def test_dropout_between_layers_runs_and_check_passes() -> None:
     torch.manual_seed(0)
     model = Model(nn.LSTM(D, H, num_layers=2, dropout=0.5, batch_first=True))

@@ -206,6 +206,19 @@ def test_layers_that_numpy_drops_are_served(seed: int) -> None:
     assert trained(Dropping(D, 3), data())[1].steps_done == 2
 
 
+def test_what_a_model_returns_in_evaluation_alone_moves_no_places() -> None:
+    """Encoder-decoder models return their caches then; noise has the trials in that mode."""
+
+    class Caching(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Any, ...]:
+            out = super().forward(x)
+            return (out + np.random.randn(),) if self.training else (None, object(), out)
+
+    sample = choose_isolation(Caching(D, 3), data()).sample
+    assert sample is not None
+    assert [each.place for each in sample.returned] == [0]
+
+
 def test_numbers_drawn_by_numpy_are_no_memory() -> None:
     class Drawing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def looked_at(
     if reached:
         outputs.edges = []
     sizes = outputs.sizes | {size for p in engine.parameters for size in p.shape}
-    known = {each.leaf: each.axis for each in returned if not each.folded}
+    known = {each.place: each.axis for each in returned if not each.folded}
     return [
         (edge, known.get(place))
         for place, edge in reached

@@ -41,7 +41,7 @@ from dpoptim.training.neighbours import (
     mixed_beside_large,
     neighbours_are_invisible,
 )
-from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
+from dpoptim.training.next_way import Failure, places_of_records, promoted, told_outside
 from dpoptim.training.quiet import Quieted, in_all_digits, quiet
 
 MOST_TRIALS = 16
@@ -290,12 +290,9 @@ def with_places(
     for lookups in (False, True):
         told, found = places_of_records(model, sample, isolation, lookups=lookups), failure
         for _ in range(MOST_TRIALS):
-            outside = told.outside
-            if found.outside:
-                outside = outside | {name for name in found.modules if has_rule(model, name)}
-            if found is not failure and outside == told.outside:
+            before, told = told, told_outside(model, told, found)
+            if found is not failure and told == before:
                 break  # it failed for another reason
-            told = replace(told, outside=outside)
             again = trials.failure(told)
             if again is None:
                 return told, None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from dpoptim.gradients.seen_outputs import tensors_of
 from dpoptim.torch_internals import pytree
 from dpoptim.training.quiet import Quieted
 from dpoptim.training.records import made_up
@@ -23,21 +24,21 @@ class Returned:
     """A floating-point tensor with records, among what the model returns.
 
     Attributes:
-        leaf: which one.
+        place: among all tensors returned (see `tensors_of`).
         axis: the records'.
         folded: whether the first axis holds records and positions; ``axis`` is the records' place
             among these two.
     """
 
-    leaf: int
+    place: int
     axis: int
     folded: bool = False
 
-    def records_first(self, leaves: Sequence[Tensor], rows: int) -> Tensor:
-        leaf = leaves[self.leaf]
+    def records_first(self, tensors: Sequence[Tensor], rows: int) -> Tensor:
+        tensor = tensors[self.place]
         if self.folded:
-            leaf = leaf.unflatten(0, (-1, rows) if self.axis else (rows, -1))
-        return leaf.movedim(self.axis, 0)
+            tensor = tensor.unflatten(0, (-1, rows) if self.axis else (rows, -1))
+        return tensor.movedim(self.axis, 0)
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,15 @@ class Sample:
 
     def outputs(self, model: Model) -> list[Tensor]:
         """The tensors that the model returns with a row for each record: records first."""
-        leaves = pytree.tree_leaves(self.call(model))
-        return [each.records_first(leaves, self.rows) for each in self.returned]
+        tensors = tensors_of(self.call(model))
+        return [each.records_first(tensors, self.rows) for each in self.returned]
 
     @torch.no_grad()
     def tried(self, model: Model) -> "Sample":
         """The same, with `returned` as this run of the model shows."""
         found, folded = list[Returned](), list[Returned]()
-        for i, leaf in enumerate(pytree.tree_leaves(self.call(model))):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+        for i, leaf in enumerate(tensors_of(self.call(model))):
+            if leaf.is_floating_point():
                 axes = [a for a in (self.axis, 0) if leaf.dim() > a and leaf.shape[a] == self.rows]
                 found += [Returned(i, axes[0])] if axes else []
                 if leaf.dim() and len(leaf) > self.rows and len(leaf) % self.rows == 0:

@@ -65,10 +65,14 @@ class Owner:
         """How many records a first axis of this length has; None: it is none of records."""
         if self.rows is None or axis == self.rows:
             return axis
-        if self.windows and self.rows and axis % self.rows == 0:
+        if self.has_windows(axis):
             return self.rows
         # the model's first input may have another axis first
         return axis if axis != 1 and axis in self.first_axes else None
+
+    def has_windows(self, axis: int) -> bool:
+        """Whether a first axis of this length has several rows for each record."""
+        return bool(self.windows and self.rows and axis != self.rows and axis % self.rows == 0)
 
     def see_constants(self) -> None:
         """Tensors of the module that are no data: buffers and frozen parameters."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
 from dpoptim.gradients.layers.hugging_face import TransposedLinearRule
 from dpoptim.gradients.layers.linear import LinearRule
@@ -68,12 +69,34 @@ def layer_norm(
     return LayerNormRule(), layer, x
 
 
+def convolution(
+    x: Tensor,
+    weight: nn.Parameter,
+    bias: nn.Parameter | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Found:
+    if x.dim() != weight.dim():  # no record axis
+        return None
+    channels, kernel_size = weight.shape[1] * groups, tuple(weight.shape[2:])
+    kind = CONVOLUTIONS[len(kernel_size)]
+    layer = kind(
+        channels, len(weight), kernel_size, stride, padding, dilation, groups, device="meta"
+    )
+    layer.weight, layer.bias = weight, bias
+    return ConvolutionRule(), layer, x
+
+
+CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 FUNCTIONS = {
     "linear": linear,
     "matmul": matmul,
     "__matmul__": matmul,
     "embedding": embedding,
     "layer_norm": layer_norm,
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
 }
 
 

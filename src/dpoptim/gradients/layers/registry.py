@@ -9,6 +9,7 @@ from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.device_map import has_own_forward
 from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
 from dpoptim.gradients.layers.bare import BareParameters
+from dpoptim.gradients.layers.cells import CellLayer, is_cell
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.custom_rules import RegisteredLayer, registered_rule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
@@ -65,6 +66,7 @@ def takes_more_axes(rule: AnyRule) -> bool:
 # Layers that their runners know as a whole.
 WHOLE: tuple[tuple[Callable[[nn.Module], bool], Callable[..., Runner]], ...] = (
     (is_recurrent, RecurrentLayer),
+    (is_cell, CellLayer),
     (is_attention, AttentionLayer),
     (is_embedding_bag, EmbeddingBagLayer),
 )

@@ -21,16 +21,19 @@ its hook, and is refused.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import RuleFunction
 from dpoptim.gradients.layers.expanded import ExpandParameter, Owner, Parameter, Values
-from dpoptim.gradients.layers.spreading import EXPANDED, expand_elementwise
+from dpoptim.gradients.layers.folded import FoldedRule
+from dpoptim.gradients.layers.rule import AnyRule
+from dpoptim.gradients.layers.spreading import EXPANDED, expand_elementwise, set_where
 from dpoptim.torch_internals import DisableTorchFunctionSubclass, pytree
 
 # names of functions and methods, without the underscores of operators and in-place variants
@@ -50,6 +53,8 @@ REPEATING = {"expand", "repeat", "broadcast_to", "tile"}
 # these keep row-major order
 SAME_ROWS = {"view", "reshape", "contiguous", "clone", "to", "type", "float", "double"}
 TURNING = {"transpose", "swapaxes", "swapdims", "permute"}
+# these return what they are given, or a view of it
+VIEWS = SAME_ROWS | TURNING | {"squeeze", "unsqueeze", "flatten", "unflatten", "t", "mT", "T"}
 LIKE_ANOTHER: dict[str, Callable[[Tensor], Any]] = {
     "expand_as": lambda t: t.shape,
     "type_as": lambda t: t.dtype,
@@ -124,13 +129,11 @@ class SharedParameter(torch.Tensor):
         if operation.in_place:
             raise operation.unsupported()
         if all(isinstance(each.make, Parameter) for each in operation.shared):
+            if operation.weight_first:
+                return F.linear(args[1].mT, args[0]).mT
             found = owner.layer(name, *pytree.tree_map(as_parameter, (args, kwargs)))
             if found is not None:
-                rule, layer, x = found
-                x = rule.prepare(layer, owner.label, x, owner.rows)
-                return RuleFunction.apply(
-                    owner.recorder, rule, layer, owner.label, x, *layer.parameters()
-                )
+                return run_layer(owner, *found)
         return operation.per_record()
 
     def plain(self) -> Tensor:
@@ -162,6 +165,17 @@ class SharedParameter(torch.Tensor):
         return ExpandParameter.apply(
             self.owner, make, self.parameters, value, records, shape, *self.parameters
         )
+
+
+def run_layer(owner: Owner, rule: AnyRule, layer: nn.Module, x: Tensor) -> Tensor:
+    """The layer that a function amounts to, by its rule."""
+    if owner.has_windows(len(x)):
+        rule = FoldedRule(rule, len(x) // (owner.rows or 1))
+    x = rule.prepare(layer, owner.label, x, owner.rows)
+    out: Tensor = RuleFunction.apply(
+        owner.recorder, rule, layer, owner.label, x, *layer.parameters()
+    )
+    return out
 
 
 @dataclass(frozen=True)
@@ -199,6 +213,14 @@ class Operation:
         first = self.args[0] if self.args else None
         return "out" in self.kwargs or (in_place(self.name) and isinstance(first, SharedParameter))
 
+    @property
+    def weight_first(self) -> bool:
+        """Whether it is ``weight @ x``, for each record's matrix ``x``."""
+        if self.name not in ("matmul", "__matmul__") or len(self.args) != 2:
+            return False
+        weight, x = self.args
+        return isinstance(weight, SharedParameter) and weight.dim() == 2 and x.dim() > 2
+
     def repeatable(self) -> "Operation":
         """The same on constants, where possible without random numbers and in-place changes."""
         if self.name == "dropout":  # its mask is a constant that all share
@@ -219,6 +241,8 @@ class Operation:
 
     def per_record(self) -> Any:
         """The result, on a row of each shared parameter for each record."""
+        if self.name == "__setitem__" and set_where(self):
+            return None
         elementwise = expand_elementwise if self.name.strip("_") in ELEMENTWISE else None
         expand = EXPANDED.get(self.name, elementwise)
         rows = None if expand is None else expand(self)
@@ -249,13 +273,21 @@ class Operation:
         leaves, structure = pytree.tree_flatten(result)
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
-                make = lambda values, i=i: self._remade(values)[i]  # noqa: E731
+                again = self._is_again(leaf, parameters[0])
+                make = Parameter(id(parameters[0])) if again else partial(self._remade, i)
                 leaves[i] = SharedParameter._wrap(
                     leaf, first.owner, make, parameters, self._copies(leaf)
                 )
         return pytree.tree_unflatten(leaves, structure)
 
-    def _remade(self, values: Values) -> list[Any]:
+    def _is_again(self, result: Tensor, parameter: nn.Parameter) -> bool:
+        """Whether a view is the parameter itself, such as ``p.squeeze(1).unsqueeze(1)``."""
+        with DisableTorchFunctionSubclass():
+            return self.name in VIEWS and result.requires_grad and result.is_set_to(parameter)
+
+    def _remade(self, place: int, values: Values) -> Any:
+        """One of the results, from other values of the parameters."""
+
         def value(leaf: Any) -> Any:
             if not isinstance(leaf, SharedParameter):
                 return leaf
@@ -264,7 +296,7 @@ class Operation:
             return values[id(leaf)]
 
         args, kwargs = pytree.tree_map(value, (self.args, self.kwargs))
-        return pytree.tree_leaves(self.func(*args, **kwargs))
+        return pytree.tree_leaves(self.func(*args, **kwargs))[place]
 
     def _copies(self, result: Tensor) -> int:
         """How many equal runs of rows a result has, one after the other; 0: unknown."""

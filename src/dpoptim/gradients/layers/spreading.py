@@ -7,6 +7,7 @@ the call does not tell.
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 PRODUCTS = ("matmul", "bmm", "__matmul__", "__rmatmul__")
@@ -68,8 +69,24 @@ def expand_product(call: Call) -> int | None:
     """How many rows products of matrices have, of which one is shared."""
     data, shared = call.data, call.shared
     axes, rows = data[0].dim(), data[0].shape[0] if data[0].dim() else 0
-    fits = axes > 2 and len(data) == len(shared) == 1 and shared[0].dim() == axes
+    fits = axes > 2 and len(data) == len(shared) == 1 and 2 <= shared[0].dim() <= axes
     return rows if fits and shared[0].fits(rows, axes) else None
+
+
+def set_where(call: Call) -> bool:
+    """Do ``data[mask] = shared``, of mask tokens say; False where the call is another.
+
+    What is shared has the axes that the mask leaves, so that all chosen places get the same.
+    """
+    data, mask, value = call.args
+    masks = isinstance(mask, Tensor) and mask.dtype == torch.bool
+    if not masks or [id(s) for s in call.shared] != [id(value)]:
+        return False
+    free = data.dim() - mask.dim()
+    if value.dim() > free:
+        return False
+    data.copy_(torch.where(mask[(..., *[None] * free)], value.to(data.dtype), data))
+    return True
 
 
 EXPANDED: dict[str, Callable[[Call], int | None]] = {
