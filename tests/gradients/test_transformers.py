@@ -152,8 +152,7 @@ def test_sums_are_those_of_micro_batches(case: str) -> None:
 def runners(model: nn.Module) -> list[BareParameters | VmapLayer]:
     """What runs the modules of an attached model that have no rule."""
     forwards = (vars(m).get("forward") for m in model.modules())
-    ways = (f._forward.args[0] for f in forwards if f is not None)
-    closures = (getattr(way, "__closure__", None) or () for way in ways)
+    closures = (getattr(f._forward, "__closure__", None) or () for f in forwards if f is not None)
     cells = [cell.cell_contents for closure in closures for cell in closure]
     return [c for c in cells if isinstance(c, BareParameters | VmapLayer)]
 

@@ -151,7 +151,7 @@ class HookManager:
                     self._hook(child, f"{name}.{key}" if name else key)
             way = None if runner is None else self._runs(runner)
         if way is not None:
-            self._replace_forward(module, PerSampleForward(module, partial(self._call, way)))
+            self._replace_forward(module, PerSampleForward(module, way, self._see_part))
 
     def _way(
         self, module: nn.Module, name: str, label: str, keys: list[str]
@@ -181,12 +181,10 @@ class HookManager:
     def _runs(self, runner: Runner) -> Callable[..., Any]:
         return lambda *args, **kwargs: runner(self.rows, args, kwargs)
 
-    def _call(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a hooked module; what a loop calls by itself has outputs as the model has."""
-        output = run(*args, **kwargs)
+    def _see_part(self, inputs: Any, output: Any) -> None:
+        """See a hooked module; one that a loop calls by itself has outputs as the model has."""
         if not self._inside:
-            self.outputs.see_part((args, kwargs), self.isolation.batch_axis, output)
-        return output
+            self.outputs.see_part(inputs, self.isolation.batch_axis, output)
 
     def _hold_still(self) -> None:
         """Keep spectral norms from writing buffers in forward passes: these might carry records."""
