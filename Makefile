@@ -54,9 +54,10 @@ docs: $(READY)
 	$(BIN)/python docs/plots.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
+# What is imported is compiled then; pip would compile all, which takes as long as downloading it.
 $(READY): pyproject.toml setup.py $(shell find src -name '*.[ch]') constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
 clean:

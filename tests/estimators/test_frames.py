@@ -256,6 +256,7 @@ LEAST = {"several labels": 0.6, "chain": 0.6, "one against the rest": 0.6, "pair
 
 @pytest.mark.parametrize("name", WRAPPED)
 @pytest.mark.parametrize("kind", CLASSIFIERS)
+@pytest.mark.thinned(2)
 def test_what_wraps_classifiers(kind: str, name: str) -> None:
     model, y = WRAPPED[name](clone(CLASSIFIERS[kind]))
     for x in (X, sparse.csr_matrix(X)):

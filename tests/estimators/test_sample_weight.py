@@ -159,6 +159,7 @@ def test_sums_by_weights_are_weighted_least_squares() -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "sums"])
 @pytest.mark.parametrize("huge", [1e20, 1e308, np.finfo(np.float64).tiny])
+@pytest.mark.thinned(2)
 def test_no_weight_is_too_large_or_too_small(name: str, huge: float) -> None:
     """A record of a huge weight is clipped as any other: it counts, and others do, too."""
     weights = np.where(np.arange(ROWS) == 40, huge, 1.0)

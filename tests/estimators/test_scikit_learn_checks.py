@@ -51,8 +51,10 @@ CHECKED = [
     DPOneHot(epsilon=1e3, **SEEDED),
     DPOneHot(epsilon=1e3, **SEEDED, sparse_output=True),
     piped(DPLogisticRegression(noise_seed=0)),
-    piped(DPLinearRegression(noise_seed=0, target_bound=100.0)),
     DPSearchCV(DPLogisticRegression(), **SEARCH),
+]
+AROUND_ANOTHER = [  # what is around them is checked around DPLogisticRegression, and they alone
+    piped(DPLinearRegression(noise_seed=0, target_bound=100.0)),
     DPSearchCV(DPLinearRegression(target_bound=500.0), **SEARCH),
 ]
 
@@ -86,6 +88,13 @@ def expected_failures(estimator: Any) -> dict[str, str]:
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks(CHECKED, expected_failed_checks=expected_failures)
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.variants
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks(AROUND_ANOTHER, expected_failed_checks=expected_failures)
+def test_scikit_learns_own_checks_around_another_model(estimator: Any, check: Any) -> None:
     check(estimator)
 
 

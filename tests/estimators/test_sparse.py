@@ -132,6 +132,7 @@ def test_persons_and_chunks_of_sparse_tables(name: str) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.int64, bool, np.float64])
+@pytest.mark.thinned(3)
 def test_formats_and_types(format: str, dtype: Any) -> None:
     x = X.astype(dtype)
     models = [

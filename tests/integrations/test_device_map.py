@@ -71,6 +71,7 @@ def dispatched(model: nn.Module) -> nn.Module:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("isolation", [None, "alone"])
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.thinned(2)
 def test_hooks_stay_and_change_nothing(kind: str, isolation: str | None) -> None:
     make = MODELS[kind][0]
     options = {} if isolation is None else {"isolation": isolation}

@@ -137,6 +137,7 @@ def accelerator_in(precision: str) -> Iterator[Any]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("checked", [True, False], ids=["loss given", "no loss given"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.thinned(2)
 def test_accelerators_mixed_precision_goes_by_rules(precision: str, checked: bool) -> None:
     model = classifier()
     with accelerator_in(precision) as accelerator:

@@ -175,6 +175,7 @@ def public_seeds(worker: int) -> None:
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("first", [None, public_seeds])
+@pytest.mark.thinned(2)
 def test_workers_draw_other_numbers_than_each_other_which_nobody_knows(
     first: Callable[[int], None] | None, start: str
 ) -> None:
