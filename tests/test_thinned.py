@@ -1,12 +1,15 @@
-"""`make test` runs some combinations of a ``thinned`` test's parameters, with each value."""
+"""`make test` runs some combinations of a ``thinned`` test's parameters, with each value; what is
+listed as slow is there.
+"""
 
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from slow_tests import thin
+from slow_tests import LIST, thin
 
 
 class Case:
@@ -38,3 +41,10 @@ def test_where_a_value_would_be_left_out_is_an_error() -> None:
     with pytest.raises(pytest.UsageError, match="test_it: thinned leaves out"):
         thin("test_it", cases(4, every=2), whole=True)
     thin("test_it", cases(1, every=2), whole=False)  # one that was asked for by its name
+
+
+def test_the_list_of_slow_tests_names_tests() -> None:
+    names = [name.split("::") for name in LIST.read_text().split()]
+    root = Path(__file__).parents[1]
+    files = {file: (root / file).read_text() for file in {file for file, *_ in names}}
+    assert [test for file, *_, test in names if f"def {test}(" not in files[file]] == []
