@@ -667,3 +667,13 @@ def test_lazy_modules_are_named_and_what_is_said_to_do_works() -> None:
         refuse_model(model)
     model(torch.zeros(1, 3))
     refuse_model(model)
+
+
+def test_nested_tensors_are_refused_by_name() -> None:
+    """Their first axis is one of records to whoever reads it, and to no layer."""
+    model = nn.Linear(4, 2)
+    engine = attached(model)
+    x = torch.nested.nested_tensor([torch.randn(n, 4) for n in (2, 3)], layout=torch.jagged)
+    with pytest.raises(PrivacyError, match=r"a nested tensor.*to_padded_tensor.* a list of"):
+        model(x)
+    engine.detach()

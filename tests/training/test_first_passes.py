@@ -131,9 +131,13 @@ def losses(model: nn.Module, batch: Any) -> Tensor:
 
 
 def test_models_are_tried_on_what_the_collate_function_makes() -> None:
-    """Stacked, the list of sets would be another input, on which this model runs, too."""
-    trusted = attach(Sets(), SEQUENCES, collate_fn=lambda batch: labelled(batch, list))
-    assert "not tested on random inputs" in trusted
+    """Stacked, the list of sets would be another input, on which this model runs, too. So it is
+    with sets of as many elements as there are records: their first axis is not the records'.
+    """
+    for elements in range(2, 6):
+        data = [(torch.randn(elements + i % 3, FEATURES), i % 3) for i in range(N)]
+        trusted = attach(Sets(), data, collate_fn=lambda batch: labelled(batch, list))
+        assert "not tested on random inputs" in trusted
     trusted = attach(Last(), SEQUENCES, collate_fn=lambda batch: labelled(batch, pad_sequence))
     assert "not tested on random inputs" not in trusted
 

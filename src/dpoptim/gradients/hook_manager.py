@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients import refusals
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
 from dpoptim.gradients.contents import Contents
 from dpoptim.gradients.device_map import forward_of, has_own_forward, replace_forward
@@ -26,7 +27,6 @@ from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
 from dpoptim.gradients.model_watch import ModelWatch
-from dpoptim.gradients.refusals import batch_statistics, refuse_wrapped, watch_batch_statistics
 from dpoptim.gradients.seen_outputs import SeenOutputs
 from dpoptim.torch_internals import SpectralNormalised, applied, never_compiled, pytree
 
@@ -61,7 +61,7 @@ class HookManager:
         self.outputs = SeenOutputs()
         self._inside = False  # of the model's forward pass
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
-        self._watched = watch_batch_statistics(model)
+        self._watched = refusals.watch_batch_statistics(model)
         self._state: ModelWatch | None = None
         try:
             self._hold_still()
@@ -100,9 +100,10 @@ class HookManager:
         self._inside = True
         for name, layer in self._watched:
             if layer.training:
-                raise batch_statistics(name, layer)
+                raise refusals.batch_statistics(name, layer)
         one = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         leaves = args if one else pytree.tree_leaves((args, kwargs))
+        refusals.refuse_nested(leaves)
         axis = self.isolation.batch_axis
         self.outputs.see_inputs(leaves, axis)
         sizes = [
@@ -141,7 +142,7 @@ class HookManager:
             return
         self._hooked.add(module)
         label = name or type(module).__name__
-        refuse_wrapped(module, label, serve_containers=True)
+        refusals.refuse_wrapped(module, label, serve_containers=True)
         way = self._way(module, name, label, keys)
         if way is None:
             windows = self.isolation.windows

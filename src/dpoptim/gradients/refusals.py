@@ -1,7 +1,9 @@
 """Models that cannot be put under hooks, or whose records meet in their layers by definition."""
 
+from collections.abc import Iterable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -101,6 +103,16 @@ def mixed_by_outliers(model: nn.Module) -> str:
                 "BitsAndBytesConfig(llm_int8_threshold=0.0), or 4 bits"
             )
     return ""
+
+
+def refuse_nested(leaves: Iterable[object]) -> None:
+    """Refuse nested tensors, in which layers find no axis of records."""
+    if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves):
+        raise PrivacyError(
+            "the model is given a nested tensor, of which no layer knows single records' gradients."
+            " Fix: pad it, torch.nested.to_padded_tensor(x, 0.0), and mask the padding; or hand "
+            "over a list of the records' tensors."
+        )
 
 
 def batch_statistics(name: str, layer: nn.Module) -> PrivacyError:

@@ -218,7 +218,9 @@ def collated_batch(
         return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
 
     try:
-        rows = odd_batch_size(model, tensors(batch_of(1)))
+        # nor with one of a record's own, which is the first of each tensor in a list of records
+        own = [leaf[None] for leaf in tensors(made_up(row, generator))]
+        rows = odd_batch_size(model, tensors(batch_of(1)) + own)
         batch = batch_of(rows)
     except Exception:  # whatever the user's function raises on made-up records
         return None
