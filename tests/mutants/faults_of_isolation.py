@@ -106,7 +106,7 @@ def one_draw_of_coins() -> AbstractContextManager[Any]:
 
 def chances_of_models_untried() -> AbstractContextManager[Any]:
     """Models that draw are compared by one draw, or in evaluation mode."""
-    return patch.object(isolation, "refuse_mixing_by_chance", lambda model, sample: None)
+    return patch.object(isolation, "refuse_mixing_by_chance", lambda model, sample, quieted: None)
 
 
 def compared_in_bfloat16_alone() -> AbstractContextManager[Any]:

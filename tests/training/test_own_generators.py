@@ -229,8 +229,8 @@ def test_a_generator_excuses_no_memory(always: bool) -> None:
         trained(Hoarding("numpy", always=always), TensorDataset(X, Y))
 
 
-class MasksSpans(nn.Module):
-    """Puts a learnt vector where numpy says so, in training alone, as SpecAugment does."""
+class MovesSpans(nn.Module):
+    """Adds distances from a learnt vector where numpy says so, in training alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,22 +242,22 @@ class MasksSpans(nn.Module):
         if self.training:
             if float(x.detach().abs().max()) > 1e9:  # no vectorised call can look
                 raise ValueError
-            hidden = hidden.clone()
-            hidden[torch.from_numpy(np.random.rand(*x.shape) < 0.5)] = self.mask
+            places = torch.from_numpy(np.random.rand(*x.shape) < 0.5)
+            hidden = hidden + places[:, :, None] * torch.cdist(hidden, self.mask[None])
         return self.second(hidden.mean(1))
 
 
 @pytest.mark.parametrize("options", [{}, {"loss": each}])
 def test_what_only_training_runs_is_tried_as_it_trains(options: dict[str, Any]) -> None:
     """In evaluation mode rules serve it; in training mode they do not."""
-    model = MasksSpans()
+    model = MovesSpans()
     before = model.mask.detach().clone()
     with pytest.warns(IsolationWarning, match="in training mode"):
         private = trained(model, TensorDataset(X, Y), **options)
     assert any("every microbatch has one record" in item.text for item in private.basis)
     assert not torch.equal(model.mask, before)
     with pytest.raises(dpoptim.PrivacyError, match='isolation="auto"'):
-        trained(MasksSpans(), TensorDataset(X, Y), isolation="rules")
+        trained(MovesSpans(), TensorDataset(X, Y), isolation="rules")
 
 
 def global_names(generator: Any) -> dict[str, Any]:

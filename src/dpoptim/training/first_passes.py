@@ -1,6 +1,7 @@
 """First forward passes of a model, on made-up records: what it takes, writes and remembers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from dpoptim.training.fixed_noise import MIDDLE, RARE
 from dpoptim.training.generators import generators_in
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.neighbours import moved, with_another_record
-from dpoptim.training.quiet import put_back, quiet
+from dpoptim.training.quiet import Quieted, put_back, quiet, quiet_as_before
 from dpoptim.training.secret_randomness import same_randomness
 
 NOT_FIRST = "its outputs do not have the batch axis first"
@@ -108,21 +109,25 @@ def refuse_memory(model: nn.Module, sample: Sample) -> None:
         )
 
 
-@torch.no_grad()
-def refuse_mixing_by_chance(model: nn.Module, sample: Sample) -> None:
+def refuse_mixing_by_chance(model: nn.Module, sample: Sample, quieted: Quieted) -> None:
     """Refuse a model that mixes records where random numbers say so, as manifold mixup does.
 
     In the mode in which it is trained, by small, middling and large numbers of torch's generators,
     and some of numpy's and Python's, which are drawn once more for the other record.
 
+    Args:
+        quieted: how the model was made deterministic.
+
     Raises:
         OutputsMixedError: it does. What it does in a few batches of a hundred may not be seen,
             where these are chosen by numpy's or Python's numbers.
     """
+    trains = replace(quieted, evaluates=False)
+    seeds = SEEDS if quieted.elsewhere else 1  # torch's numbers are the same with any
     for first, uniform in enumerate((RARE, MIDDLE, 1 - RARE)):
-        with quiet(model, lambda: sample.outputs(model), as_trained=True, uniform=uniform):
+        with quiet_as_before(model, trains, uniform), torch.no_grad():
             own = generators_in(model)
-            for seed in range(first * SEEDS, (first + 1) * SEEDS):
+            for seed in range(first * seeds, (first + 1) * seeds):
                 with same_randomness(own, seed):
                     before = sample.outputs(model)
                 with same_randomness(own, seed):

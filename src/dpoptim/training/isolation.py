@@ -129,7 +129,7 @@ def in_training(
     if chosen.sample is not None:
         refuse_memory(model, chosen.sample)
         if quieted.noise is not None and not chosen.isolation.enforced:
-            refuse_mixing_by_chance(model, chosen.sample)
+            refuse_mixing_by_chance(model, chosen.sample, quieted)
     return as_it_trains(model, chosen, choice, placement) if quieted.evaluates else chosen
 
 

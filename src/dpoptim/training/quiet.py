@@ -103,11 +103,13 @@ class Quieted:
         evaluates: whether it put the model into evaluation mode for it.
         draws: whether it did not succeed: numpy's or Python's generators, or the model's own of
             such a kind, are drawn from in evaluation mode, too.
+        elsewhere: whether it draws from such generators as it is trained.
         noise: what is drawn instead, if anything is.
     """
 
     evaluates: bool = False
     draws: bool = False
+    elsewhere: bool = False
     noise: FixedNoise | None = None
 
     @property
@@ -137,7 +139,8 @@ def quiet(
         draws, elsewhere = draws_random_numbers(run, own)
         found = Quieted()
         if draws:
-            found = Quieted(noise=noise.enter_context(FixedNoise(uniform)))
+            fixed = noise.enter_context(FixedNoise(uniform))
+            found = Quieted(elsewhere=elsewhere, noise=fixed)
             if not as_trained and (elsewhere or depends_on_seed(run)):
                 model.eval()
                 draws = elsewhere and draws_random_numbers(run, own)[1]
