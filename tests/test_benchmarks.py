@@ -33,6 +33,7 @@ def test_loaders_are_compared_on_each_data_set(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::dpoptim.OtherRunsWarning")  # methods are compared
 def test_selected_rows_are_timed_and_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import sparse_rows

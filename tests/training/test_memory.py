@@ -207,5 +207,6 @@ def test_buffers_are_as_before() -> None:
             return self.layer(x.flatten(1))
 
     model = Counting()
-    dpoptim.physical_batch_size(plan(), model, loss, example(), max_memory=2**20)
+    with pytest.raises(dpoptim.SamplesInteractError, match="writes into 'calls'"):
+        dpoptim.physical_batch_size(plan(), model, loss, example(), max_memory=2**20)
     assert float(model.calls) == 0

@@ -3,6 +3,7 @@
 import gc
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,6 +115,21 @@ def test_who_shares_a_ledger_or_no_records_is_left_in_peace() -> None:
     gc.collect()
     for _ in range(20):  # whose memory is that of earlier ones
         train(table())
+
+
+def test_a_run_that_goes_on_is_one_run(tmp_path: Path) -> None:
+    data, path = table(), tmp_path / "checkpoint"
+    model = nn.Linear(3, 1)
+    for resume in (None, path):  # without a ledger, each part has one of its own
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with dpoptim.attach(plan(), model, optimizer, data, resume=resume) as private:
+            x, y = next(iter(private.batches()))
+            private.backward((model(x) - y).square().sum(1))
+            optimizer.step()
+            private.save(path)
+        assert not lines(private)
+    with pytest.warns(WARNING, match="one more run"):
+        train(data)
 
 
 def test_the_figure_is_left_out_where_runs_do_not_add_up() -> None:

@@ -151,6 +151,11 @@ class EarlierPart:
         return None if self.contents is None else self.contents["gate"]
 
     @property
+    def reservation(self) -> str | None:
+        """The charge of the run so far; None where there is none, or no earlier part."""
+        return None if self.gate is None else self.gate["reservation"]
+
+    @property
     def caveats(self) -> dict[str, bool]:
         """This part's caveats of the guarantee; public."""
         return {} if self.contents is None else self.contents["caveats"]

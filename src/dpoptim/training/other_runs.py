@@ -48,13 +48,14 @@ class Store:
         return all(holder() is not None for holder in self.holders)
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """A run, for those after it.
 
     Attributes:
         ledger: id of where it is charged. unit: whom it protects.
-        gate: of the run, while that is there; then `has_released` says whether it had released.
+        gate: of the run, while that is there.
+        reservation: that it has, or had; None: it has released nothing.
     """
 
     plan: Plan
@@ -62,14 +63,17 @@ class Run:
     unit: str
     stores: list[Store]
     gate: weakref.ref[Gate]
-    has_released: bool = False
+    reservation: str | None = None
 
-    def released(self) -> bool:
-        gate = self.gate()
-        return self.has_released or (gate is not None and gate.reservation is not None)
+    def released(self) -> str | None:
+        """The reservation, which is made before the first release."""
+        if (gate := self.gate()) is not None:
+            self.end(gate)
+        return self.reservation
 
     def end(self, gate: Gate) -> None:
-        self.has_released = gate.reservation is not None
+        if gate.reservation is not None:
+            self.reservation = gate.reservation.id
 
     def shares_records(self, other: "Run") -> bool:
         mine, its = ([s for s in run.stores if s.is_there] for run in (self, other))
@@ -90,6 +94,7 @@ class OtherRuns:
         train_set: None where another process tells, or the run can be repeated, which promises
             nothing.
         ledger: id of where the run is charged. unit: whom it protects.
+        goes_on: the reservation of the part of the run before, whose place this one takes.
 
     **Guarantee.** Who warns, and what is said, is read off plans, ledgers, and which objects the
     program handed over as its data: not off records. Known again are records in one object of
@@ -105,12 +110,15 @@ class OtherRuns:
         gate: Gate,
         ledger: str,
         unit: str,
+        goes_on: str | None,
     ) -> None:
         stores = [] if train_set is None else stores_that_last(train_set)
         self._run = Run(plan, ledger, unit, stores, weakref.ref(gate))
         weakref.finalize(owner, self._run.end, gate)
-        _runs[:] = [run for run in _runs if any(store.is_there for store in run.stores)]
-        _runs.append(self._run)
+        same = [run for run in _runs if goes_on is not None and run.released() == goes_on]
+        self._run.reservation = goes_on if same else None
+        gone = [run for run in _runs if not any(store.is_there for store in run.stores)]
+        _runs[:] = [*(run for run in _runs if run not in same + gone), self._run]
 
     def found(self) -> list[Run]:
         """Other runs on other ledgers that have released sums of these records."""

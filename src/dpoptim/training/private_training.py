@@ -74,9 +74,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         checked = found.loss is not None and found.loss.scalar_reduction is not None
         sample = found.chosen.sample
         returned = () if sample is None else sample.returned
-        whole = plan.batch_size >= plan.n
         self._handed_over = HandedOver(
-            found.reduction, checked=checked, whole=whole, returned=returned
+            found.reduction, checked=checked, whole=plan.batch_size >= plan.n, returned=returned
         )
         self._ranks, self._sharded, self._key = ranks, request.sharded, request.checkpoint_key
         self._streams = streams = RunStreams(ranks, request.noise_seed, earlier)
@@ -92,7 +91,6 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._engine, self.optimizers, self._iterates.project
         )
         ranks.arrive("dpoptim.attach")
-        identity = found.identity
         self._owns_ledger = request.ledger is None
         ledger = request.ledger or Ledger(neighboring=plan.neighboring)
         self._ledger = ranks.ledger(ledger.of_units(found.units.name))
@@ -100,7 +98,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             weakref.finalize(self, self._ledger.close)
         deal = ranks.dealer(streams.common("ranks of waiting"))
         earlier = earlier.of_this_rank(
-            identity, self._ledger, ranks, self._engine.totals, deal, self._own_records
+            found.identity, self._ledger, ranks, self._engine.totals, deal, self._own_records
         )
         gate = Gate(
             event=plan.event,
@@ -116,7 +114,9 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             joined=not reads_sums(plan),
         )
         told = train_set if ranks.rank == 0 and not self._seeded else None
-        self._other_runs = OtherRuns(self, plan, told, gate, ledger.id, found.units.name)
+        self._other_runs = OtherRuns(
+            self, plan, told, gate, ledger.id, found.units.name, earlier.reservation
+        )
         self._steps = Steps(plan, self._engine, queue, gate, ranks)
         self._loader = BatchLoader(
             plan,
