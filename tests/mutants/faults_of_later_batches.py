@@ -3,6 +3,7 @@ is asked of the first alone.
 """
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakSet
@@ -11,8 +12,8 @@ import torch
 from torch import nn
 
 from dpoptim.training import first_passes, handed_over, isolation, optimizer_hooks
-from dpoptim.training.fixed_noise import MIDDLE
 from dpoptim.training.optimizer_hooks import OptimizerHooks
+from dpoptim.training.quiet import Quieted
 from dpoptim.training.released_gradients import ReleasedGradients, parameters_of
 
 Fault = AbstractContextManager[Any]
@@ -37,12 +38,15 @@ def memories_unseen() -> Fault:
 
 def memories_of_evaluation_looked_for() -> Fault:
     """What a model keeps is looked for in evaluation mode."""
-    honest = first_passes.quiet
+    honest, again = first_passes.quiet, first_passes.quiet_as_before
 
-    def quiet(model: nn.Module, run: Any, *, as_trained: bool, uniform: float = MIDDLE) -> Any:
-        return honest(model, run, uniform=uniform)
+    def quiet(model: nn.Module, run: Any, *, as_trained: bool) -> Any:
+        return honest(model, run)
 
-    return patch.object(first_passes, "quiet", quiet)
+    def quiet_as_before(model: nn.Module, before: Quieted, uniform: float) -> Any:
+        return again(model, replace(before, evaluates=True), uniform)
+
+    return patch.multiple(first_passes, quiet=quiet, quiet_as_before=quiet_as_before)
 
 
 def parameters_of_groups_not_compared() -> Fault:
