@@ -101,12 +101,12 @@ def reduced(node: Any, counts: set[int]) -> list[Any] | None:
     Args:
         counts: of rows or records. What was summed over as many already may have none any more.
     """
-    name = node_name(node)
-    if READERS.get(name) in (_of_only_child, _of_terms, _of_multiple):
-        found = [reduced(child, counts) for child in _children(node)]
-        return None if None in found else [each for nodes in found for each in nodes or ()]
-    known = name in READERS or hasattr(node, "_saved_reduction")
     children = _children(node)
+    # not in a product or ratio of two such scalars, where records meet
+    if READERS.get(node_name(node)) in (_of_only_child, _of_terms) or is_multiple(node):
+        found = [reduced(child, counts) for child in children]
+        return None if None in found else [each for nodes in found for each in nodes or ()]
+    known = is_sum(node) or hasattr(node, "_saved_reduction")
     summed = {size for child in children for size in axes_summed(child).values() if is_sum(node)}
     return children if known and counts.isdisjoint(summed) else None
 
@@ -136,6 +136,11 @@ def sums_in(node: Any) -> list[Any]:
     if READERS.get(node_name(node)) in (_of_only_child, _of_terms, _of_multiple):
         return [each for child in _children(node) for each in sums_in(child)]
     return []
+
+
+def is_multiple(node: Any) -> bool:
+    """Whether it multiplies or divides one scalar by a number, not by another one."""
+    return READERS.get(node_name(node)) is _of_multiple and len(_children(node)) == 1
 
 
 def is_sum(node: Any) -> bool:
