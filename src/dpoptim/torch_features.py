@@ -93,11 +93,9 @@ def _graphs() -> bool:
         narrow = inside.applied(Same, torch.ones(1, requires_grad=True).bfloat16())
         last: Any = narrow.float().grad_fn
     before = last.next_functions[0][0]
-    return (
-        inside.gradient_dtypes(last) == [torch.float32]
-        and inside.gradient_dtypes(before) == [torch.bfloat16]
-        and inside.gradient_dtypes(before.next_functions[0][0]) == [torch.bfloat16]
-    )
+    forms = [inside.gradient_forms(n) for n in (last, before, before.next_functions[0][0])]
+    found = [(each.dtype, [*each.shape]) for form in forms for each in form]
+    return found == [(dtype, [1]) for dtype in (torch.float32, *[torch.bfloat16] * 2)]
 
 
 def _autocast() -> bool:

@@ -37,7 +37,7 @@ __all__ = [
     "delays_gradients",
     "divide_all",
     "global_step_hooks",
-    "gradient_dtypes",
+    "gradient_forms",
     "gradient_hook_ids",
     "gradient_hooks",
     "graph_task",
@@ -191,9 +191,9 @@ def onednn_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
 
 
-def gradient_dtypes(node: Any) -> list[torch.dtype]:
-    """Dtypes of the gradients that a node of a graph gets."""
-    return [each.dtype for each in node._input_metadata]
+def gradient_forms(node: Any) -> list[Any]:
+    """Dtype and shape of each gradient that a node of a graph gets."""
+    return list(node._input_metadata)
 
 
 def node_name(node: Any) -> str:

@@ -161,6 +161,7 @@ LOSSES = {
     "by hand, an axis": lambda x, r: getattr(x.square().sum(1), r)(0),
     "by hand, records first": lambda x, r: getattr(x.square(), r)(0).sum(),
     "by hand, records first, then a mean": lambda x, r: getattr(x.square(), r)(-2).mean(),
+    "one by one": lambda x, r: getattr(torch.stack([row.square().mean() for row in x]), r)(),
     "two terms": lambda x, r: getattr(x.square().sum(1), r)() + F.mse_loss(x, T, reduction=r),
     "halved": lambda x, r: 0.5 * getattr(x.square().sum(1), r)() / torch.tensor(2.0),
     "wide": lambda x, r: F.mse_loss(x, T, reduction=r).double(),
@@ -228,6 +229,10 @@ def test_reductions_are_read_where_a_layer_is_next_to_the_loss(name: str, reduct
         # ignored labels might weigh in one of them
         lambda x: F.cross_entropy(x, Y) + F.cross_entropy(x, Y),
         lambda x: x[0, 0].clone() * 1,
+        # means of tasks or columns: a sum of these is none of records' losses
+        lambda x: (x.square().mean(0) * T[0]).sum(),
+        lambda x: (torch.stack([x.mean(), F.cross_entropy(x, Y)]) * T[0, :2]).sum(),
+        lambda x: torch.stack([x[:, 0].mean(), F.mse_loss(x, T)]).mean(),
     ],
 )
 def test_what_is_not_plain_is_not_guessed(loss: Callable[[Tensor], Tensor]) -> None:

@@ -282,12 +282,19 @@ OVER_THE_BATCH: dict[str, Loss] = {
     "one of two terms": lambda m, b: each(m, b).mean() + dice(m, b, (0, 1)),
     "statistics beside": spread,
     "largest, smoothly": lambda m, b: each(m, b).logsumexp(0),
+    "product": lambda m, b: each(m, b).mean() * m(b[0]).square().mean(),
+    "ratio": lambda m, b: each(m, b).mean() / (1 + m(b[0]).square().mean()),
+    "means of two passes": lambda m, b: (m(b[0]).mean(0) - m(b[0] + 1).mean(0)).square().sum(),
+    "flooding": lambda m, b: (each(m, b).mean() - 0.01).abs() + 0.01,
+    "cut off": lambda m, b: 1 - (3 - 2 * each(m, b).mean()).clamp(min=-9),
 }
 OF_RECORDS: dict[str, Loss] = {
     "roots": lambda m, b: (m(b[0]) - b[0][:, :CLASSES]).norm(dim=1) @ torch.full((N,), 1 / N),
     "overlaps": lambda m, b: dice(m, b, 1) @ torch.full((N,), 1 / N),
     "one of two terms": lambda m, b: each(m, b).mean() + dice(m, b, 1) @ torch.ones(N) / N,
     "straight": lambda m, b: m(b[0]).sum(1) @ torch.full((N,), 1 / N),
+    "flooded one by one": lambda m, b: sum((loss - 0.5).abs() for loss in each(m, b)) / N,
+    "square root of a square": lambda m, b: m(b[0]).norm() ** 2 / N,
 }
 
 

@@ -715,3 +715,18 @@ def test_rows_of_one_record_take_no_way_that_has_records_alone() -> None:
     model, data = nn.Linear(6, 3), TensorDataset(torch.randn(N, 2, 6), torch.ones(N, 2).long())
     with pytest.raises(dpoptim.SamplesInteractError, match="outside its module"):
         attach(model, data, loss=loss, rows_per_record=2)
+
+
+def test_how_many_losses_private_records_have_is_not_told() -> None:
+    """The number of those that have something in common, which no made-up record has."""
+
+    def of_some(model: nn.Module, batch: Any) -> Tensor:
+        found = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        some = batch[2] == 12_345
+        return found[some] if some.any() else found
+
+    kinds = torch.tensor([12_345, 0, 0, 0] * (N // 4))
+    data = TensorDataset(torch.randn(N, 5), torch.arange(N) % 3, kinds)
+    with pytest.raises(dpoptim.SamplesInteractError, match="on records of the data set") as raised:
+        attach(nn.Linear(5, 3), data, loss=of_some)
+    assert "it returned another shape." in str(raised.value)

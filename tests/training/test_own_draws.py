@@ -119,6 +119,11 @@ def test_losses_that_mix_now_and_then_are_refused(share: float) -> None:
         attach(mixing(lambda: float(torch.rand(())), share))
 
 
+def test_losses_that_mix_in_one_of_several_ways_are_refused() -> None:
+    with pytest.raises(dpoptim.SamplesInteractError):
+        attach(mixing(lambda: 2 - int(torch.randint(3, ())), 0.5))
+
+
 @pytest.mark.parametrize("coin", [random.random, np.random.rand])
 def test_losses_that_nobody_can_compare_go_by_records_alone(coin: Callable[[], float]) -> None:
     loss = mixing(coin, 0.02)
@@ -151,10 +156,17 @@ class LayerDrop(ManifoldMixup):
         return self.second(hidden if dropped else hidden.tanh())
 
 
-COINS = [lambda: float(torch.rand(())), random.random, np.random.rand]
+COINS = {
+    "torch": lambda: float(torch.rand(())),
+    "Python": random.random,
+    "numpy": np.random.rand,
+    "the last of three": lambda: 2 - int(torch.randint(3, ())),
+    "the second of three": lambda: abs(1 - int(torch.randint(3, ()))),
+    "tails": lambda: int(torch.bernoulli(torch.tensor(0.9))),
+}
 
 
-@pytest.mark.parametrize("coin", COINS, ids=["torch", "Python", "numpy"])
+@pytest.mark.parametrize("coin", COINS.values(), ids=COINS)
 def test_models_that_mix_now_and_then_are_refused(coin: Callable[[], float]) -> None:
     def attached(model: nn.Module) -> None:
         data, optimizer = (

@@ -26,7 +26,7 @@ from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.torch_internals import (
     OUTSIDE_BACKWARD,
     after_backward,
-    gradient_dtypes,
+    gradient_forms,
     graph_task,
     never_compiled,
     node_name,
@@ -194,7 +194,7 @@ def narrow_operation(results: Any) -> str | None:
         if node in seen:
             continue
         seen.add(node)
-        if any(dtype in NARROW for dtype in gradient_dtypes(node)):
+        if any(each.dtype in NARROW for each in gradient_forms(node)):
             return node_name(node).removesuffix("0").removesuffix("Backward")
         left += [before for before, _ in node.next_functions]
     return None

@@ -260,7 +260,7 @@ def compare_drawn(
             if found == "by labels":
                 return CheckResult("mean", count, by_labels=True), quieted.shares
         else:
-            refuse_other_losses(losses, (count, count * per_record))
+            refuse_other_losses(losses, (count, count * per_record), on_private=program.on_private)
             refuse_other_order(losses, [loss(model, each) for each in alone], batches.order)
 
             def summed(model: nn.Module, batch: Any) -> Tensor:

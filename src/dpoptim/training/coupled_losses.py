@@ -2,8 +2,8 @@
 
 One loss is differentiated alone, back to what the model returned: only its own record may be
 reached. Of a scalar whose graph does not show the losses it was made of, one record's gradient is
-differentiated again: a mean or sum of losses has no curvature between records. Nothing of this is
-released, and it costs the first batches a pass through the loss, or two.
+differentiated again: a mean or sum of losses has no curvature between records, and no kink.
+Nothing of this is released, and it costs the first batches a pass through the loss, or two.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -19,6 +19,7 @@ from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.seen_outputs import SeenOutputs
+from dpoptim.torch_internals import gradient_forms, node_name
 from dpoptim.training.made_up import Returned
 from dpoptim.training.reduction import reduced
 
@@ -26,6 +27,7 @@ LOOKED_AT = 1 << 20  # entries at a time: there may be no room for another copy 
 # Of the largest entry: what is left of the batch's largest score, which a loss took off and added
 # again. A mean over a batch leaves each record's share of it, which is more.
 ROUNDING = 5e-7
+KINKS = ("Abs", "Clamp", "Relu", "LeakyRelu", "Maximum", "Minimum", "Where", "NanToNum")
 Placed = tuple[int, GradientEdge]  # with its place among what was returned
 
 
@@ -68,18 +70,23 @@ def refuse_coupled_losses(
         gradients, unclear = gradients_of_one(losses, place, edges, counts, axis)
         return reach(gradients) or (unclear and reach(curvatures_of_one(losses, place, near, rows)))
 
+    if any(map(reach, (gradients_at(each, edges) for each in under_kinks(losses)))):
+        raise coupled()
     for place in (0, -1):
         # of a matrix whose sides are equal, either axis may be the records'
         if all(meets_others(place, axis) for axis in ((0,) if losses.dim() else (0, 1))):
-            raise SamplesInteractError(
-                "the loss of one record depends on what the model returned for others: triplets, "
-                "similarities or negatives within the batch, a mean or softmax over it, a root or "
-                "ratio of its sums (RMSE, dice, a correlation). One record would move the "
-                "gradients of all. Fix: let each record's loss depend on that record alone, such "
-                "as its own dice, pairs that a record holds itself (or several rows of one record, "
-                "rows_per_record=K), negatives from public data, or a sigmoid loss of "
-                "each pair."
-            )
+            raise coupled()
+
+
+def coupled() -> SamplesInteractError:
+    return SamplesInteractError(
+        "the loss of one record depends on what the model returned for others: triplets, "
+        "similarities or negatives within the batch, a mean or softmax over it, a root, "
+        "ratio or limit of its sums (RMSE, dice, a correlation, flooding). One record would move "
+        "the gradients of all. Fix: let each record's loss depend on that record alone, such as "
+        "its own dice, pairs that a record holds itself (or several rows of one record, "
+        "rows_per_record=K), negatives from public data, or a sigmoid loss of each pair."
+    )
 
 
 def looked_at(
@@ -206,8 +213,9 @@ def curvatures_of_one(
         with torch.enable_grad():
             first = torch.autograd.grad(loss, edges, create_graph=True, allow_unused=True)
             own = [
-                part * torch.arange(part.numel(), device=part.device).view_as(part).cos()
-                for gradient, (_, known) in zip(first, near, strict=True)
+                # other weights at each edge, and each place: what two passes returned may cancel
+                part * (edge + torch.arange(part.numel(), device=part.device)).view_as(part).cos()
+                for edge, (gradient, (_, known)) in enumerate(zip(first, near, strict=True))
                 if gradient is not None
                 and (axis := axis_of_records(gradient, known, rows)) is not None
                 and (part := gradient.select(axis, place)).requires_grad
@@ -217,6 +225,39 @@ def curvatures_of_one(
             total = torch.stack([part.sum().to(own[0].device, own[0].dtype) for part in own]).sum()
             return torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True)
     except RuntimeError:  # what cannot be differentiated twice, or be run twice
+        return ()
+
+
+def under_kinks(loss: Tensor) -> list[GradientEdge]:
+    """Scalars inside of a scalar whose slope is another on either side of a number.
+
+    Of an absolute value, or a limit: it has no curvature, and the batch decides which side it is.
+    A vector has none.
+    """
+    left: list[Any] = [loss.grad_fn]
+    found, met = list[GradientEdge](), set[Any]()
+    while left:
+        node = left.pop()
+        after = [GradientEdge(*each) for each in node.next_functions if each[0] is not None]
+        if node in met or any(shape_at(edge) for edge in (GradientEdge(node, 0), *after)):
+            continue  # no scalar made of scalars
+        met.add(node)
+        if node_name(node).startswith(KINKS):
+            found += after
+        else:
+            left += [edge.node for edge in after]
+    return found
+
+
+def shape_at(edge: GradientEdge) -> tuple[int, ...]:
+    return (*gradient_forms(edge.node)[edge.output_nr].shape,)
+
+
+def gradients_at(scalar: GradientEdge, edges: Sequence[GradientEdge]) -> Sequence[Tensor | None]:
+    """The gradients of a scalar inside of a graph."""
+    try:
+        return torch.autograd.grad([scalar], edges, retain_graph=True, allow_unused=True)
+    except RuntimeError:  # graphs that can be run once, such as compiled ones
         return ()
 
 

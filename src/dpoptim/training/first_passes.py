@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.gradients.values import Values
 from dpoptim.torch_internals import SpectralNormalised
-from dpoptim.training.fixed_noise import MIDDLE, RARE
+from dpoptim.training.fixed_noise import RARE
 from dpoptim.training.generators import generators_in
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.neighbours import moved, with_another_record
@@ -21,6 +21,7 @@ from dpoptim.training.secret_randomness import same_randomness
 NOT_FIRST = "its outputs do not have the batch axis first"
 # Draws that are tried for each of three of torch's: of numpy's and Python's generators.
 SEEDS = 4
+HALF = 0.5  # also of whole numbers, which are the least ones in the trials before
 
 
 class OutputsMixedError(SamplesInteractError):
@@ -124,7 +125,7 @@ def refuse_mixing_by_chance(model: nn.Module, sample: Sample, quieted: Quieted) 
     """
     trains = replace(quieted, evaluates=False)
     seeds = SEEDS if quieted.elsewhere else 1  # torch's numbers are the same with any
-    for first, uniform in enumerate((RARE, MIDDLE, 1 - RARE)):
+    for first, uniform in enumerate((RARE, HALF, 1 - RARE)):
         with quiet_as_before(model, trains, uniform), torch.no_grad():
             own = generators_in(model)
             for seed in range(first * seeds, (first + 1) * seeds):

@@ -31,13 +31,17 @@ def refuse_draws_elsewhere() -> None:
     )
 
 
-def refuse_other_losses(losses: Tensor, allowed: Sequence[int]) -> None:
-    """Refuse losses that are not one for each of so many records."""
+def refuse_other_losses(losses: Tensor, allowed: Sequence[int], *, on_private: bool) -> None:
+    """Refuse losses that are not one for each of so many records.
+
+    Args:
+        on_private: whether the records are; how many losses there are may then be a count of some.
+    """
     if losses.dim() != 1 or len(losses) not in allowed:
+        shape = "another shape" if on_private else f"shape {tuple(losses.shape)}"
         raise SamplesInteractError(
             "loss must return one value for each record, shape (rows,), or a scalar; of "
-            f"{allowed[0]} records it returned "
-            f'shape {tuple(losses.shape)}. Fix: reduction="none", and '
+            f'{allowed[0]} records it returned {shape}. Fix: reduction="none", and '
             "dpoptim.losses.per_sample_mean where a record has "
             "several losses."
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic import no_tf32
 from dpoptim.torch_internals import SpectralNormalised, local_part, parts_held
-from dpoptim.training.fixed_noise import MIDDLE, FixedNoise
+from dpoptim.training.fixed_noise import MIDDLE, RARE, FixedNoise
 from dpoptim.training.generators import Generator, everywhere, generators_in, of_torch, states_of
 from dpoptim.training.secret_randomness import put_generators_back, seed_torch
 
@@ -131,21 +131,25 @@ def quiet(
     Dropout layers are switched off. If ``run`` still draws random numbers from torch's generators
     or the model's own of torch's kind, they are always the same; where that cannot be done, the
     whole model goes to evaluation mode, unless it is wanted ``as_trained``. ``uniform`` is as in
-    `FixedNoise`. It runs with
-    gradients, which losses with gradient penalties take, and without TF32.
+    `noise_of`. It runs with gradients, which losses with gradient penalties take, and without TF32.
     """
     own = generators_in(model)
     with looked_at(model, own), ExitStack() as noise:
         draws, elsewhere = draws_random_numbers(run, own)
         found = Quieted()
         if draws:
-            fixed = noise.enter_context(FixedNoise(uniform))
+            fixed = noise.enter_context(noise_of(uniform))
             found = Quieted(elsewhere=elsewhere, noise=fixed)
             if not as_trained and (elsewhere or depends_on_seed(run)):
                 model.eval()
                 draws = elsewhere and draws_random_numbers(run, own)[1]
                 found = replace(found, evaluates=True, draws=draws)
         yield found
+
+
+def noise_of(uniform: float) -> FixedNoise:
+    """Noise of such numbers; whole ones, and coins, are as large, but rare where it is `MIDDLE`."""
+    return FixedNoise(uniform, quantile=RARE if uniform == MIDDLE else uniform)
 
 
 @contextmanager
@@ -156,7 +160,7 @@ def quiet_as_before(
     with looked_at(model, generators_in(model)), ExitStack() as noise:
         found = before
         if before.noise is not None:
-            found = replace(before, noise=noise.enter_context(FixedNoise(uniform)))
+            found = replace(before, noise=noise.enter_context(noise_of(uniform)))
         if before.evaluates:
             model.eval()
         yield found

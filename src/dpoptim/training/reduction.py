@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from torch import Tensor
@@ -101,12 +102,12 @@ def reduced(node: Any, counts: set[int]) -> list[Any] | None:
     Args:
         counts: of rows or records. What was summed over as many already may have none any more.
     """
-    name = node_name(node)
-    if READERS.get(name) in (_of_only_child, _of_terms, _of_multiple):
-        found = [reduced(child, counts) for child in _children(node)]
-        return None if None in found else [each for nodes in found for each in nodes or ()]
-    known = name in READERS or hasattr(node, "_saved_reduction")
     children = _children(node)
+    # not in a product or ratio of two such scalars, where records meet
+    if READERS.get(node_name(node)) in (_of_only_child, _of_terms) or is_multiple(node):
+        found = [reduced(child, counts) for child in children]
+        return None if None in found else [each for nodes in found for each in nodes or ()]
+    known = is_sum(node) or hasattr(node, "_saved_reduction")
     summed = {size for child in children for size in axes_summed(child).values() if is_sum(node)}
     return children if known and counts.isdisjoint(summed) else None
 
@@ -114,19 +115,37 @@ def reduced(node: Any, counts: set[int]) -> list[Any] | None:
 def by_records(reading: Reading, loss: Tensor, counts: set[int]) -> Reading | None:
     """The reduction over records, where their axis, the first one, was reduced before others.
 
-    None: it is another one for other terms, or the axis after it may be the records', too.
+    None: it is another one for other terms, or the axis after it may be the records', too; or means
+    over records were multiplied or joined, and then summed again.
     """
     inner = [child for node in sums_in(loss.grad_fn) for child in _children(node)]
     first = [child for child in inner if axes_summed(child).get(0) in counts]
     if not first:
-        return reading
+        return None if any(means_inside(child, counts) for child in inner) else reading
     found = {_reduction_by(child) if child in first else reading.reduction for child in inner}
     if found == {reading.reduction}:
         return replace(reading, terms=None)
-    several = any(sum(size in counts for size in sizes_of(child)) > 1 for child in first)
+    several = any(has_several(child, counts) for child in first)
     return (
         None if several or len(found) > 1 else replace(reading, reduction=found.pop(), terms=None)
     )
+
+
+def has_several(node: Any, counts: set[int]) -> bool:
+    """Whether several axes of what is summed may be the records'."""
+    return sum(size in counts for size in sizes_of(node)) > 1
+
+
+def means_inside(node: Any, counts: set[int]) -> bool:
+    """Whether a tensor holds means over records: one for each column, or each task."""
+    name, children = node_name(node), _children(node)
+    if READERS.get(name) in (_of_only_child, _of_multiple):
+        return any(means_inside(child, counts) for child in children)
+    if name not in JOINED or len(children) in counts:  # as many as records are these, one by one
+        return name == "MeanBackward1" and axes_summed(node).get(0) in counts
+    means = [each for each in map(_of_node, children) if each and each.reduction == "mean"]
+    terms = frozenset[int]().union(*(each.terms or () for each in means))
+    return any(number % count == 0 for number, count in product(terms, counts))
 
 
 def sums_in(node: Any) -> list[Any]:
@@ -136,6 +155,11 @@ def sums_in(node: Any) -> list[Any]:
     if READERS.get(node_name(node)) in (_of_only_child, _of_terms, _of_multiple):
         return [each for child in _children(node) for each in sums_in(child)]
     return []
+
+
+def is_multiple(node: Any) -> bool:
+    """Whether it multiplies or divides one scalar by a number, not by another one."""
+    return READERS.get(node_name(node)) is _of_multiple and len(_children(node)) == 1
 
 
 def is_sum(node: Any) -> bool:
@@ -267,6 +291,7 @@ UNCHANGED = (
     "ViewBackward0",
     "CloneBackward0",
 )
+JOINED = ("StackBackward0", "CatBackward0")
 READERS: dict[str, Callable[[Any], Reading | None]] = {
     **dict.fromkeys(UNCHANGED, _of_only_child),
     **dict.fromkeys(("AddBackward0", "SubBackward0"), _of_terms),
