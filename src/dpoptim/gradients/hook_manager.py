@@ -91,6 +91,7 @@ class HookManager:
     def see_microbatch(self, rows: int) -> None:
         """A microbatch is delivered."""
         self.rows = self._delivered = rows
+        self._inside = False  # of one that raised
         self.outputs.begin()
         if self._still:
             self._iterate_spectral_norms()
