@@ -21,6 +21,7 @@ from dpoptim.gradients.values import Values
 from dpoptim.training import (
     batch_loader,
     check,
+    coupled_losses,
     fixed_noise,
     handed_over,
     isolation,
@@ -107,6 +108,16 @@ def one_draw_of_coins() -> AbstractContextManager[Any]:
 def chances_of_models_untried() -> AbstractContextManager[Any]:
     """Models that draw are compared by one draw, or in evaluation mode."""
     return patch.object(isolation, "refuse_mixing_by_chance", lambda model, sample, quieted: None)
+
+
+def curvatures_unseen() -> AbstractContextManager[Any]:
+    """Scalars of unclear graphs are taken for what they were declared to be."""
+    return patch.object(coupled_losses, "curvatures_of_one", lambda *given: ())
+
+
+def kinks_unseen() -> AbstractContextManager[Any]:
+    """Nobody looks for slopes that turn where the whole batch's loss passes a number."""
+    return patch.object(coupled_losses, "under_kinks", lambda loss: [])
 
 
 def compared_in_bfloat16_alone() -> AbstractContextManager[Any]:

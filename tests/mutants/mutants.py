@@ -455,6 +455,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "curvatures of scalars unseen",
+        "training.coupled_losses.curvatures_of_one",
+        _i.curvatures_unseen,
+        "isolation",
+    ),
+    Mutant(
+        "kinks of scalars unseen",
+        "training.coupled_losses.under_kinks",
+        _i.kinks_unseen,
+        "isolation",
+    ),
+    Mutant(
         "compared in bfloat16 alone",
         "training.quiet.autocast_seen",
         _i.compared_in_bfloat16_alone,

@@ -85,6 +85,8 @@ def accepted() -> list[str]:
         divides_by_the_planned_batch,
         divides_by_each_batch,
         multiplies_losses,
+        takes_the_root,
+        floods,
         trains_weights_of_the_loss,
     )
     return [f"accepted {loop.__name__}" for loop in loops if not refused(loop)]
@@ -156,6 +158,16 @@ def divides_by_each_batch() -> None:
 def multiplies_losses() -> None:
     """Losses that are made of two records each, as triplets are."""
     in_scalars(lambda losses: losses * losses.roll(1), "sum")
+
+
+def takes_the_root() -> None:
+    """A root of the mean, whose slope is of all records, said to be a mean."""
+    in_scalars(lambda losses: losses.mean().sqrt(), "mean")
+
+
+def floods() -> None:
+    """A mean that is learnt backwards where it is small, said to be a mean."""
+    in_scalars(lambda losses: (losses.mean() - 0.5).abs(), "mean")
 
 
 def trains_weights_of_the_loss() -> None:
