@@ -9,7 +9,8 @@
 /* Sums over positions of outer products, in tiles of some rows and a few vectors of columns. A tile's
    sums stay in registers until they are written or, times a weight, added to what is there. */
 
-enum { PANEL = 12, LEAST_PANEL = 4, COPIED = 8 }; /* rows side by side; positions copied at a time */
+enum { PANEL = 12, LEAST_PANEL = 2 }; /* rows side by side */
+enum { COPIED = 8, SOON = 8 };        /* positions copied at a time; how many ahead lines are fetched */
 
 /* Rows in the panel that begins where so many are left: the last ones are filled up with zeros. */
 static int64_t panel(int64_t left) {
@@ -29,6 +30,7 @@ enum { ONLY, MORE, ADDED, WEIGHTED };
     for (int64_t t = 0; t < positions; t++, g += g_step, a += a_step) {                            \
         VECTOR x[V];                                                                               \
         UNROLLED for (int v = 0; v < V; v++) x[v] = *(const VECTOR *)(a + v * LANES);              \
+        UNROLLED for (int v = 0; v < V; v++) __builtin_prefetch(a + SOON * a_step + v * LANES);    \
         UNROLLED for (int r = 0; r < R; r++)                                                       \
             UNROLLED for (int v = 0; v < V; v++) sum[r][v] += x[v] * g[r];                         \
     }
@@ -85,13 +87,20 @@ MIDDLE static void weighted_edge(const float *sums, int64_t width, float *out, i
 }
 
 OUTER(wide_outer_12, WIDE, v16, 12, 2)
+OUTER(wide_outer_10, WIDE, v16, 10, 2)
 OUTER(wide_outer_8, WIDE, v16, 8, 2)
+OUTER(wide_outer_6, WIDE, v16, 6, 2)
 OUTER(wide_outer_4, WIDE, v16, 4, 2)
+OUTER(wide_outer_2, WIDE, v16, 2, 2)
 OUTER(wide_outer_12_half, WIDE, v16, 12, 1)
+OUTER(wide_outer_10_half, WIDE, v16, 10, 1)
 OUTER(wide_outer_8_half, WIDE, v16, 8, 1)
+OUTER(wide_outer_6_half, WIDE, v16, 6, 1)
 OUTER(wide_outer_4_half, WIDE, v16, 4, 1)
+OUTER(wide_outer_2_half, WIDE, v16, 2, 1)
 OUTER(middle_outer_6, MIDDLE, v8, 6, 2)
 OUTER(middle_outer_4, MIDDLE, v8, 4, 2)
+OUTER(middle_outer_2, MIDDLE, v8, 2, 2)
 WEIGHTED_TILE(wide_weighted, WIDE, v16, 12, 2)
 WEIGHTED_TILE(wide_weighted_8, WIDE, v16, 8, 2)
 WEIGHTED_TILE(middle_weighted, MIDDLE, v8, 6, 2)
@@ -114,22 +123,29 @@ static void weighted_tile(int64_t positions, const float *g, int64_t rows, const
         middle_weighted(positions, g + r, rows, a, a_step, out + r * step, step, weight, squares);
 }
 
+typedef void Tile(int64_t positions, const float *g, int64_t g_step, const float *a, int64_t a_step,
+                  float *out, int64_t step, int how);
+
+/* By half the number of rows. */
+static Tile *const wide_tiles[] = {NULL,         wide_outer_2, wide_outer_4,  wide_outer_6,
+                                   wide_outer_8, wide_outer_10, wide_outer_12};
+static Tile *const wide_halves[] = {
+    NULL,         wide_outer_2_half, wide_outer_4_half,  wide_outer_6_half, wide_outer_8_half,
+    wide_outer_10_half, wide_outer_12_half};
+static Tile *const middle_tiles[] = {NULL, middle_outer_2, middle_outer_4, middle_outer_6};
+
 /* A panel of sums, (rows in it, width), rows of `out` a step apart. */
 static void outer_tile(int64_t positions, const float *g, int64_t rows, const float *a,
                        int64_t a_step, int64_t width, float *out, int64_t step, int how, int level) {
-    if (level != WIDE_LEVEL) {
-        int some = rows == PANEL ? 6 : 4;
-        for (int64_t r = 0; r < rows; r += some)
-            (some == 6 ? middle_outer_6 : middle_outer_4)(positions, g + r, rows, a, a_step,
-                                                          out + r * step, step, how);
-    } else if (width > FILL) {
-        (rows == 12  ? wide_outer_12
-         : rows == 8 ? wide_outer_8
-                     : wide_outer_4)(positions, g, rows, a, a_step, out, step, how);
-    } else {
-        (rows == 12  ? wide_outer_12_half
-         : rows == 8 ? wide_outer_8_half
-                     : wide_outer_4_half)(positions, g, rows, a, a_step, out, step, how);
+    if (level == WIDE_LEVEL) {
+        (width > FILL ? wide_tiles : wide_halves)[rows / 2](positions, g, rows, a, a_step, out, step,
+                                                            how);
+        return;
+    }
+    int64_t most = rows == 8 ? 4 : 6; /* of eight, each half */
+    for (int64_t r = 0, some; r < rows; r += some) {
+        some = rows - r < most ? rows - r : most;
+        middle_tiles[some / 2](positions, g + r, rows, a, a_step, out + r * step, step, how);
     }
 }
 
@@ -189,7 +205,12 @@ static void outer_tiles(const float *packed, int64_t rows, const float *a, int64
         int64_t left = columns - column;
         width = level == WIDE_LEVEL && left > FILL ? 2 * FILL : FILL;
         int64_t lanes = left < width ? left : width;
-        int as_it_is = !which && lanes == width && rows <= PANEL; /* read once, where it lies */
+        int read_once = !which && rows <= PANEL;
+        if (read_once && how == ONLY && lanes < width && column > 0) { /* some again: same numbers */
+            column -= width - lanes;
+            lanes = width;
+        }
+        int as_it_is = read_once && lanes == width; /* where it lies */
         if (!as_it_is) pack_columns(a + column, a_step, which, positions, lanes, width, room);
         for (int64_t row = 0; row < rows; row += PANEL) {
             int64_t of_panel = panel(rows - row), some = rows - row < PANEL ? rows - row : PANEL;

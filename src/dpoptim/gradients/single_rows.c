@@ -44,33 +44,43 @@ typedef struct {
     Layer layers[]; /* then the rules, and then the groups */
 } Rows;
 
+typedef double d4 __attribute__((vector_size(32)));
+typedef double d8 __attribute__((vector_size(64)));
+
 /* The sum of the squares of one row. */
-#define SQUARES(NAME, TARGET, VECTOR)                                                              \
+#define SQUARES(NAME, TARGET, VECTOR, HALF, DOUBLES)                                               \
     TARGET static double NAME(const float *x, int64_t entries) {                                   \
-        enum { LANES = sizeof(VECTOR) / sizeof(float) };                                           \
-        double total[SIDE] = {0.0};                                                                \
+        enum { LANES = sizeof(VECTOR) / sizeof(float), HALVES = 2 };                               \
+        DOUBLES total = {0.0};                                                                     \
         int64_t i = 0;                                                                             \
         while (i + LANES <= entries) {                                                             \
             VECTOR squares[SIDE];                                                                  \
-            memset(squares, 0, sizeof squares);                                                    \
+            UNROLLED for (int v = 0; v < SIDE; v++) squares[v] = (VECTOR){0};                      \
             int64_t whole = (entries - i) / (SIDE * LANES);                                        \
             for (int64_t n = whole < CHAIN ? whole : CHAIN; n > 0; n--, i += SIDE * LANES)         \
-                for (int v = 0; v < SIDE; v++) {                                                   \
+                UNROLLED for (int v = 0; v < SIDE; v++) {                                          \
                     VECTOR some = *(const VECTOR *)(x + i + v * LANES);                            \
                     squares[v] += some * some;                                                     \
                 }                                                                                  \
-            for (int v = 0; whole < CHAIN && i + LANES <= entries; v++, i += LANES) {              \
+            UNROLLED for (int v = 0; v < SIDE - 1; v++) {                                          \
+                if (whole >= CHAIN || i + LANES > entries) break;                                  \
                 VECTOR some = *(const VECTOR *)(x + i);                                            \
                 squares[v] += some * some;                                                         \
+                i += LANES;                                                                        \
             }                                                                                      \
             VECTOR all = (squares[0] + squares[1]) + (squares[2] + squares[3]);                    \
-            for (int lane = 0; lane < LANES; lane++) total[lane % SIDE] += all[lane];              \
+            HALF halves[HALVES];                                                                   \
+            memcpy(halves, &all, sizeof all);                                                      \
+            total += __builtin_convertvector(halves[0], DOUBLES) +                                 \
+                     __builtin_convertvector(halves[1], DOUBLES);                                  \
         }                                                                                          \
-        for (int v = 0; i < entries; i++, v = (v + 1) % SIDE) total[v] += (double)x[i] * x[i];     \
-        return (total[0] + total[1]) + (total[2] + total[3]);                                      \
+        double of_rest = 0.0;                                                                      \
+        for (; i < entries; i++) of_rest += (double)x[i] * x[i];                                   \
+        for (int lane = 0; lane < LANES / HALVES; lane++) of_rest += total[lane];                  \
+        return of_rest;                                                                            \
     }
-SQUARES(wide_squares, WIDE, v16)
-SQUARES(middle_squares, MIDDLE, v8)
+SQUARES(wide_squares, WIDE, v16, v8, d8)
+SQUARES(middle_squares, MIDDLE, v8, v4, d4)
 
 
 static double squared_norm(const float *x, int64_t entries, double factor, double term,
