@@ -91,8 +91,9 @@ def test_means_by_one_call_are_those_of_each(
     """To the last bit, of numbers that float32 cannot hold, too."""
     torch.manual_seed(0)
     sums = [torch.randn(3, 7), torch.randn(50).double() * 1e-42, torch.randn(4, 2).double() * 1e39]
-    found = means_of([each.clone() for each in sums], divisor, [torch.float32] * 3)
+    likes = [torch.empty(each.shape) for each in sums]
+    found = means_of([each.clone().flatten() for each in sums], divisor, likes)
     monkeypatch.setattr(totals, "compiled_means", lambda: None)
-    expected = means_of([each.clone() for each in sums], divisor, [torch.float32] * 3)
+    expected = means_of([each.clone().flatten() for each in sums], divisor, likes)
     assert all(map(torch.equal, found, expected))
     assert [each.shape for each in found] == [each.shape for each in sums]

@@ -63,7 +63,7 @@ class ModelWatch:
             (name, module, forwards_in(vars(module))) for name, module in found.modules
         ]
         self.plain = PlainAttributes(found)
-        self._first_new_hook = RemovableHandle.next_id
+        self._first_new_hook = self._hooks_seen = RemovableHandle.next_id
         self._in_batch = self._running = False
 
     @property
@@ -159,18 +159,22 @@ class ModelWatch:
 
     def _refuse_new_hooks(self) -> None:
         """Refuse hooks that came later: they have not been tried for mixing records."""
-        first = self._first_new_hook  # numbers of hooks only grow
         for name, m, noted in self._modules:
+            if any(map(operator.is_not, forwards_in(m.__dict__), noted)):
+                raise PrivacyError(
+                    f"the forward pass of {label_of(name)} was replaced after attaching. Fix: "
+                    "replace it before dpoptim.attach."
+                )
+        newest = RemovableHandle.next_id  # numbers of hooks only grow, with every one anywhere
+        if newest == self._hooks_seen:
+            return
+        first = self._first_new_hook
+        for name, m, _ in self._modules:
             if has_hooks(m) and max(module_hooks(m)) >= first:
                 raise PrivacyError(
                     f"a hook was registered on {label_of(name)} after attaching: it may let "
                     "records see each other, forwards or backwards. Fix: register it before "
                     "dpoptim.attach, which then tries it on made-up records."
-                )
-            if any(map(operator.is_not, forwards_in(m.__dict__), noted)):
-                raise PrivacyError(
-                    f"the forward pass of {label_of(name)} was replaced after attaching. Fix: "
-                    "replace it before dpoptim.attach."
                 )
         for name, p in self._trainable.tensors:
             if max(gradient_hook_ids(p), default=-1) >= first:
@@ -185,6 +189,7 @@ class ModelWatch:
                 "each other. Fix: register it before dpoptim.attach, which then tries it on "
                 "made-up records."
             )
+        self._hooks_seen = newest
 
 
 def refuse_frozen_or_unfrozen(

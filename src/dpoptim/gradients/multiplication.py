@@ -157,12 +157,13 @@ def linear(
     **Guarantee.** Where not by MKL, each row of the result is a function of that row of ``x``, to
     the last bit, beside any other rows. oneDNN's kernels are the vendor's: tested, not proved.
     """
-    fits = fit(x, w, bias)
-    least = LEAST_OF_LONG if w.shape[-1] >= LONG else None
-    thin = fits and w.shape[0] <= THIN and w.shape[1] >= LONG and compiles_thin_rows()
-    elsewhere = may_leave_mkl(x) if thin else fits and rows_leave_mkl(x, *w.shape, least=least)
+    if not (onednn_is_faster() or compiles_thin_rows()) or not fit(x, w, bias):
+        return by_mkl(x, w, bias, spare)
+    least = LEAST_OF_LONG if w.shape[1] >= LONG else None
+    thin = w.shape[0] <= THIN and w.shape[1] >= LONG and compiles_thin_rows()
+    elsewhere = may_leave_mkl(x) if thin else rows_leave_mkl(x, *w.shape, least=least)
     if not elsewhere:
-        return by_mkl(x, w, bias, spare) if fits else F.linear(x, w, bias)
+        return by_mkl(x, w, bias, spare)
     bias = None if bias is None else bias.contiguous()  # it is read as if it were
     compiled = thin or compiles_rows()
     return compiled_linear(x, w, bias, spare) if compiled else onednn_in_blocks(x, w, bias)
@@ -170,10 +171,10 @@ def linear(
 
 def by_mkl(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
     """`F.linear`, with ``spare`` entries behind a large result."""
-    entries = x.numel() // w.shape[1] * w.shape[0]
-    numbers = all(plain(each) for each in (x, w, bias) if each is not None)
-    own = x.dtype == torch.float32 and x.is_cpu and numbers
-    if entries < spare_room.LEAST or not own or torch.is_grad_enabled():
+    entries = x.numel() // max(1, w.shape[-1]) * w.shape[0]
+    large = entries >= spare_room.LEAST and not torch.is_grad_enabled()
+    own = large and x.dtype == torch.float32 and x.is_cpu and fit(x, w, bias)
+    if not own or not all(plain(each) for each in (x, w, bias) if each is not None):
         return F.linear(x, w, bias)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     product = spare_room.result(rows.shape[0], w.shape[0], spare)

@@ -117,8 +117,10 @@ class Totals:
             released: as `take` or `take_by_parameter` returned it, written out; memory in that
                 dtype is given away.
         """
-        means = means_of(self.split(released), divisor, [p.dtype for p in self._parameters])
-        for p, mean in zip(self._parameters, means, strict=True):
+        each = released if len(released) == len(self._parameters) else self.split(released)
+        for p, mean in zip(
+            self._parameters, means_of(each, divisor, self._parameters), strict=True
+        ):
             p.grad = mean
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:
@@ -152,34 +154,35 @@ def compiled_means() -> Callable[..., None] | None:
     return function("dpoptim_means", WHOLE, PLACE, REAL)
 
 
-def means_of(
-    totals: Sequence[Tensor], divisor: float, dtypes: Sequence[torch.dtype]
-) -> list[Tensor]:
-    """`mean_of` each, to the same bits; of those that are small by one compiled call."""
+def means_of(totals: Sequence[Tensor], divisor: float, likes: Sequence[Tensor]) -> list[Tensor]:
+    """`mean_of` each, to the same bits; of those that are small by one compiled call.
+
+    Args:
+        likes: tensors that have the shapes and dtypes of the means; totals may be flat.
+    """
     if totals and not totals[0].is_cpu:
-        return means_there(totals, divisor, dtypes)
+        return means_there(totals, divisor, likes)
     divide, given, means = compiled_means(), list[bytes](), list[Tensor]()
-    for total, dtype in zip(totals, dtypes, strict=True):
-        small = total.is_cpu and total.is_contiguous() and total.numel() <= MEAN_BLOCK
-        usual = dtype == torch.float32 and total.dtype in AS_IT_CAME
-        if divide is None or not small or not usual:
-            means.append(mean_of(total, divisor, dtype))
+    for total, like in zip(totals, likes, strict=True):
+        dtype, of, entries = like.dtype, total.dtype, total.numel()
+        usual = dtype == torch.float32 and of in AS_IT_CAME and entries <= MEAN_BLOCK
+        if divide is None or not usual or not total.is_cpu or not total.is_contiguous():
+            means.append(mean_of(total.view(like.shape), divisor, dtype))
             continue
-        means.append(mean := torch.empty(total.shape, dtype=dtype, device="cpu"))
-        doubles = total.dtype == torch.float64
-        given.append(MEAN.pack(total.data_ptr(), total.numel(), doubles, mean.data_ptr()))
+        means.append(mean := torch.empty(like.shape, dtype=dtype, device="cpu"))
+        given.append(MEAN.pack(total.data_ptr(), entries, of == torch.float64, mean.data_ptr()))
     if divide is not None and given:
         divide(len(given), b"".join(given), divisor)
     return means
 
 
-def means_there(
-    totals: Sequence[Tensor], divisor: float, dtypes: Sequence[torch.dtype]
-) -> list[Tensor]:
+def means_there(totals: Sequence[Tensor], divisor: float, likes: Sequence[Tensor]) -> list[Tensor]:
     """`means_of` on accelerators: in few calls, which take longer than to divide."""
     means = [
-        total if dtype == total.dtype != torch.float64 else total.to(dtype, copy=True)
-        for total, dtype in zip(totals, dtypes, strict=True)
+        (
+            total if like.dtype == total.dtype != torch.float64 else total.to(like.dtype, copy=True)
+        ).view(like.shape)
+        for total, like in zip(totals, likes, strict=True)
     ]
     divide_all(means, divisor)
     return [mean.data for mean in means]
