@@ -1,6 +1,6 @@
 """Grounds for the choice of a formula: public numbers alone, which no record decides."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
 # entries of a layer's per-record gradients up to which forming and keeping them is cheapest
@@ -20,8 +20,7 @@ CLAIMED_THERE = 0.5
 LARGE_KERNEL = 1 << 15
 
 
-@dataclass(frozen=True)
-class PublicSizes:
+class PublicSizes(NamedTuple):
     """Facts of a backward pass, beside the shapes, devices and dtypes of its layers.
 
     Attributes:

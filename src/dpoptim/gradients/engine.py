@@ -262,20 +262,16 @@ class Engine:
         found: dict[int, list[PerSampleGrad]] = {}
         most, of_all = self.physical_records, self._trained.entries
         others = self.totals.travels, self._common_factor
-        sizes: dict[int | None, PublicSizes] = {}  # by positions
         for use, places in uses:
             positions = self.positions.get(use.layer, 0) * self.rows.per_record or None
-            if (public := sizes.get(positions)) is None:
-                public = PublicSizes(self.capacity, most, of_all, positions, *others)
-                sizes[positions] = public
+            public = PublicSizes(self.capacity, most, of_all, positions, *others)
             of_rows = use.per_sample_grads()
             for key, place in places.items():
                 self.totals.look(place, of_rows[key], self.present, self.rows.per_record)
                 of_records = self.rows.of_records(of_rows[key], use.records, self.present)
                 found.setdefault(place, []).append(of_records.chosen(public))
-        return {
-            i: merge(each, records, self.parameters[i].numel(), most) for i, each in found.items()
-        }
+        entries = {place: self.parameters[place].numel() for place in found}
+        return {i: merge(each, records, entries[i], most) for i, each in found.items()}
 
     def _add_clipped(self, gradients: dict[int, PerSampleGrad], records: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""
