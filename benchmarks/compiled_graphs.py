@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
-from dpoptim.training.isolation import choose_isolation
+from dpoptim.training.trials.isolation import choose_isolation
 from steps import made
 from workloads import WORKLOADS, Workload
 

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from dpoptim import DPSGD, DiceSGD, attach
-from dpoptim.training.memory import LiveTensors
+from dpoptim.training.trials.memory import LiveTensors
 from saving import save_csv
 from workloads import WORKLOADS, Workload
 

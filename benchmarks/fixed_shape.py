@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.training.slots import slots_needed
+from dpoptim.training.batches.slots import slots_needed
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "softmax": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),

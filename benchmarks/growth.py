@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
-from dpoptim.training.memory import LiveTensors
+from dpoptim.training.trials.memory import LiveTensors
 from saving import save_csv
 
 BASE = {"batch": 16, "length": 64, "width": 128, "vocabulary": 1024}

@@ -35,8 +35,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from dpoptim.gradients.summation_groups import number_of_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
-from dpoptim.training.loading import LoaderOptions, load_microbatches
-from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
+from dpoptim.training.batches.loading import LoaderOptions, load_microbatches
+from dpoptim.training.batches.microbatches import BatchQueue, MicrobatchSampler
 from saving import save_csv
 
 FEATURES, SKIPPED = 32, 4

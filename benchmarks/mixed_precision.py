@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from dpoptim.training.memory import LiveTensors
+from dpoptim.training.trials.memory import LiveTensors
 from saving import save_csv, write_between
 from steps import Step, opacus, ours, plain
 from workloads import (

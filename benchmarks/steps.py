@@ -20,8 +20,8 @@ from dpoptim.noise.few_rows import memory_of
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.solvers.linear_model import LinearModel
-from dpoptim.training.isolation import choose_isolation
-from dpoptim.training.probe import positions_per_layer
+from dpoptim.training.trials.isolation import choose_isolation
+from dpoptim.training.trials.probe import positions_per_layer
 from workloads import Workload
 
 Step = Callable[[], None]

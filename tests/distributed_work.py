@@ -36,10 +36,10 @@ from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.sampling import PoissonSampling
-from dpoptim.training import rank_files
-from dpoptim.training.checkpoint import read_checkpoint
-from dpoptim.training.microbatches import Microbatch
-from dpoptim.training.rank_files import with_parts
+from dpoptim.training.batches.microbatches import Microbatch
+from dpoptim.training.checkpoints import rank_files
+from dpoptim.training.checkpoints.checkpoint import read_checkpoint
+from dpoptim.training.checkpoints.rank_files import with_parts
 from dpoptim.training.steps import Steps
 
 N, FEATURES = 60, 5

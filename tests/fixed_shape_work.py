@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from distributed_work import METHODS, model_of, plan_for, records
-from dpoptim.training import slots
+from dpoptim.training.batches import slots
 
 N = 60
 

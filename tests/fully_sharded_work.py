@@ -62,8 +62,8 @@ from dpoptim.optim import AdamBC
 from dpoptim.optimizers import optimizer as listed_optimizer
 from dpoptim.plan import Plan
 from dpoptim.torch_internals import pytree
-from dpoptim.training import checkpoint, rank_files
-from dpoptim.training.microbatches import MicrobatchSampler
+from dpoptim.training.batches.microbatches import MicrobatchSampler
+from dpoptim.training.checkpoints import checkpoint, rank_files
 
 
 class Blocks(nn.Module):

@@ -22,10 +22,10 @@ from dpoptim.methods.low_quantile import private_low_quantile as private_low_qua
 from dpoptim.plan import Plan as Plan
 from dpoptim.replace import replace_batchnorm as replace_batchnorm
 from dpoptim.training.attach import attach as attach
-from dpoptim.training.check import check as check
-from dpoptim.training.earlier_part import released_weights as released_weights
-from dpoptim.training.isolation import IsolationWarning as IsolationWarning
-from dpoptim.training.memory import physical_batch_size as physical_batch_size
+from dpoptim.training.checkpoints.earlier_part import released_weights as released_weights
 from dpoptim.training.other_runs import OtherRunsWarning as OtherRunsWarning
 from dpoptim.training.private_training import PrivateTraining as PrivateTraining
+from dpoptim.training.trials.check import check as check
+from dpoptim.training.trials.isolation import IsolationWarning as IsolationWarning
+from dpoptim.training.trials.memory import physical_batch_size as physical_batch_size
 from dpoptim.version import __version__ as __version__

@@ -21,7 +21,7 @@ from checking import TOLERANCE, ByName, InOrder, Records, way_and_deviation
 from networks import NETWORKS, Shape, T
 
 import dpoptim
-from dpoptim.training.isolation import choose_isolation
+from dpoptim.training.trials.isolation import choose_isolation
 
 try:
     from language import ADAPTERS, TRANSFORMERS

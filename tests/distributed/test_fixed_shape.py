@@ -9,7 +9,7 @@ import torch
 
 import fixed_shape_work as work
 from distributed_work import METHODS, plan_for, without_noise
-from dpoptim.training.slots import Slots
+from dpoptim.training.batches.slots import Slots
 from ranks import run_ranks
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from dpoptim.training.memory import LiveTensors
+from dpoptim.training.trials.memory import LiveTensors
 from support import CASES, Case, joint_norm, record_loss
 
 ROWS = 8

@@ -8,7 +8,7 @@ import torch
 
 from dpoptim import freed_memory
 from dpoptim.gradients import huge_pages, spare_room
-from dpoptim.training.memory import LiveTensors
+from dpoptim.training.trials.memory import LiveTensors
 
 needed = pytest.mark.skipif(not huge_pages.there_are(), reason="the system gives no huge pages")
 LARGE = huge_pages.MAPPED // 4 + 1  # numbers

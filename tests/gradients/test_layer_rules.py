@@ -12,7 +12,7 @@ from dpoptim.audit import check_layer_rule
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.layers.custom_rules import REGISTERED, RegisteredLayer
 from dpoptim.gradients.layers.registry import RULES, runner_for
-from dpoptim.training.isolation import choose_isolation
+from dpoptim.training.trials.isolation import choose_isolation
 from support import image_model
 
 BILINEAR = """

@@ -22,7 +22,7 @@ from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.reused_memory import ReusedMemory
 from dpoptim.gradients.sums import Sums
 from dpoptim.noise.few_rows import FewRows, write_out
-from dpoptim.training.isolation import choose_isolation
+from dpoptim.training.trials.isolation import choose_isolation
 
 ROWS, COLUMNS, BOUND = 400, 5, 0.7
 

@@ -11,7 +11,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Subset
 
 import dpoptim
-from dpoptim.training.repeated_records import have_records_in_common, refuse_repeated_records
+from dpoptim.training.batches.repeated_records import (
+    have_records_in_common,
+    refuse_repeated_records,
+)
 from integrations.small_language import RECORDS, Sentences, classifier
 
 datasets = pytest.importorskip("datasets")

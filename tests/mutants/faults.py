@@ -25,7 +25,7 @@ from dpoptim.noise.few_rows import Vector, write_out
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Draws, PoissonSampling
-from dpoptim.training.microbatches import BatchQueue
+from dpoptim.training.batches.microbatches import BatchQueue
 
 Fault = Callable[[], AbstractContextManager[Any]]
 Draw = Callable[[KeyStream, Tensor, float], None]

@@ -13,8 +13,9 @@ from dpoptim.data import encoding, numbers
 from dpoptim.missing import is_missing
 from dpoptim.preprocessing import one_hot
 from dpoptim.preprocessing.one_hot import DPOneHot
-from dpoptim.training import hold_out_scores, privacy_units
-from dpoptim.training.privacy_units import Persons
+from dpoptim.training import hold_out_scores
+from dpoptim.training.batches import privacy_units
+from dpoptim.training.batches.privacy_units import Persons
 
 
 @contextmanager

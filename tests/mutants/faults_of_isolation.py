@@ -18,20 +18,14 @@ from dpoptim.gradients.layers import normalisation
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
-from dpoptim.training import (
-    batch_loader,
-    check,
-    coupled_losses,
-    fixed_noise,
-    handed_over,
-    isolation,
-    loss_check,
-)
-from dpoptim.training.handed_over import HandedOver
-from dpoptim.training.isolation import Chosen
+from dpoptim.training.batches import batch_loader
+from dpoptim.training.losses import coupled_losses, handed_over
+from dpoptim.training.losses.handed_over import HandedOver
+from dpoptim.training.losses.reduction import Reading
 from dpoptim.training.prepared import Prepared
-from dpoptim.training.quiet import Quieted
-from dpoptim.training.reduction import Reading
+from dpoptim.training.trials import check, fixed_noise, isolation, loss_check
+from dpoptim.training.trials.isolation import Chosen
+from dpoptim.training.trials.quiet import Quieted
 
 
 @contextmanager

@@ -11,10 +11,12 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from dpoptim.training import first_passes, handed_over, isolation, optimizer_hooks
+from dpoptim.training import optimizer_hooks
+from dpoptim.training.losses import handed_over
 from dpoptim.training.optimizer_hooks import OptimizerHooks
-from dpoptim.training.quiet import Quieted
 from dpoptim.training.released_gradients import ReleasedGradients, parameters_of
+from dpoptim.training.trials import first_passes, isolation
+from dpoptim.training.trials.quiet import Quieted
 
 Fault = AbstractContextManager[Any]
 

@@ -17,9 +17,9 @@ from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.gate import FilteredGate, Gate, planned
-from dpoptim.training import privacy_units
-from dpoptim.training.privacy_units import Units
-from dpoptim.training.rank_files import Place, RankFile
+from dpoptim.training.batches import privacy_units
+from dpoptim.training.batches.privacy_units import Units
+from dpoptim.training.checkpoints.rank_files import Place, RankFile
 
 
 def released_steps_returned() -> AbstractContextManager[Any]:

@@ -36,7 +36,7 @@ from dpoptim.gradients.tied import merge
 from dpoptim.noise.few_rows import write_out
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling, TruncatedPoissonSampling
-from dpoptim.training.microbatches import MicrobatchSampler
+from dpoptim.training.batches.microbatches import MicrobatchSampler
 from dpoptim.training.optimizer_hooks import OptimizerHooks
 
 Indices = NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Tries to falsify the theorem in `training.slots`: with a fixed shape, one record moves the sum
+"""Tries to falsify the theorem in `slots`: with a fixed shape, one record moves the sum
 by at most C, to the last bit of everybody else's part, with as many threads as servers have, on
 the kernels that failed without it."""
 

@@ -306,14 +306,14 @@ def moved(build: Build, columns: Sequence[Tensor], loop: Loop, **options: Any) -
     return max(float((a - b).norm()) for a, b in zip(whole, less, strict=True)), trusted
 
 
-@pytest.mark.filterwarnings("ignore::dpoptim.training.isolation.IsolationWarning")
+@pytest.mark.filterwarnings("ignore::dpoptim.training.trials.isolation.IsolationWarning")
 @pytest.mark.parametrize("name", SERVED)
 def test_a_record_moves_these_by_at_most_the_clip_norm(name: str) -> None:
     assert moved(*SERVED[name])[0] <= 1.0
 
 
 @pytest.mark.parametrize("isolation", ["auto", "vmap"])
-@pytest.mark.filterwarnings("ignore::dpoptim.training.isolation.IsolationWarning")
+@pytest.mark.filterwarnings("ignore::dpoptim.training.trials.isolation.IsolationWarning")
 def test_gradient_penalties_go_by_vectorised_models(isolation: str) -> None:
     checked: dict[str, Any] = {"loss": lambda m, b: penalised(m, b, {})}
     distance, trusted = moved(perceptron, TABLE, penalised, isolation=isolation, **checked)
@@ -323,7 +323,7 @@ def test_gradient_penalties_go_by_vectorised_models(isolation: str) -> None:
         released(perceptron, TABLE, penalised, range(N), isolation="rules", **checked)
 
 
-@pytest.mark.filterwarnings("ignore::dpoptim.training.isolation.IsolationWarning")
+@pytest.mark.filterwarnings("ignore::dpoptim.training.trials.isolation.IsolationWarning")
 @pytest.mark.parametrize("name", SLOWER)
 def test_losses_that_the_model_s_way_does_not_suit_go_by_a_slower_one(name: str) -> None:
     build, columns, loop = SLOWER[name]
@@ -338,7 +338,7 @@ def test_losses_that_the_model_s_way_does_not_suit_go_by_a_slower_one(name: str)
         released(build, columns, loop, range(N), isolation="rules", **options)
 
 
-@pytest.mark.filterwarnings("ignore::dpoptim.training.isolation.IsolationWarning")
+@pytest.mark.filterwarnings("ignore::dpoptim.training.trials.isolation.IsolationWarning")
 @pytest.mark.parametrize("build", [LongestFirst, lambda: Recurrent(packed=True)])
 def test_packed_sequences_are_tried_without_the_loss_too(build: Build) -> None:
     """Made-up records have lengths that can be packed, which sorting brings into another order."""

@@ -44,11 +44,16 @@ ALLOWED = {
     ("solvers/releases.py", "tuple(w0.shape)"): "a starting point",
     ("solvers/stream.py", "[len(part) for part in data]"): "n is public under the relations that "
     "it takes",
-    ("training/check.py", "len(records)"): "of the batch that the caller made up",
-    ("training/loss_refusals.py", "tuple(losses.shape)"): "of the batch that the caller made up",
-    ("training/comparison.py", "error"): "our own words on the model",
-    ("training/loss_check.py", "error"): "our own words on where records meet, of made-up and of "
-    "a public number of records",
+    ("training/trials/check.py", "len(records)"): "of the batch that the caller made up",
+    (
+        "training/trials/loss_refusals.py",
+        "tuple(losses.shape)",
+    ): "of the batch that the caller made up",
+    ("training/trials/comparison.py", "error"): "our own words on the model",
+    (
+        "training/trials/loss_check.py",
+        "error",
+    ): "our own words on where records meet, of made-up and of a public number of records",
     ("training/refusals.py", "len(missing) - 1"): "of parameters",
 }
 

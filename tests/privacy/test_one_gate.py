@@ -34,19 +34,24 @@ ALLOWED = {
     "files.py": {"secrets."},  # names of temporary files
     "data/feature_files.py": {"secrets."},  # the name of a temporary file
     "runs/predict.py": {"secrets."},  # the name of a temporary file
-    "training/checkpoint.py": {"urandom"},  # nonces of sealed checkpoints
-    "training/made_up.py": {"randn", "randint"},  # made-up records
-    "training/records.py": {"randn", "randint"},  # made-up records for testing the loss
-    "training/isolation_trials.py": {"randn"},  # weights of made-up records
+    "training/checkpoints/checkpoint.py": {"urandom"},  # nonces of sealed checkpoints
+    "training/trials/made_up.py": {"randn", "randint"},  # made-up records
+    "training/batches/records.py": {"randn", "randint"},  # made-up records for testing the loss
+    "training/trials/isolation_trials.py": {"randn"},  # weights of made-up records
     # names of operators whose results it fixes
-    "training/drawing_collates.py": {"random."},
-    "training/fixed_noise.py": {"bernoulli", "randperm", "random."},
+    "training/randomness/drawing_collates.py": {"random."},
+    "training/trials/fixed_noise.py": {"bernoulli", "randperm", "random."},
     # what not to draw from, in a message
-    "training/loss_refusals.py": {"torch.rand(", "random.", "np.random"},
-    "training/quiet.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
+    "training/trials/loss_refusals.py": {"torch.rand(", "random.", "np.random"},
+    "training/trials/quiet.py": {
+        "random."
+    },  # torch.random.fork_rng: leaves the user's generator alone
     "torch_features.py": {"random."},  # the same, where layers are made to be tried
-    "training/secret_randomness.py": {"random."},  # dropout and augmentation
-    "training/generators.py": {"random.", "np.random"},  # states, which nothing is drawn from
+    "training/randomness/secret_randomness.py": {"random."},  # dropout and augmentation
+    "training/randomness/generators.py": {
+        "random.",
+        "np.random",
+    },  # states, which nothing is drawn from
     "evaluation/intervals.py": {
         "default_rng",
         "np.random",
@@ -91,7 +96,7 @@ ALLOWED = {
     "reproduce/dice_vit.py": {"random.", "randperm"},
     "audit/method_detectors.py": {"randn"},  # made-up weights
     "estimators/network_fit.py": {"random.", "randint"},  # a network's first weights
-    "training/memory.py": {"random."},  # fork_rng, so that trial passes leave no trace
+    "training/trials/memory.py": {"random."},  # fork_rng, so that trial passes leave no trace
     "runs/train_without_privacy.py": {
         "randperm"
     },  # shuffles public data for the comparison without privacy
@@ -103,7 +108,7 @@ HOLD_SECRETS = {
     "audit/resumed_noise.py",  # takes runs up by another strategy
     "methods/sensitive_state.py",
     "methods/error_feedback.py",
-    "training/microbatches.py",
+    "training/batches/microbatches.py",
     "training/private_training.py",
     "training/steps.py",
 }

@@ -108,7 +108,7 @@ class Run:
         return self.sums
 
 
-@pytest.mark.filterwarnings("ignore::dpoptim.training.isolation.IsolationWarning")
+@pytest.mark.filterwarnings("ignore::dpoptim.training.trials.isolation.IsolationWarning")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", ["in parts", "left", "resumed"])

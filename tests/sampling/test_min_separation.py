@@ -13,7 +13,7 @@ from dpoptim.accounting.separation import MinSeparationDpEvent
 from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import MinSeparationSampling
-from dpoptim.training.microbatches import BatchQueue
+from dpoptim.training.batches.microbatches import BatchQueue
 
 ARGUMENTS: dict[str, Any] = {"n": 60, "batch_size": 10, "epochs": 2, "delta": 1e-5}
 

@@ -15,8 +15,8 @@ from dpoptim.gradients.products import GROUP_ROWS
 from dpoptim.gradients.summation_groups import into_groups, number_of_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import FixedBatches, PoissonSampling
-from dpoptim.training.loading import LoaderOptions, load_microbatches
-from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
+from dpoptim.training.batches.loading import LoaderOptions, load_microbatches
+from dpoptim.training.batches.microbatches import BatchQueue, MicrobatchSampler
 
 
 def test_batch_sizes_have_the_variance_of_independent_coins() -> None:

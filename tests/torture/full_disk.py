@@ -18,7 +18,7 @@ import torch
 from dpoptim import Ledger
 from dpoptim.errors import LedgerError
 from dpoptim.files import write_atomically
-from dpoptim.training.checkpoint import read_checkpoint, write_checkpoint
+from dpoptim.training.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from torture.outcomes import Outcomes
 
 AR = "add-or-remove-one"

@@ -11,7 +11,7 @@ import torch
 from dpoptim import DPSGD, Ledger, Plan
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.verify import verify_run
-from dpoptim.training.checkpoint import PLAIN, read_checkpoint, write_checkpoint
+from dpoptim.training.checkpoints.checkpoint import PLAIN, read_checkpoint, write_checkpoint
 from finished_run import small_run
 from torture.mutations import Target, register
 

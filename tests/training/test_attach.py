@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dpoptim
 from dpoptim.training.assumptions import START
-from dpoptim.training.isolation import choose_isolation
 from dpoptim.training.private_training import PrivateTraining
-from dpoptim.training.probe import positions_per_layer
+from dpoptim.training.trials.isolation import choose_isolation
+from dpoptim.training.trials.probe import positions_per_layer
 
 N, FEATURES, CLASSES = 300, 6, 3
 

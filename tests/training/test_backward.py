@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.training.reduction import read_reduction
+from dpoptim.training.losses.reduction import read_reduction
 
 N, FEATURES, CLASSES = 60, 6, 3
 

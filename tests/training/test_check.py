@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.training.isolation import choose_isolation
+from dpoptim.training.trials.isolation import choose_isolation
 from support import CASES, Positions, TiedHead, mean_cross_entropy
 
 

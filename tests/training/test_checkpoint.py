@@ -23,8 +23,8 @@ from dpoptim.noise.correlated import BestStrategy, RedrawnToeplitz
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.sampling import FixedBatches, PoissonSampling, Sampler
-from dpoptim.training.checkpoint import read_checkpoint
-from dpoptim.training.microbatches import BatchQueue
+from dpoptim.training.batches.microbatches import BatchQueue
+from dpoptim.training.checkpoints.checkpoint import read_checkpoint
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.released_gradients import ReleasedGradients
 from support import pairs

@@ -17,7 +17,7 @@ import dpoptim
 from dpoptim import DPSGD, Ledger, LedgerError
 from dpoptim.accounting import ledger_charge
 from dpoptim.gate import Gate
-from dpoptim.training.checkpoint import PLAIN
+from dpoptim.training.checkpoints.checkpoint import PLAIN
 from dpoptim.training.private_training import PrivateTraining
 
 STEPS = 6

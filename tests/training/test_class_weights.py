@@ -75,7 +75,7 @@ def released(
 @pytest.mark.parametrize("name", BY_LABELS)
 @pytest.mark.parametrize("build", [lambda: nn.Linear(FEATURES, CLASSES), lambda: Noisy(5, 3)])
 @pytest.mark.parametrize("isolation", ["auto", "vmap"])
-@pytest.mark.filterwarnings("error::dpoptim.training.isolation.IsolationWarning")
+@pytest.mark.filterwarnings("error::dpoptim.training.trials.isolation.IsolationWarning")
 @pytest.mark.thinned(2)
 def test_they_are_served_with_the_loss_checked(
     name: str, build: Callable[[], nn.Module], isolation: Any

@@ -19,10 +19,10 @@ from torch.utils.data import Dataset, TensorDataset
 import dpoptim
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
-from dpoptim.training import empty_slots
-from dpoptim.training.microbatches import BatchQueue
-from dpoptim.training.privacy_units import NO_ROW
-from dpoptim.training.slots import SHARE, Slots, SlotSampler, lost_delta, slots_needed
+from dpoptim.training.batches import empty_slots
+from dpoptim.training.batches.microbatches import BatchQueue
+from dpoptim.training.batches.privacy_units import NO_ROW
+from dpoptim.training.batches.slots import SHARE, Slots, SlotSampler, lost_delta, slots_needed
 
 N, FEATURES, CLASSES = 60, 5, 3
 

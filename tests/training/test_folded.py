@@ -15,7 +15,7 @@ import dpoptim
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers import folded
 from dpoptim.gradients.per_sample_grads import Dense
-from dpoptim.training.isolation import IsolationWarning, choose_isolation
+from dpoptim.training.trials.isolation import IsolationWarning, choose_isolation
 
 N, T, V = 12, 4, 11
 

@@ -56,7 +56,7 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.filterwarnings("ignore::dpoptim.training.isolation.IsolationWarning")
+@pytest.mark.filterwarnings("ignore::dpoptim.training.trials.isolation.IsolationWarning")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("isolation", ["rules", "vmap", "alone"])
 @pytest.mark.parametrize("physical", [None, 7])
@@ -169,7 +169,7 @@ def test_two_optimizers_of_whom_one_rests() -> None:
     assert private.steps_done == STEPS
 
 
-@pytest.mark.filterwarnings("ignore::dpoptim.training.isolation.IsolationWarning")
+@pytest.mark.filterwarnings("ignore::dpoptim.training.trials.isolation.IsolationWarning")
 @pytest.mark.parametrize(
     ("method", "isolation"),
     [

@@ -17,9 +17,9 @@ import dpoptim
 from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients import oracle
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.training.comparison import settled
-from dpoptim.training.isolation import IsolationWarning, choose_isolation
-from dpoptim.training.memory import LiveTensors
+from dpoptim.training.trials.comparison import settled
+from dpoptim.training.trials.isolation import IsolationWarning, choose_isolation
+from dpoptim.training.trials.memory import LiveTensors
 
 N, T, D = 12, 4, 5
 

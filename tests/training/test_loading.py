@@ -18,10 +18,10 @@ from torch.utils.data import Dataset, TensorDataset
 import dpoptim
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
-from dpoptim.training.loading import LoaderOptions, load_microbatches
-from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
+from dpoptim.training.batches.loading import LoaderOptions, load_microbatches
+from dpoptim.training.batches.microbatches import BatchQueue, MicrobatchSampler
+from dpoptim.training.batches.worker_messages import SMALL, IndexMessage, written
 from dpoptim.training.refusals import refuse_data
-from dpoptim.training.worker_messages import SMALL, IndexMessage, written
 
 STEPS = 5
 

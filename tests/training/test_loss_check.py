@@ -21,9 +21,9 @@ import dpoptim
 from dpoptim.distributed.ranks import ALONE
 from dpoptim.distributed.wrapping import wrapping_of
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.training.loss_check import check_loss
-from dpoptim.training.privacy_units import units_of
+from dpoptim.training.batches.privacy_units import units_of
 from dpoptim.training.private_training import PrivateTraining
+from dpoptim.training.trials.loss_check import check_loss
 
 N, WORDS, WIDTH = 24, 11, 8
 Loss = Callable[[nn.Module, Any], Tensor]

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.plan import Plan
-from dpoptim.training.memory import LiveTensors, peak_memory, rows_of
+from dpoptim.training.trials.memory import LiveTensors, peak_memory, rows_of
 
 Batch = tuple[Tensor, Tensor]
 MODELS = {

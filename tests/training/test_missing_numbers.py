@@ -89,5 +89,5 @@ def test_missing_numbers_are_tried_on_cpus_and_it_is_said_elsewhere(
     """On accelerators an index that is no number ends all work of the process."""
     loss, labels = own(classes), torch.arange(N) % 3
     assert "not on ones with missing numbers" not in attach(loss, labels)
-    monkeypatch.setattr("dpoptim.training.loss_check.tries_missing", lambda model: False)
+    monkeypatch.setattr("dpoptim.training.trials.loss_check.tries_missing", lambda model: False)
     assert "not on ones with missing numbers" in attach(loss, labels)

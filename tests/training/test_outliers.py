@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.training import isolation as ways
-from dpoptim.training.made_up import Sample, samples
-from dpoptim.training.neighbours import mixed_beside_large
+from dpoptim.training.trials import isolation as ways
+from dpoptim.training.trials.made_up import Sample, samples
+from dpoptim.training.trials.neighbours import mixed_beside_large
 
 THRESHOLD = 6.0
 RECORDS = 40

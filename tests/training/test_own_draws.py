@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.training.fixed_noise import FixedNoise, drawn_for
+from dpoptim.training.trials.fixed_noise import FixedNoise, drawn_for
 
 N, FEATURES = 24, 6
 Loss = Callable[[nn.Module, Any], Tensor]

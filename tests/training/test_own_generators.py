@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
-from dpoptim.training.generators import generators_in, loaded_by, states_of
-from dpoptim.training.isolation import IsolationWarning
+from dpoptim.training.randomness.generators import generators_in, loaded_by, states_of
+from dpoptim.training.trials.isolation import IsolationWarning
 
 N, D, STEPS = 8, 5, 2
 X, Y = torch.randn(N, D, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 3

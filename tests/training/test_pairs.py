@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.training.isolation import IsolationWarning
+from dpoptim.training.trials.isolation import IsolationWarning
 
 N, FEATURES = 8, 5
 generator = torch.Generator().manual_seed(1)

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, rand
 import dpoptim
 from dpoptim.assumptions import PLACES_ARE_KEPT
 from dpoptim.distributed.agreement import sample_of
-from dpoptim.training.privacy_units import Units
+from dpoptim.training.batches.privacy_units import Units
 
 N, STEPS, SAVED = 24, 9, 4
 generator = torch.Generator().manual_seed(0)

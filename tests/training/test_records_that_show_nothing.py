@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 import dpoptim
-from dpoptim.training.loss_check import places
+from dpoptim.training.trials.loss_check import places
 
 RECORDS = 64
 

@@ -11,8 +11,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, rand
 
 import dpoptim
 from dpoptim.audit.repeated import WAYS, repeated_records
-from dpoptim.training import privacy_units
-from dpoptim.training.repeated_records import refuse_repeated_records
+from dpoptim.training.batches import privacy_units
+from dpoptim.training.batches.repeated_records import refuse_repeated_records
 
 N = 12
 X, Y = torch.randn(N, 3, generator=torch.Generator().manual_seed(0)), torch.arange(N)

@@ -69,7 +69,7 @@ def test_what_is_iterated_over_is_a_stream() -> None:
 
 
 def test_few_records_are_kept() -> None:
-    from dpoptim.training.streams import StreamRecords
+    from dpoptim.training.batches.streams import StreamRecords
 
     records = StreamRecords(iter(range(1000)), 1000, keep=20)
     assert [records[i] for i in (0, 7, 3, 500, 490)] == [0, 7, 3, 500, 490]

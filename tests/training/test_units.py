@@ -17,8 +17,8 @@ import dpoptim
 from dpoptim.data import views
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
-from dpoptim.training.microbatches import BatchQueue
-from dpoptim.training.privacy_units import NO_ROW, Persons
+from dpoptim.training.batches.microbatches import BatchQueue
+from dpoptim.training.batches.privacy_units import NO_ROW, Persons
 from dpoptim.training.private_training import PrivateTraining
 
 FEATURES, CLASSES, K = 5, 3, 3

@@ -23,7 +23,7 @@ from dpoptim.estimators.weights import TRUSTED
 from dpoptim.gate import TrialsGate
 from dpoptim.noise.stream import KeyStream
 from dpoptim.noise.trials import even_choice, logarithmic_count, logarithmic_parameter
-from dpoptim.training.privacy_units import Persons
+from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.tuning import DPSearchCV, records, search
 from dpoptim.tuning.search_event import search_event
 

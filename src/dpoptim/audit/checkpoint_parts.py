@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dpoptim.training.rank_files import Place, file_of, with_parts
+from dpoptim.training.checkpoints.rank_files import Place, file_of, with_parts
 
 KEY = bytes(range(32))
 PLACE, ENTRIES = "['side']", 64  # error feedback, say, whose bound a forged one would not keep

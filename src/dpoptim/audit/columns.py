@@ -22,7 +22,7 @@ from dpoptim.evaluation import evaluate_classifier
 from dpoptim.methods import DPSGD
 from dpoptim.preprocessing import DPClassCounts, DPOneHot
 from dpoptim.training.attach import attach
-from dpoptim.training.privacy_units import Persons
+from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.unit import Unit
 
 OTHERS = (1.0, 2.0, None, 2.0, 1.0, 3.0)

@@ -11,7 +11,7 @@ from dpoptim.audit.refused_loops import FEATURES, accepted, zeros
 from dpoptim.gradients.oracle import Loss
 from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.training.attach import attach
-from dpoptim.training.isolation import IsolationWarning
+from dpoptim.training.trials.isolation import IsolationWarning
 
 POSITIONS, CLIP_NORM = 4, 0.5
 

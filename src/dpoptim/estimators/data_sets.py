@@ -48,7 +48,7 @@ class SparseTensor:
         return len(self.shape)
 
     def data_ptr(self) -> int:
-        """A number that no other table has; see `training.repeated_records`."""
+        """A number that no other table has; see `training.batches.repeated_records`."""
         return id(self._rows)
 
     def stride(self) -> tuple[int, ...]:

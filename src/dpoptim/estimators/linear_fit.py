@@ -23,7 +23,7 @@ from dpoptim.estimators.weights import notes_of_weights, parts_of_data
 from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
-from dpoptim.training.privacy_units import Persons
+from dpoptim.training.batches.privacy_units import Persons
 
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by
 # default

@@ -14,7 +14,7 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.shards import equal_part
 from dpoptim.noise.stream import KeyStream
 from dpoptim.solvers.objective import held_in_memory
-from dpoptim.training.privacy_units import Persons, present_rows
+from dpoptim.training.batches.privacy_units import Persons, present_rows
 from dpoptim.unit import RECORD, Unit
 
 CHOSEN = (

@@ -16,8 +16,8 @@ from dpoptim.data.sparse_rows import SparseRows, with_rows
 from dpoptim.distributed.agreement import LEAST_RECORDS, refuse_equal_shards
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.wrapping import ranks_of
-from dpoptim.training.persons_of_ranks import one_rank_a_person
-from dpoptim.training.privacy_units import Persons
+from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
+from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.version import __version__
 
 SAME_TABLE = "on trust: all processes have the same table"

@@ -18,8 +18,8 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.statistics import Floats, ask_first
 from dpoptim.target_range import TargetBound
 from dpoptim.torch_internals import pytree
-from dpoptim.training.generators import generators_in
-from dpoptim.training.secret_randomness import secret_randomness
+from dpoptim.training.randomness.generators import generators_in
+from dpoptim.training.randomness.secret_randomness import secret_randomness
 
 Collate = Callable[[list[Any]], Any]
 Outputs = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]

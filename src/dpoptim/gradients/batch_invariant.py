@@ -4,8 +4,8 @@ What cancels inside a record leaves rounding, and clipping makes that as long as
 a kernel that adds in another order, because the record lies elsewhere in memory or because there
 are more or fewer of them, would let one record turn what all others add: conditions 2 and 3 of the
 theorem in `products` are about that. Kernels are the vendor's: tested, not proved. With a fixed
-shape (`training.slots`) nothing in here is needed; without one, each of these holds the bound, as
-was seen by leaving it out (how far one record then moves the sum, in clip norms):
+shape (`slots`) nothing in here is needed; without one, each of these holds the bound, as was seen
+by leaving it out (how far one record then moves the sum, in clip norms):
 
 * Matrices start on 64-byte boundaries, for every record, and lie row by row: what an
   elementwise operation returns may lie otherwise for one record than for two (1.3). That holds of

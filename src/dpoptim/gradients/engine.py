@@ -61,7 +61,7 @@ class Engine:
         rows_open: rows delivered that have not been through a backward pass. Private.
         present: which rows of the delivered records are there, see `begin_microbatch`. Private.
         fixed_shape: whether every physical batch has the same public number of rows; see
-            `training.slots`.
+            `training.batches.slots`.
         handed: how the loss has come that is being differentiated.
         handed_over: how losses have come so far.
 

@@ -52,7 +52,7 @@ norm (`norms.row_squared_norms` errs by 18 u, another way in each world), and le
 cancels inside down to that rounding moves as a whole (106 records by 106 C), as does one that
 leaves float32's range on the way. `attach` lists this among what is trusted. Sums cost nothing.
 
-**With a fixed shape** (``batches(fixed_shape=True)``, see `training.slots`) every other record has
+**With a fixed shape** (``batches(fixed_shape=True)``, see `slots`) every other record has
 its place beside the same others, in equally shaped batches, in both worlds, and a mean's factor is
 a public constant: the theorem holds for means as for sums, and what follows cannot happen with
 kernels that treat rows apart.

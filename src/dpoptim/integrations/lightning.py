@@ -28,7 +28,7 @@ from dpoptim.integrations.loaders import PlanLoader
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
-from dpoptim.training.logical_steps import LogicalStep
+from dpoptim.training.batches.logical_steps import LogicalStep
 from dpoptim.training.private_training import PrivateTraining
 
 Collate = Callable[[list[Any]], Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.strategies import Strategy
 
-from dpoptim.training.rank_files import remove_other_rank_files
+from dpoptim.training.checkpoints.rank_files import remove_other_rank_files
 
 KEY = "dpoptim_private_checkpoint"  # of a checkpoint; its value is a path
 

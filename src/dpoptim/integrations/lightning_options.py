@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from dpoptim.integrations.loaders import PlanLoader
 from dpoptim.plan import Plan
-from dpoptim.training.repeated_records import have_records_in_common
+from dpoptim.training.batches.repeated_records import have_records_in_common
 
 
 def refuse_loaders(trainer: pl.Trainer, loader: PlanLoader, train_set: object) -> None:

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.plan import Plan, require_plan
-from dpoptim.training.logical_steps import LogicalStep, LogicalSteps
+from dpoptim.training.batches.logical_steps import LogicalStep, LogicalSteps
 
 
 class PlanLoader:

@@ -24,7 +24,7 @@ from dpoptim.integrations.transformers_options import (
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
-from dpoptim.training.repeated_records import have_records_in_common
+from dpoptim.training.batches.repeated_records import have_records_in_common
 
 USUAL = (
     "loss",

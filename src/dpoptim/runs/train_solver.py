@@ -28,8 +28,8 @@ from dpoptim.runs.train import Optimization, Trained, public_hold_out, score
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel, Loss
 from dpoptim.training.assumptions import basis_of_ledger
-from dpoptim.training.persons_of_ranks import one_rank_a_person
-from dpoptim.training.privacy_units import Persons
+from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
+from dpoptim.training.batches.privacy_units import Persons
 
 
 def row_norm(data: Data) -> float:

@@ -10,11 +10,11 @@ from dpoptim.distributed.agreement import facts_of
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
-from dpoptim.training.persons_of_ranks import one_rank_a_person
-from dpoptim.training.privacy_units import Units
+from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
+from dpoptim.training.batches.privacy_units import Units
+from dpoptim.training.batches.repeated_records import refuse_shared_records
+from dpoptim.training.batches.streams import StreamRecords
 from dpoptim.training.refusals import refuse_other_size
-from dpoptim.training.repeated_records import refuse_shared_records
-from dpoptim.training.streams import StreamRecords
 
 
 def agree_on_run(

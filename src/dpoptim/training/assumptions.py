@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dpoptim.assumptions import Assumption, enforced, trusted
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.training.loss_check import LossCheck
+from dpoptim.training.trials.loss_check import LossCheck
 
 WRITES = {  # by whether some constants are read in turn
     False: (

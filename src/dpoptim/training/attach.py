@@ -17,16 +17,16 @@ from dpoptim.gradients.isolation import Choice
 from dpoptim.gradients.oracle import Loss
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan
+from dpoptim.training.batches.loading import Collate
+from dpoptim.training.batches.streams import is_stream, records_of_stream
 from dpoptim.training.foreign import (
     innermost,
     refuse_accumulation,
     switch_scaler_off,
     uncompiled,
 )
-from dpoptim.training.loading import Collate
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.request import Request
-from dpoptim.training.streams import is_stream, records_of_stream
 
 
 @knows_opacus

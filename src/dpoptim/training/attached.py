@@ -9,13 +9,13 @@ import torch
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
 from dpoptim.torch_internals import backward_watched, checkpointing_served
-from dpoptim.training.bare_losses import BareLosses
-from dpoptim.training.isolation import Chosen
 from dpoptim.training.iterates import Iterates
+from dpoptim.training.losses.bare_losses import BareLosses
 from dpoptim.training.optimizer_hooks import OptimizerHooks
-from dpoptim.training.probe import show_the_batch_axis
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
+from dpoptim.training.trials.isolation import Chosen
+from dpoptim.training.trials.probe import show_the_batch_axis
 
 
 class Attached:

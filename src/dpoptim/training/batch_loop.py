@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from dpoptim.opacus_words import knows_opacus
-from dpoptim.training.handed_over import HandedOver
-from dpoptim.training.loading import Batches, Collate, LoaderOptions
-from dpoptim.training.logical_steps import LogicalSteps
+from dpoptim.training.batches.loading import Batches, Collate, LoaderOptions
+from dpoptim.training.batches.logical_steps import LogicalSteps
+from dpoptim.training.losses.handed_over import HandedOver
 from dpoptim.training.public_figures import PublicFigures
 
 

@@ -15,8 +15,8 @@ from dpoptim.gradients.value_engine import ValueEngine
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.plan import Plan
 from dpoptim.torch_features import require
-from dpoptim.training.isolation import Chosen
-from dpoptim.training.probe import positions_per_layer
+from dpoptim.training.trials.isolation import Chosen
+from dpoptim.training.trials.probe import positions_per_layer
 
 
 def training_method(plan: Plan) -> TrainingMethod:

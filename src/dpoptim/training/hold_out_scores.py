@@ -9,9 +9,9 @@ from torch.utils.data import Dataset
 from dpoptim.distributed.signs import EVALUATE
 from dpoptim.errors import PrivacyError
 from dpoptim.target_range import TargetBound
-from dpoptim.training.batch_loader import BatchLoader
-from dpoptim.training.collation import collate_records
-from dpoptim.training.privacy_units import Persons
+from dpoptim.training.batches.batch_loader import BatchLoader
+from dpoptim.training.batches.collation import collate_records
+from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.training.public_figures import PublicFigures
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dpoptim.accounting.balance import spent
 from dpoptim.distributed.agreement import is_arrow_table
 from dpoptim.gate import Gate
 from dpoptim.plan import Plan
-from dpoptim.training.repeated_records import (
+from dpoptim.training.batches.repeated_records import (
     Places,
     arrow_buffers,
     have_places_in_common,

@@ -19,19 +19,19 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.plan import Plan
 from dpoptim.training.attached import Attached
-from dpoptim.training.bare_losses import BareLosses
-from dpoptim.training.batch_loader import BatchLoader, queue_of
 from dpoptim.training.batch_loop import BatchLoop
-from dpoptim.training.earlier_part import EarlierPart
+from dpoptim.training.batches.batch_loader import BatchLoader, queue_of
+from dpoptim.training.checkpoints.earlier_part import EarlierPart
+from dpoptim.training.checkpoints.rank_files import save_with_parts
 from dpoptim.training.engines import reads_sums
 from dpoptim.training.foreign import explain
-from dpoptim.training.handed_over import HandedOver
 from dpoptim.training.hold_out_scores import HoldOutScores
-from dpoptim.training.isolation import IsolationWarning
 from dpoptim.training.iterates import Iterates
+from dpoptim.training.losses.bare_losses import BareLosses
+from dpoptim.training.losses.handed_over import HandedOver
 from dpoptim.training.other_runs import OtherRuns
 from dpoptim.training.prepared import Prepared
-from dpoptim.training.rank_files import save_with_parts
+from dpoptim.training.randomness.run_streams import RunStreams
 from dpoptim.training.reentry import (
     refuse_another_program,
     refuse_several_processes,
@@ -40,8 +40,8 @@ from dpoptim.training.reentry import (
 from dpoptim.training.refusals import refuse_changed_parameters
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.request import Request
-from dpoptim.training.run_streams import RunStreams
 from dpoptim.training.steps import Steps
+from dpoptim.training.trials.isolation import IsolationWarning
 
 
 class PrivateTraining(BatchLoop, HoldOutScores):

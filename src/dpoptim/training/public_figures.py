@@ -25,14 +25,14 @@ from dpoptim.training.assumptions import (
     caveats_of,
     in_order,
 )
-from dpoptim.training.batch_loader import BatchLoader
-from dpoptim.training.isolation import Chosen
-from dpoptim.training.loss_check import LossCheck
+from dpoptim.training.batches.batch_loader import BatchLoader
+from dpoptim.training.batches.privacy_units import Units
+from dpoptim.training.batches.slots import basis_of_slots, less_lost_delta
 from dpoptim.training.other_runs import OtherRuns
-from dpoptim.training.privacy_units import Units
 from dpoptim.training.progress import show_progress
-from dpoptim.training.slots import basis_of_slots, less_lost_delta
 from dpoptim.training.steps import Steps
+from dpoptim.training.trials.isolation import Chosen
+from dpoptim.training.trials.loss_check import LossCheck
 
 
 class PublicFigures:

@@ -8,13 +8,13 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
-from dpoptim.training.isolation import Chosen
 from dpoptim.training.refusals import (
     refuse_changed_parameters,
     refuse_engine,
     refuse_model,
     refuse_optimizers,
 )
+from dpoptim.training.trials.isolation import Chosen
 
 
 def refuse_another_program(

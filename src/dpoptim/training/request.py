@@ -9,7 +9,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice
 from dpoptim.gradients.oracle import Loss
-from dpoptim.training.loading import Collate
+from dpoptim.training.batches.loading import Collate
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine
 from dpoptim.noise.few_rows import Vector
 from dpoptim.plan import Plan
+from dpoptim.training.batches.microbatches import BatchQueue, Microbatch
 from dpoptim.training.engines import training_method
-from dpoptim.training.microbatches import BatchQueue, Microbatch
 
 # "open" while a batch's microbatches arrive, "complete" when the last one has, "released" until
 # all is written down.

@@ -15,7 +15,7 @@ from dpoptim.estimators.persons import owners_of
 from dpoptim.estimators.table import one_label_a_row, table
 from dpoptim.estimators.weights import weights_of_rows
 from dpoptim.statistics import Floats
-from dpoptim.training.privacy_units import Persons
+from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.tuning.scores import values_of_units
 
 

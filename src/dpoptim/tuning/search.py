@@ -32,7 +32,7 @@ from dpoptim.estimators.table import READ_OFF, stated_delta
 from dpoptim.estimators.weights import notes_of_weights
 from dpoptim.gate import TrialsGate
 from dpoptim.noise.stream import KeyStream
-from dpoptim.training.persons_of_ranks import one_rank_a_person
+from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
 from dpoptim.tuning.records import Records
 from dpoptim.tuning.scores import noisy_score
 from dpoptim.tuning.search_event import search_event

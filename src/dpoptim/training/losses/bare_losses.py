@@ -1,0 +1,65 @@
+"""Losses that a loop differentiates by itself, ``loss.backward()``."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.engine import Engine
+from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
+from dpoptim.training.losses.handed_over import HandedOver, Scalar
+from dpoptim.training.losses.other_parameters import refuse_other_parameters
+
+
+class BareLosses:
+    """Reads them as `HandedOver` reads the losses that it is given.
+
+    Args:
+        engine: of the model.
+        handed_over: what knows of other losses.
+
+    **Guarantee.** A mean is taken for a mean and a sum for a sum, where the graph shows that it is
+    one; what ``private.backward`` would refuse of it is refused. Where the graph shows nothing, and
+    for records of several rows, the loss is what was declared, on trust.
+    """
+
+    def __init__(self, engine: Engine, handed_over: HandedOver) -> None:
+        self._engine, self._handed_over = engine, handed_over
+        self._thread = threading.get_ident()  # others may differentiate what is theirs
+
+    @contextmanager
+    def around(self, loss: Tensor, everywhere: bool) -> Iterator[None]:
+        """Around ``loss.backward()``, of this model or another.
+
+        Args:
+            everywhere: whether all leaves get gradients, and not only those that are named.
+        """
+        engine, scalar = self._engine, None
+        ours = threading.get_ident() == self._thread and engine.handed == "bare"
+        if ours and engine.rows_open and loss.requires_grad and not loss.dim():
+            try:
+                scalar = self._read(loss, everywhere)
+            except PrivacyError as error:
+                engine.refusal = error  # if this loss turns out to be the model's
+        if scalar is None:
+            try:
+                yield
+            finally:
+                engine.refusal = None
+            return
+        rows = engine.rows_open
+        with engine.handing(loss, scalar.reduction, "scalar", scalar.divisor):
+            yield
+        if engine.rows_open != rows:
+            self._handed_over.keep(scalar)
+
+    def _read(self, loss: Tensor, everywhere: bool) -> Scalar | None:
+        engine = self._engine
+        if everywhere:
+            refuse_other_parameters(loss, engine.model, engine.placement)
+        refuse_coupled_losses(engine, loss, self._handed_over.returned)
+        if engine.isolation.alone or engine.rows.per_record > 1 or not engine.takes_scalars:
+            return None
+        return self._handed_over.read(engine, loss)

@@ -1,0 +1,230 @@
+"""Losses as a loop hands them over: one for each record, or a scalar made of them."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dpoptim.errors import PrivacyError, axes_of
+from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.losses import without_single_axes
+from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
+from dpoptim.training.losses.other_parameters import refuse_other_parameters
+from dpoptim.training.losses.reduction import ONE_BY_ONE, Reading, read_reduction
+from dpoptim.training.trials.made_up import Returned
+
+FACTOR = (
+    "the loss is a sum over the batch that was divided or multiplied by a number: by a constant, "
+    "such as the batch size in the plan, it stays a sum; by the length of each batch it is a mean; "
+    "and by what records hold, such as a count of tokens, neither. One batch does not show which. "
+)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar loss, by what its graph shows and what was declared.
+
+    Attributes:
+        reading: of its graph; None: it shows nothing.
+        reduction: how it was made of the records' losses.
+        divisor: what a mean was divided by, if not by the number of its rows. Private.
+    """
+
+    reading: Reading | None
+    reduction: Reduction
+    divisor: float | None = None
+
+
+class HandedOver:
+    """Reductions of a loop's losses, by what was declared, checked, and handed over before.
+
+    Args:
+        declared: what `attach` was told about scalars, or found out about the loss it was given.
+        checked: whether it did find out, with batches of several sizes.
+        whole: whether every record is in every batch, so that no other length will show itself.
+        returned: where records were found in what the model returns.
+    """
+
+    def __init__(
+        self,
+        declared: Reduction | None,
+        *,
+        checked: bool,
+        whole: bool = False,
+        returned: Collection[Returned] = (),
+    ) -> None:
+        self.declared, self.checked, self._whole = declared, checked, whole
+        self.returned = returned
+        self._factors: tuple[float, ...] | None = None  # of the first scalar; private
+
+    def backward(self, engine: Engine, losses: Tensor) -> None:
+        """Let the engine differentiate losses; see `BatchLoop.backward`."""
+        require_losses(losses)
+        refuse_other_parameters(losses, engine.model, engine.placement)
+        losses = without_single_axes(losses)
+        refuse_coupled_losses(engine, losses, self.returned)
+        if engine.isolation.alone:  # whatever it is, there is nobody else in it
+            engine.backward(losses)
+        elif losses.dim() == 0 and engine.takes_scalars:
+            self._scalar(engine, losses)
+        elif losses.dim() != 1:
+            raise not_one_each(axes_of(losses))
+        elif one_for_each_record(engine, losses.shape[0]):
+            engine.backward(times_rows(engine, losses))
+        elif losses.shape[0] == engine.rows_open or engine.takes_parts:
+            engine.backward(losses)
+        else:
+            raise other_length(engine, losses)
+
+    def _scalar(self, engine: Engine, loss: Tensor) -> None:
+        if not engine.rows_open:
+            raise other_length(engine, loss)
+        found = self._scalar_of(engine, self._reading(engine, loss))
+        terms, divisor = None if found.reading is None else found.reading.terms, found.divisor
+        if terms is not None and all(one_for_each_record(engine, each) for each in terms):
+            records = engine.rows_open // engine.rows.per_record
+            loss, divisor = times_rows(engine, loss), records if divisor is None else divisor
+        engine.backward(loss, found.reduction, "scalar", divisor)
+        self.keep(found)
+
+    def read(self, engine: Engine, loss: Tensor) -> Scalar | None:
+        """A scalar that the loop differentiates by itself; None where its graph shows nothing.
+
+        Raises:
+            PrivacyError: `backward` would refuse it.
+        """
+        reading = self._reading(engine, loss)
+        return None if reading is None else self._scalar_of(engine, reading)
+
+    def keep(self, scalar: Scalar) -> None:
+        """Note the factors of the first scalar that was differentiated."""
+        if self._factors is None and scalar.reading is not None:
+            self._factors = scalar.reading.factors
+
+    def _reading(self, engine: Engine, loss: Tensor) -> Reading | None:
+        if engine.partial_backward:  # of a part of the rows, nobody knows how many they are
+            return None
+        return read_reduction(loss, engine.rows_open, engine.rows_open // engine.rows.per_record)
+
+    def _scalar_of(self, engine: Engine, reading: Reading | None) -> Scalar:
+        reduction = self._agreed(reading)
+        if reading is None:
+            return Scalar(None, reduction)
+        if self._whole and not self.checked:
+            refuse_lengths(reading, {engine.rows_open, engine.rows_open // engine.rows.per_record})
+        total = reading.total_weight
+        return Scalar(reading, reduction, None if total is None else float(total))
+
+    def _agreed(self, reading: Reading | None) -> Reduction:
+        """The reduction of a scalar loss, by what was read and what was declared.
+
+        Raises:
+            PrivacyError: they disagree, or neither says; or without a check a factor, of which the
+                graph of one batch does not show what it is, makes a mean of a sum, or changes.
+        """
+        if reading is None or (reading.factors and self.checked):
+            return self._declared()
+        if reading.reduction == "sum" and reading.factors and self.declared != "sum":
+            raise unclear_factor()
+        if self.declared not in (None, reading.reduction):
+            raise disagreement(reading.reduction, str(self.declared))
+        if self._factors not in (None, reading.factors) and not self.checked:
+            raise PrivacyError(
+                "the loss was divided or multiplied by another number in this batch than in the "
+                "first one, such as a batch's length or a count of tokens: how much a record "
+                f"weighs depends on the others, or seems to. {ONE_BY_ONE} A factor that follows a "
+                "public schedule: private.backward(losses * factor)."
+            )
+        return reading.reduction
+
+    def _declared(self) -> Reduction:
+        if self.declared is None:
+            raise PrivacyError(
+                "private.backward was given a scalar, and its graph does not show whether it is "
+                f"the mean or the sum of the records' losses. {ONE_BY_ONE} Or say it: "
+                "dpoptim.attach(..., loss_reduction=...)."
+            )
+        return self.declared
+
+
+def require_losses(losses: Tensor) -> None:
+    if not isinstance(losses, Tensor):
+        raise TypeError(
+            f"losses must be a tensor with one loss for each record, got {type(losses).__name__}."
+        )
+    if not losses.requires_grad:
+        raise PrivacyError(
+            "losses do not depend on anything trainable. Fix: compute them from model(x), outside "
+            "of torch.no_grad()."
+        )
+    refuse_complex_losses(losses)
+
+
+def refuse_complex_losses(losses: Tensor) -> None:
+    if losses.is_complex():
+        raise PrivacyError(
+            "losses are complex, and have no order in which to go down. Fix: hand over real "
+            "numbers, such as output.abs().square(), or losses.real."
+        )
+
+
+def one_for_each_record(engine: Engine, losses: int) -> bool:
+    """Whether there are as many losses as records of several rows, whose rows are reduced."""
+    K = engine.rows.per_record
+    return K > 1 and K * losses == engine.rows_open and engine.present is None
+
+
+def times_rows(engine: Engine, losses: Tensor) -> Tensor:
+    """Losses of whole records, times what the engine divides the sum over a record's rows by."""
+    return losses * engine.rows.per_record if engine.rows.reduction == "mean" else losses
+
+
+def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
+    """Refusal of losses that are not of the rows still open; how many these are is private."""
+    if engine.rows_open:
+        return not_one_each(f"{axes_of(losses)} of another length")
+    return PrivacyError(
+        "private.backward was called again for rows that went through it already, or without a "
+        "batch from private.batches(): their gradients would count twice. Fix: add the losses of a "
+        "row, and call private.backward(first + second) once for each batch; iterate over "
+        "private.batches() in place of a loader of your own."
+    )
+
+
+def not_one_each(got: str) -> PrivacyError:
+    return PrivacyError(
+        f"private.backward takes one loss for each delivered record, shape (rows,); got {got}. "
+        f"{ONE_BY_ONE}"
+    )
+
+
+def refuse_lengths(reading: Reading, lengths: set[int]) -> None:
+    """Refuse factors that are the length of the batch, where all batches have the same."""
+    by_length = {float(each) for each in lengths if each > 1}
+    by_length |= {1 / each for each in by_length}
+    if by_length.intersection(reading.factors):
+        raise PrivacyError(
+            "the loss was multiplied or divided by a number that is also the length of this batch, "
+            "which has all records: one record more would scale the gradients of all. "
+            f"{ONE_BY_ONE} Or loss.mean(), which needs no length."
+        )
+
+
+def unclear_factor() -> PrivacyError:
+    return PrivacyError(
+        f"{FACTOR}{ONE_BY_ONE} Or write losses.mean(); or leave the sum as it is, with "
+        'loss_reduction="sum": the plan divides by its batch size by itself, and clips what it is '
+        "given, so dividing before would leave little but noise. Or give attach the loss, "
+        "dpoptim.attach(..., loss=...), which tries it on batches of several sizes; a constant "
+        'that is meant stays under loss_reduction="sum".'
+    )
+
+
+def disagreement(found: str, declared: str) -> PrivacyError:
+    return PrivacyError(
+        f'the loss is a {found} over the batch, but attach was told loss_reduction="{declared}": '
+        "gradients would be clipped "
+        f'at the wrong scale. Fix: loss_reduction="{found}"; or private.backward(losses) with '
+        "one loss for each record "
+        '(reduction="none"), which needs no such argument.'
+    )

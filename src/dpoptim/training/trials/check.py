@@ -1,0 +1,274 @@
+"""Are records mixed? Compare a batch with its records taken one at a time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.oracle import Loss
+from dpoptim.gradients.placement import IN_PLACE, Placement
+from dpoptim.gradients.refusals import watch_batch_statistics
+from dpoptim.losses import without_single_axes
+from dpoptim.opacus_words import knows_opacus
+from dpoptim.torch_internals import checkpointing_served
+from dpoptim.training.batches import records as forms
+from dpoptim.training.batches.loading import Collate
+from dpoptim.training.foreign import refuse_nothing_to_train, uncompiled
+from dpoptim.training.losses.handed_over import refuse_complex_losses
+from dpoptim.training.losses.label_weights import divided_mean, reduction_of, undivided
+from dpoptim.training.losses.other_parameters import refuse_other_parameters
+from dpoptim.training.losses.reduction import read_graph
+from dpoptim.training.randomness.drawing_collates import DRAWS, HeldDraws
+from dpoptim.training.trials.comparison import Batches, Comparison
+from dpoptim.training.trials.fixed_noise import MIDDLE, RARE
+from dpoptim.training.trials.loss_refusals import (
+    refuse_draws_elsewhere,
+    refuse_losses_lost_beside_others,
+    refuse_other_losses,
+    refuse_other_order,
+    refuse_single_failures,
+    run_twice,
+)
+from dpoptim.training.trials.made_up import odd_batch_size
+from dpoptim.training.trials.quiet import Quieting, autocast_seen, labels_within_classes
+from dpoptim.training.trials.variations import Units, with_padding
+
+# of keeping records apart, either of which will do
+WAYS = (Isolation.of("rules"), Isolation.of("vmap"))
+
+
+class NotFiniteError(ArithmeticError):
+    """Losses are not finite."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A training loop's dealings with records.
+
+    Attributes:
+        loss: ``loss(model, batch)``: one value a record, or a scalar.
+        collate: makes a batch of a list of rows.
+        ways: of keeping records apart in the model; the first one that gives each record its own
+            gradient counts.
+        placement: of the model's parameters.
+        on_private: whether the records are; then no error tells where they meet most.
+        by_labels: whether means by class weights may pass, which `HandedOver` knows to undo.
+        quieting: of model and loss.
+    """
+
+    model: nn.Module
+    loss: Loss
+    collate: Collate
+    ways: Sequence[Isolation] = WAYS
+    placement: Placement = IN_PLACE
+    on_private: bool = False
+    by_labels: bool = False
+    quieting: Quieting = field(default_factory=Quieting)
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Findings of `check`.
+
+    Attributes:
+        loss_reduction: how the loss combines its records: ``"none"`` for one value a record, else
+            what to pass to `attach`.
+        records: how many were compared.
+        skipped: what could not be compared of a collate function that draws random numbers, and
+            why; else "".
+        multiplied: whether a scalar, all of it, was multiplied or divided by a number after it was
+            reduced.
+        by_labels: whether a mean was divided by class weights, or by labels that are not ignored.
+    """
+
+    loss_reduction: Literal["none", "mean", "sum"]
+    records: int
+    skipped: str = ""
+    multiplied: bool = False
+    by_labels: bool = False
+
+
+@knows_opacus
+@checkpointing_served()
+def check(
+    model: nn.Module, loss: Loss, batch: Any, *, collate_fn: Collate | None = None
+) -> CheckResult:
+    """Test that model and loss treat records independently, and find the loss's reduction.
+
+    The engine's clipped sum over a batch is compared with the sum over micro-batches of one: of
+    the records as they are, and of the same with padding that was made up (masks that end early,
+    labels to be ignored; with ``collate_fn`` also shorter sequences), so that batches of equally
+    long records show what they would do to others. Dropout is off meanwhile (a model that draws
+    random numbers otherwise is tested in evaluation mode); nothing about the model changes.
+
+    What this cannot find: a coupling that none of these records shows (of the rarest class, of
+    records beyond some size), or that model and loss have in training only while they draw random
+    numbers.
+
+    Args:
+        model: the model that will be attached (not attached yet).
+        loss: ``loss(model, batch)``, as the training loop computes it: one loss a record, shape
+            (rows,), or a scalar.
+        batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record, at
+            least two records; or, with ``collate_fn``, a list of records. Every one takes a
+            backward pass of its own, so some tens will do. Have different lengths, classes and
+            masks among them. Use public or made-up records: pass or fail is not private.
+        collate_fn: what makes a batch of a list of records, if it is not torch's; it is tested as
+            well.
+
+    Returns:
+        the reduction, and how many records were compared.
+
+    Raises:
+        SamplesInteractError: the gradient of a record depends on the others, or a layer's first
+            axis is not the record: the message names the parameter where it shows.
+        ValueError: a batch without a common first axis.
+
+    Examples:
+        >>> import torch
+        >>> import dpoptim
+        >>> from torch.nn.functional import cross_entropy
+        >>> def loss(model, batch):
+        ...     x, y = batch
+        ...     return cross_entropy(model(x), y, reduction="none")
+        >>> batch = torch.randn(8, 5), torch.randint(2, (8,))
+        >>> dpoptim.check(torch.nn.Linear(5, 2), loss, batch).records
+        8
+    """
+    model = uncompiled(model)
+    refuse_nothing_to_train(model)
+    records, collate = (
+        (forms.single_records(batch), forms.stacked)
+        if collate_fn is None
+        else (list(batch), collate_fn)
+    )
+    if len(records) < 2:
+        raise ValueError(f"batch must hold at least 2 records, got {len(records)}.")
+    units, program = [[record] for record in records], Program(model, loss, collate)
+    found = compare(program, units)
+    for changed in with_padding(units, sequences=collate_fn is not None):
+        compare_if_possible(program, changed)
+    return found
+
+
+def compare_if_possible(program: Program, records: Units) -> str:
+    """Compare records that model and loss may not take; returns why they could not, or "".
+
+    Raises:
+        PrivacyError: they were, and are mixed.
+    """
+    return if_possible(lambda: compare(program, records))
+
+
+def if_possible(compared: Callable[[], CheckResult]) -> str:
+    """Why something could not be compared, or ""; see `compare_if_possible`."""
+    try:
+        with labels_within_classes():
+            compared()
+    except PrivacyError:
+        raise
+    except Exception as error:  # whatever the user's code raises on made-up input
+        return f"{type(error).__name__} was raised on them"
+    return ""
+
+
+def compare(program: Program, records: Units) -> CheckResult:
+    """Compare the batch of ``records`` with each of them alone.
+
+    Some may be repeated, for an axis of its own. Where collating draws random numbers: with each
+    of `DRAWS`. Under autocast: with and without.
+
+    Args:
+        records: the rows of each, of all equally many.
+
+    Raises:
+        SamplesInteractError: a record's gradient depends on the others, or on batches before.
+        NotFiniteError: their losses are not, so that there is nothing to compare.
+    """
+    held = HeldDraws(program.collate, DRAWS["all"])
+    held.refuse_other_batch([row for rows in records for row in rows])
+    with autocast_seen() as asked:
+        found = compare_held(replace(program, collate=held), records)
+    if asked:  # in as many digits as there are, what mixes records a little is no rounding
+        with autocast_seen(off=True):
+            if_possible(partial(compare_held, replace(program, collate=held), records))
+    if not held.drew:
+        return found
+    others = {name: HeldDraws(program.collate, DRAWS[name]) for name in ("half", "nothing")}
+    reasons = {
+        name: if_possible(partial(compare_held, replace(program, collate=other), records))
+        for name, other in others.items()
+    }
+    skipped = [
+        f"not where {name} of what collate_fn draws happens: {reason}"
+        for name, reason in reasons.items()
+        if reason
+    ]
+    return replace(found, skipped="; ".join(skipped))
+
+
+def compare_held(program: Program, records: Units) -> CheckResult:
+    """`compare`, of a collate function that draws nothing.
+
+    What the loss draws for all records at once, such as a coin that decides whether a batch is
+    mixed, is tried small and large as well.
+    """
+    found, shared = compare_drawn(program, records)
+    for uniform in (RARE, 1 - RARE) if shared else ():
+        if_possible(lambda: compare_drawn(program, records, uniform)[0])  # noqa: B023
+    return found
+
+
+def compare_drawn(
+    program: Program, records: Units, uniform: float = MIDDLE
+) -> tuple[CheckResult, bool]:
+    """`compare` where the loss draws such numbers (see `FixedNoise`).
+
+    Returns:
+        also whether it draws any that all records share.
+    """
+    model, collate, per_record = program.model, program.collate, len(records[0])
+    how = program.ways, program.placement, program.on_private
+    leaves = [x for _, x in forms.leaves_of(collate([*records[0]])) if isinstance(x, Tensor)]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return without_single_axes(batches.loss_of(program.loss, model, batch))
+
+    count = odd_batch_size(model, leaves, least=len(records))
+    batches = Batches(collate, records, [i % len(records) for i in range(count)])
+    together, alone = batches.together, batches.alone
+    watch_batch_statistics(model)
+    with program.quieting.quiet(model, lambda: [loss(model, together)], uniform) as quieted:
+        if quieted.draws:
+            refuse_draws_elsewhere()
+        losses = run_twice(model, lambda: loss(model, together))
+        refuse_complex_losses(losses)
+        refuse_other_parameters(losses, model, program.placement)
+        refuse_single_failures(loss, model, alone[0])
+        if int(losses.isfinite().sum()) < min(2, losses.numel()):
+            refuse_losses_lost_beside_others(losses, [loss(model, each) for each in alone])
+            raise NotFiniteError
+        if losses.dim() == 0:
+            compared = Comparison(model, loss, batches, *how)
+            divided = Comparison(model, partial(undivided, loss), batches, *how)
+            reading = divided_mean(losses, count) if program.by_labels and per_record == 1 else None
+            found = reduction_of(compared, divided, reading)
+            if found == "by labels":
+                return CheckResult("mean", count, by_labels=True), quieted.shares
+        else:
+            refuse_other_losses(losses, (count, count * per_record), on_private=program.on_private)
+            refuse_other_order(losses, [loss(model, each) for each in alone], batches.order)
+
+            def summed(model: nn.Module, batch: Any) -> Tensor:
+                return loss(model, batch).sum()
+
+            Comparison(model, summed, batches, *how).reduction(("sum",))
+            return CheckResult("none", count), quieted.shares
+    # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
+    reading = read_graph(losses)
+    scaled = reading is not None and reading.scaled
+    return CheckResult(found, count, multiplied=scaled), quieted.shares

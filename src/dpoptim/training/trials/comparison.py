@@ -1,0 +1,320 @@
+"""The engine's clipped sum of a batch, held against its records taken one at a time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping
+from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
+from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.oracle import Loss, RecordsAlone, engine_sums, trainable, worst_mismatch
+from dpoptim.gradients.placement import Placement
+from dpoptim.gradients.rows_of_records import RowsOfRecords
+from dpoptim.noise.few_rows import Vector, memory_of
+from dpoptim.torch_internals import pytree
+from dpoptim.training.foreign import hint_of
+from dpoptim.training.trials.fixed_noise import drawn_for
+from dpoptim.training.trials.isolation_words import first_sentence
+from dpoptim.training.trials.quiet import autocast_seen, other_weights
+
+TOLERANCE = {  # of the bound, for each record
+    torch.bfloat16: 3e-2,
+    torch.float16: 5e-3,
+    torch.float32: 1e-4,
+    torch.float64: 1e-6,
+}
+# A batch rounds otherwise than a record alone, and a ReLU that this turns moves a large network's
+# gradient by a few tolerances: one wide ResNet in six. What differs by more tolerances, or by more
+# of the bound, is no rounding; what differs by less has to agree with other weights, so many times.
+NEAR, NEAR_BOUND, AGAIN = 100.0, 1e-2, 2
+
+
+def tolerance_of(model: nn.Module, placement: Placement) -> float:
+    """Tolerance of a model's sums: a share of the bound, for each record."""
+    dtypes = {p.dtype for p in (*trainable(model).values(), *placement.used)}
+    return max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
+
+
+def computed_dtypes(model: nn.Module, run: Callable[[], Tensor]) -> set[torch.dtype]:
+    """Dtypes of what modules return meanwhile, and of autocast: others than the parameters'."""
+    seen = set[torch.dtype]()
+
+    def note(module: nn.Module, args: object, output: object) -> None:
+        seen.update(leaf.dtype for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        with autocast_seen() as asked:  # whose results a layer may widen before it returns them
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen | asked
+
+
+def settled(
+    shares: Sequence[float], again: Callable[[int], Sequence[float]], tolerance: float
+) -> bool:
+    """Whether two sums agree but for rounding.
+
+    Args:
+        shares: distances in tolerances.
+        again: the same with other weights, by a seed.
+        tolerance: `tolerance_of` the model.
+
+    **Guarantee.** Nothing passes that fails by more than `NEAR` tolerances or by `NEAR_BOUND` of
+    the bound for each record, or that fails with other weights, too.
+    """
+    if all(share <= 1 for share in shares):
+        return True
+    near = min(NEAR, NEAR_BOUND / tolerance)
+    return all(share <= near for share in shares) and all(
+        share <= 1 for seed in range(AGAIN) for share in again(seed)
+    )
+
+
+def meant_by(error: Exception) -> PrivacyError:
+    """The refusal that an error stands for, raised under hooks by what runs without them."""
+    if isinstance(error, PrivacyError):
+        return error
+    hint = hint_of(error, error.__traceback__)
+    return PrivacyError(hint or f"{type(error).__name__} was raised where layers were hooked")
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A few records, together and one at a time.
+
+    Attributes:
+        collate: makes a batch of a list of rows, the same again of the same.
+        records: the rows of each, of all equally many.
+        order: which record is at each place of the batch; all are in it, some more than once.
+        rows: of each batch that was made, by its id.
+    """
+
+    collate: Callable[[list[Any]], Any]
+    records: Sequence[Sequence[Any]]
+    order: Sequence[int]
+    rows: dict[int, list[int]] = field(default_factory=dict)
+
+    def of(self, order: Sequence[int]) -> Any:
+        """A batch of these records."""
+        per_record = len(self.records[0])
+        rows = [i * per_record + row for i in order for row in range(per_record)]
+        with drawn_for(rows):
+            batch = self.collate([row for i in order for row in self.records[i]])
+        self.rows[id(batch)] = rows
+        return batch
+
+    def loss_of(self, loss: Loss, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch that was made here, whose rows draw what they draw in any other."""
+        with drawn_for(self.rows[id(batch)]):
+            return loss(model, batch)
+
+    @cached_property
+    def together(self) -> Any:
+        return self.of(self.order)
+
+    @cached_property
+    def alone(self) -> list[Any]:
+        """A batch of one of each record."""
+        return [self.of([i]) for i in range(len(self.records))]
+
+
+class Comparison:
+    """One batch, and its records one at a time, under a bound that clips and one that does not.
+
+    Args:
+        batches: of the records.
+        ways: of keeping records apart, see `Program`.
+        placement: of the model's parameters.
+        on_private: whether the records are private; then no error names a parameter.
+
+    Clipping shows whether the norms are each record's own; without it, a sum read as a mean is off
+    by the batch size.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: Batches,
+        ways: Sequence[Isolation],
+        placement: Placement,
+        on_private: bool,
+    ) -> None:
+        self.model, self.loss, self.rows = model, loss, len(batches.order)
+        self._batches, self._order, self._ways = batches, batches.order, ways
+        self._placement, self._on_private = placement, on_private
+        dtypes = computed_dtypes(model, lambda: loss(model, batches.alone[0]))
+        self._tolerance = max(
+            tolerance_of(model, placement), *(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
+        )
+
+    def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
+        """The candidate under which engine and truth agree.
+
+        Raises:
+            NotByThisWayError: none does, but autograd's gradient of the batch is that of its
+                records alone.
+            SamplesInteractError: none does.
+        """
+        gradients = self._alone()
+        worst, refused = "", None
+        for way in self._ways:
+            try:
+                for candidate in candidates:
+                    found = self._off(gradients, candidate, way)
+                    if found is None:
+                        return candidate
+                    worst = found or worst
+            except SamplesInteractError:
+                raise
+            except Exception as error:  # whatever the user's code raises under hooks
+                refused = refused or meant_by(error)
+        mixed = self._interaction(gradients, worst) if worst or refused is None else refused
+        if any(self._adds_up(gradients, candidate) for candidate in candidates):
+            raise self._not_by_this_way(mixed)
+        raise mixed
+
+    def _off(self, gradients: RecordsAlone, reduction: Reduction, way: Isolation) -> str | None:
+        """The parameter whose sums are off in this way; None: none is; "": the loss is."""
+        if way.enforced and not self._adds_up(gradients, reduction):
+            return ""  # apart, but not what it says: each record would be normalised by itself, say
+        found = self._mismatches(gradients, reduction, way)
+        again = partial(self._elsewhere, reduction, way)
+        if settled([share for _, share in found], again, self._tolerance):
+            return None
+        return next(name for name, share in found if not share <= 1)
+
+    def _not_by_this_way(self, error: PrivacyError) -> NotByThisWayError:
+        reason = first_sentence(str(error)).split(". Usual causes: ", maxsplit=1)[0]
+        return NotByThisWayError(
+            f"{error} Or attach in a slower way, which suits this loss, as each record's gradient "
+            'is its own: isolation="vmap", or "alone"; "auto" finds out which, where a record '
+            "has one row.",
+            reason=reason,
+        )
+
+    def _interaction(self, gradients: RecordsAlone, worst: str) -> SamplesInteractError:
+        if self._weighs_records(gradients):
+            return SamplesInteractError(
+                "the loss is a weighted mean over the records of a batch, and how much a record "
+                "weighs depends on the others: a mean over the tokens of the whole batch "
+                "(ignore_index, padding; the loss inside a Hugging Face model), or class weights "
+                "inside a mean. Fix: average over each record's own tokens first, "
+                'dpoptim.losses.per_sample_mean(losses, mask), of losses with reduction="none"; '
+                "multiply class weights yourself."
+            )
+        # which one it is depends on the records
+        most = "" if self._on_private else f", most at parameter {worst!r}"
+        return SamplesInteractError(
+            "records are mixed, or the first axis of some layer is not the record: the "
+            f"clipped sum of a batch of {self.rows} differs from that of its records taken alone"
+            f"{most}. Usual causes: a loss averaged over the tokens of the "
+            "whole batch (average in each record first), an in-batch contrastive loss, class "
+            "weights inside a mean, batch statistics, positions of shape (T,) instead of (1, T), a "
+            "(T, B, ...) layout. Fix: make each record's loss depend on that record alone."
+        )
+
+    def _finite(self, gradients: RecordsAlone) -> list[int]:
+        """The batch's order without records whose gradients by themselves are not finite.
+
+        One of these leaves nothing of a batch's gradient, and the engine leaves it out.
+        """
+        finite = gradients.squared.isfinite().tolist()
+        return [i for i in self._order if finite[i]]
+
+    def _together(self, order: Sequence[int]) -> list[Tensor]:
+        """The gradient of a batch as autograd has it: float64, this process's parts."""
+        parameters = list(trainable(self.model).values())
+        loss = self.loss(self.model, self._batches.of(order))
+        return [g.double() for g in self._placement.gradients(loss, parameters)]
+
+    def _norm(self, parts: Sequence[Tensor]) -> float:
+        squared = torch.stack([part.norm().square().cpu() for part in parts])
+        return float(self._placement.added(squared).sum().sqrt())
+
+    def _adds_up(self, gradients: RecordsAlone, reduction: Reduction) -> bool:
+        """Whether the batch's gradient is the mean or sum of the records' own."""
+        order = self._finite(gradients)
+        if not order:
+            return True  # there is nothing to add up
+        rest: list[Vector] = [*self._together(order)]
+        share = 1 / len(order) if reduction == "mean" else 1.0
+        counts = [order.count(i) for i in range(len(self._batches.records))]
+        gradients.subtract(rest, [share * count for count in counts])
+        size = float(gradients.squared[order].sqrt().sum())
+        return self._norm(memory_of(rest)) <= max(1e-3, self._tolerance) * size
+
+    def _weighs_records(self, gradients: RecordsAlone) -> bool:
+        """Whether the batch's gradient is the records' own, with weights that add up to 1."""
+        order = self._finite(gradients)
+        target = torch.cat([part.flatten().cpu() for part in self._together(order)])
+        rows = torch.cat([g.double().reshape(len(g), -1).cpu() for g in gradients.stacked()], 1)
+        rows, added = rows[order], self._placement.added
+        inverse = torch.linalg.pinv(added(rows @ rows.T), hermitian=True, rtol=1e-9)
+        weights = inverse @ added(rows @ target)
+        explained = self._norm([weights @ rows - target]) <= 1e-3 * self._norm([target])
+        return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3
+
+    def _alone(self) -> RecordsAlone:
+        return RecordsAlone(self.model, self.loss, self._batches.alone, self._placement)
+
+    def _elsewhere(self, reduction: Reduction, way: Isolation, seed: int) -> list[float]:
+        """Distances with other weights, in tolerances."""
+        with other_weights(self.model, seed):
+            return [share for _, share in self._mismatches(self._alone(), reduction, way)]
+
+    def _mismatches(
+        self, gradients: RecordsAlone, reduction: Reduction, way: Isolation
+    ) -> list[tuple[str, float]]:
+        """The worst parameter, and by how many tolerances, under both bounds."""
+        return [
+            self._mismatch(gradients, clip_norm, reduction, way)
+            for clip_norm in clipping_and_not(gradients.squared[self._order].sqrt())
+        ]
+
+    def _mismatch(
+        self, gradients: RecordsAlone, clip_norm: float, reduction: Reduction, way: Isolation
+    ) -> tuple[str, float]:
+        clipping = Clipping(clip_norm)
+        # a loss reduces a record's rows as it reduces all
+        rows = RowsOfRecords(len(self._batches.records[0]), reduction)
+        ours = engine_sums(
+            self.model,
+            self.loss,
+            self._batches.together,
+            self.rows,
+            clipping,
+            reduction,
+            way,
+            rows,
+            self._placement,
+        )
+        found = gradients.distances(ours, clipping, self._order, reduction)
+        worst, distance = worst_mismatch(found)
+        allowed = clip_norm * self.rows * self._tolerance
+        return worst, distance / allowed
+
+
+def clipping_and_not(norms: Tensor) -> tuple[float, float]:
+    """A bound that half of the records exceed, and one that none does, from their norms.
+
+    Raises:
+        SamplesInteractError: no record's own gradient is finite.
+    """
+    norms = norms[norms.isfinite()]
+    if not len(norms):
+        raise SamplesInteractError(
+            "no record by itself has a finite gradient, as where several are needed: "
+            "standardising by the mean and deviation of the batch, an unbiased variance, a "
+            "correlation. Fix: let each record's loss depend on that record alone; standardise "
+            "by public numbers, or with dpoptim.preprocessing before training."
+        )
+    return max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)

@@ -1,0 +1,149 @@
+"""First forward passes of a model, on made-up records: what it takes, writes and remembers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.gradients.values import Values
+from dpoptim.torch_internals import SpectralNormalised
+from dpoptim.training.randomness.generators import generators_in
+from dpoptim.training.randomness.secret_randomness import same_randomness
+from dpoptim.training.trials.fixed_noise import RARE
+from dpoptim.training.trials.made_up import Sample, samples
+from dpoptim.training.trials.neighbours import moved, with_another_record
+from dpoptim.training.trials.quiet import Quieted, put_back, quiet, quiet_as_before
+
+NOT_FIRST = "its outputs do not have the batch axis first"
+# Draws that are tried for each of three of torch's: of numpy's and Python's generators.
+SEEDS = 4
+HALF = 0.5  # also of whole numbers, which are the least ones in the trials before
+
+
+class OutputsMixedError(SamplesInteractError):
+    """Records are mixed in outputs of the model; a loss may leave these out."""
+
+
+def outputs_mixed(when: str = "") -> OutputsMixedError:
+    return OutputsMixedError(
+        f"records are mixed in the forward pass{when}: replacing one changed the outputs of "
+        "others. Usual causes: batch statistics, attention or sorting across the batch, a state "
+        "that is kept from the batch before, records on another axis than the first "
+        "(batch_axis=1). Fix: let each record's output depend on that record alone; or, where the "
+        "loss leaves out what is mixed (a CLIP model's similarities of all pairs, of which each "
+        "record's own embeddings are used), dpoptim.attach(..., loss=loss), which tries that; or "
+        'isolation="alone", in which no record meets another.'
+    )
+
+
+def first_sample(
+    model: nn.Module,
+    train_set: Dataset[Any],
+    batch_axis: int | None,
+    collate: Callable[[list[Any]], Any] | None,
+) -> tuple[Sample | None, str]:
+    """A call that the model takes, returning records on their axis; else None, and why.
+
+    Raises:
+        SamplesInteractError: the model's first forward pass writes into what it is made of.
+    """
+    values = Values([*model.named_buffers(), *model.named_parameters()])
+    with put_back(model):
+        for module in model.modules():
+            if isinstance(module, SpectralNormalised):  # which follow the weights between batches
+                module.eval()
+        found = working_sample(model, train_set, batch_axis, collate)
+        refuse_written(values)
+    return found
+
+
+def working_sample(
+    model: nn.Module,
+    train_set: Dataset[Any],
+    batch_axis: int | None,
+    collate: Callable[[list[Any]], Any] | None,
+) -> tuple[Sample | None, str]:
+    """`first_sample`, which puts everything back."""
+    reasons = []
+    for candidate in samples(model, train_set, collate):
+        sample = candidate.time_first() if batch_axis == 1 and not candidate.axis else candidate
+        try:
+            sample = sample.tried(model)
+            if sample.returned:
+                with_another_record(model, sample, (1.0,))  # takes others of this form, too
+                return sample, ""
+            reasons.append(NOT_FIRST)
+        except PrivacyError:
+            raise
+        except Exception as error:  # whatever the user's model raises on made-up input
+            reasons.append(f"the model raised {type(error).__name__} on random input")
+    return None, reasons[0] if reasons else "records are not made of tensors"
+
+
+@torch.no_grad()
+def refuse_memory(model: nn.Module, sample: Sample) -> None:
+    """Refuse a model that computes another output for a record after another one.
+
+    In the mode in which it is trained: what it does in evaluation says nothing of that.
+
+    Raises:
+        SamplesInteractError: so records would meet even where they pass alone.
+    """
+    one, other = sample.records([0]), sample.records([1])
+    found = []
+    with quiet(model, lambda: one.outputs(model), as_trained=True):
+        own = generators_in(model)  # also those that the first pass makes
+        for each in (other, one, one):
+            with same_randomness(own):
+                found.append(each.outputs(model))
+    if any(map(moved, *found[1:])):
+        raise SamplesInteractError(
+            "the model keeps something from one forward pass to the next (hidden states, a memory, "
+            "a count of calls): what it computed for a record depended on those before, so that "
+            "records would meet even where they pass alone. Fix: let each forward pass begin anew; "
+            "a recurrent layer is given no state of an earlier batch, calls are counted outside of "
+            "the model, and random numbers are drawn from torch's generator."
+        )
+
+
+def refuse_mixing_by_chance(model: nn.Module, sample: Sample, quieted: Quieted) -> None:
+    """Refuse a model that mixes records where random numbers say so, as manifold mixup does.
+
+    In the mode in which it is trained, by small, middling and large numbers of torch's generators,
+    and some of numpy's and Python's, which are drawn once more for the other record.
+
+    Args:
+        quieted: how the model was made deterministic.
+
+    Raises:
+        OutputsMixedError: it does. What it does in a few batches of a hundred may not be seen,
+            where these are chosen by numpy's or Python's numbers.
+    """
+    trains = replace(quieted, evaluates=False)
+    seeds = SEEDS if quieted.elsewhere else 1  # torch's numbers are the same with any
+    for first, uniform in enumerate((RARE, HALF, 1 - RARE)):
+        with quiet_as_before(model, trains, uniform), torch.no_grad():
+            own = generators_in(model)
+            for seed in range(first * seeds, (first + 1) * seeds):
+                with same_randomness(own, seed):
+                    before = sample.outputs(model)
+                with same_randomness(own, seed):
+                    after = with_another_record(model, sample, (1.0,)) or before
+                if any(moved(a[1:], b[1:]) for a, b in zip(before, after, strict=True)):
+                    raise outputs_mixed(" now and then, by random numbers")
+
+
+def refuse_written(values: Values) -> None:
+    """Refuse a model whose forward passes have written into its parameters or buffers."""
+    written = values.changed()
+    if written is not None:
+        raise SamplesInteractError(
+            f"the forward pass writes into {written!r}: records would be mixed through it, and it "
+            "would carry them out of the model without noise. Fix: use layers that keep no running "
+            "statistics; what the first batch initialises (ActNorm, say), initialise from public "
+            "or made-up records before attaching."
+        )

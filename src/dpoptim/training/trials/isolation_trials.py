@@ -1,0 +1,172 @@
+"""Trials of a way of keeping records apart, on made-up records."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping
+from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
+from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
+from dpoptim.gradients.layers.outside import OutsideUseError
+from dpoptim.gradients.oracle import RecordsAlone, engine_sums, trainable
+from dpoptim.gradients.placement import Placement
+from dpoptim.training.trials.comparison import settled, tolerance_of
+from dpoptim.training.trials.isolation_words import first_sentence
+from dpoptim.training.trials.made_up import Sample
+from dpoptim.training.trials.next_way import Failure
+from dpoptim.training.trials.probe import positions_per_layer
+from dpoptim.training.trials.quiet import other_weights
+
+
+@contextmanager
+def of_one_record() -> Iterator[None]:
+    """Where a model that took several records is given one of them.
+
+    Raises:
+        SamplesInteractError: it does not take it.
+    """
+    try:
+        yield
+    except (PrivacyError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the user's model raises
+        raise SamplesInteractError(
+            f"the model takes several records, but raised {type(error).__name__} on one of them "
+            "alone. Usual causes: a batch of one that loses its first axis in squeeze(); a state "
+            "that is kept from the batch before. Fix: squeeze(1), or whichever axis is meant; let "
+            "each forward pass begin anew. Batches are drawn by coins, and may have one record."
+        ) from error
+
+
+class Trials:
+    """Clipped sums of made-up records, compared with those of batches of one."""
+
+    def __init__(self, model: nn.Module, sample: Sample, placement: Placement) -> None:
+        self.model, self.sample, self.placement = model, sample, placement
+        with torch.no_grad():
+            self._weights = [torch.randn_like(out) for out in sample.outputs(model)]
+        alone = [self._part(range(i, i + 1)) for i in range(sample.rows)]
+        with of_one_record():
+            self._alone = RecordsAlone(model, self._loss, alone, placement)
+        norms = self._alone.squared.sqrt()
+        self.finite = bool(norms.isfinite().all())
+        clips_all_and_none = (norms.median() / 2, 2 * norms.max()) if self.finite else ()
+        self._bounds = [max(float(each), 1e-6) for each in clips_all_and_none]
+        self.seconds: dict[Isolation, float] = {}
+        # of a model that no process holds whole, by formulas that keep no record's gradients
+        positions = positions_per_layer(model, sample) if placement.spread else None
+        self._sums = partial(engine_sums, placement=placement, positions=positions)
+
+    def failure(self, isolation: Isolation) -> Failure | None:
+        """Why this way does not give each record its own gradient; None if it does."""
+        start, shares = time.perf_counter(), dict[str, float]()
+
+        def agrees() -> bool:
+            shares.update(self._shares(isolation))
+            again = partial(self._elsewhere, isolation)
+            tolerance = tolerance_of(self.model, self.placement)
+            return settled(list(shares.values()), again, tolerance)
+
+        found = self._outcome(isolation, agrees)
+        if isinstance(found, Failure):
+            return found
+        self.seconds[isolation] = time.perf_counter() - start
+        if found:
+            return None
+        wrong = [name for name, share in shares.items() if not share <= 1]
+        modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in wrong))
+        return Failure(f"the gradient of {wrong[-1]!r} was not each record's own", modules)
+
+    def raised(self, isolation: Isolation) -> Failure | None:
+        """Why this way cannot be run; None if it can, whatever it gives."""
+        found = self._outcome(isolation, lambda: bool(self._shares(isolation)))
+        return found if isinstance(found, Failure) else None
+
+    def _outcome(self, isolation: Isolation, run: Callable[[], bool]) -> bool | Failure:
+        """Result of a run of this way, or the failure that it stands for where it raises."""
+        try:
+            self.placement.refuse(isolation)
+            return run()
+        except SamplesInteractError:
+            raise
+        except PrivacyError as error:
+            known = error.layer is not None and error.layer in dict(self.model.named_modules())
+            return Failure(
+                first_sentence(str(error)),
+                (error.layer or WHOLE_MODEL,) if known else (),
+                outside=known and isinstance(error, OutsideUseError),
+            )
+        except Exception as error:  # whatever the user's model raises when it is run in another way
+            return Failure(quoted(error))
+
+    def factor(self, isolation: Isolation) -> float:
+        """Time of such a pass over that of an ordinary one, on this batch."""
+        ordinary = self._clock(range(self.sample.rows))
+        if isolation.alone:
+            return self.sample.rows * self._clock(range(1)) / ordinary
+        return self.seconds[isolation] / len(self._bounds) / ordinary
+
+    def refusal(self, failure: Failure) -> PrivacyError:
+        return SamplesInteractError(
+            "records are mixed, or the first axis of some layer is not the record: "
+            f"{failure.reason}. Usual causes: positions of shape (T,) instead of (1, T), a "
+            "(T, B, ...) layout, records sorted by length to be packed. Fix: "
+            'isolation="auto", which finds another way; or keep the batch axis first, and records '
+            "in their order (pack_padded_sequence(..., enforce_sorted=False))."
+        )
+
+    def _clock(self, indices: range) -> float:
+        parameters, part = [*trainable(self.model).values()], self._part(indices)
+        start = time.perf_counter()
+        self.placement.gradients(self._loss(self.model, part), parameters)
+        return time.perf_counter() - start
+
+    def _part(self, indices: range) -> tuple[Sample, list[Tensor]]:
+        weights = [w[indices.start : indices.stop] for w in self._weights]  # views: these are large
+        return self.sample.records(list(indices)), weights
+
+    @staticmethod
+    def _loss(model: nn.Module, batch: tuple[Sample, list[Tensor]]) -> Tensor:
+        sample, weights = batch
+        terms = [(out * w).sum() for out, w in zip(sample.outputs(model), weights, strict=True)]
+        return torch.stack([term.to(terms[0].device, terms[0].dtype) for term in terms]).sum()
+
+    def _elsewhere(self, isolation: Isolation, seed: int) -> list[float]:
+        """Distances with other weights, in tolerances."""
+        with other_weights(self.model, seed):
+            return [*Trials(self.model, self.sample, self.placement)._shares(isolation).values()]
+
+    def _shares(self, isolation: Isolation) -> dict[str, float]:
+        """By how many tolerances each parameter's sums are off, under the worse bound."""
+        shares = dict.fromkeys(trainable(self.model), 0.0)
+        for bound in self._bounds:
+            for name, share in self._under(bound, isolation):
+                shares[name] = share if math.isnan(share) else max(shares[name], share)
+        return shares
+
+    def _under(self, bound: float, isolation: Isolation) -> list[tuple[str, float]]:
+        rows, clipping = self.sample.rows, Clipping(bound)
+        given = self.model, self._loss, self._part(range(rows)), rows, clipping
+        ours = self._sums(*given, "sum", isolation)
+        allowed = bound * rows * tolerance_of(self.model, self.placement)
+        found = self._alone.distances(ours, clipping, list(range(rows)), "sum")
+        return [(name, each / allowed) for name, each in found.items()]
+
+
+def with_gaps(
+    model: nn.Module, sample: Sample, placement: Placement, isolation: Isolation
+) -> Failure | None:
+    """Why this way fails for records with masks; None if it does not, or if they cannot be tried.
+
+    Positions that a mask selects, of all records in a row, look folded where the mask has no gaps.
+    """
+    try:
+        trials = Trials(model, sample.with_gaps(), placement)
+    except Exception:  # whatever the user's model raises on such input
+        return None
+    return trials.failure(isolation) if trials.finite else None

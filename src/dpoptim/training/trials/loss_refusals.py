@@ -1,0 +1,118 @@
+"""Refusals of losses that are not the records' own, before their gradients are compared."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
+from dpoptim.gradients.oracle import Loss
+from dpoptim.gradients.values import Values
+from dpoptim.training.trials.first_passes import refuse_written
+
+DRAWS_ELSEWHERE = (
+    "it draws from numpy's or Python's random generators, so that nobody can tell whether records "
+    "are mixed"
+)
+
+
+def refuse_draws_elsewhere() -> None:
+    """Refuse a loss of which no two runs can be compared.
+
+    Raises:
+        NotByThisWayError: no other record meets one that passes alone.
+    """
+    raise NotByThisWayError(
+        f"loss cannot be checked: {DRAWS_ELSEWHERE}. Fix: draw from torch's generator, "
+        'torch.rand(()) for random.random() or np.random.rand(); or isolation="alone", in which '
+        "no record meets another.",
+        reason=DRAWS_ELSEWHERE,
+    )
+
+
+def refuse_other_losses(losses: Tensor, allowed: Sequence[int], *, on_private: bool) -> None:
+    """Refuse losses that are not one for each of so many records.
+
+    Args:
+        on_private: whether the records are; how many losses there are may then be a count of some.
+    """
+    if losses.dim() != 1 or len(losses) not in allowed:
+        shape = "another shape" if on_private else f"shape {tuple(losses.shape)}"
+        raise SamplesInteractError(
+            "loss must return one value for each record, shape (rows,), or a scalar; of "
+            f'{allowed[0]} records it returned {shape}. Fix: reduction="none", and '
+            "dpoptim.losses.per_sample_mean where a record has "
+            "several losses."
+        )
+
+
+def refuse_single_failures(loss: Loss, model: nn.Module, record: Any) -> None:
+    """Refuse a loss that takes many records, but not one of them alone."""
+    try:
+        loss(model, record)
+    except PrivacyError:
+        raise
+    except Exception as error:  # whatever the user's code raises; what it says might quote a record
+        raise SamplesInteractError(
+            f"the loss of several records was computed, but {type(error).__name__} was raised on "
+            "one of them alone: it needs others, as where it standardises by the batch or "
+            "compares records (or a batch of one loses its first axis in squeeze()). Fix: let "
+            "each record's loss depend on that record alone, in batches of any size, one "
+            "included."
+        ) from None
+
+
+def refuse_losses_lost_beside_others(losses: Tensor, alone: Sequence[Tensor]) -> None:
+    """Refuse losses that are finite of records alone, and not beside others.
+
+    Args:
+        losses: of a batch, of which few are finite, or the scalar.
+        alone: of its records.
+    """
+    finite = [bool(each.isfinite().all()) for each in alone]
+    # one record without a finite loss leaves a scalar none
+    if all(finite) or (losses.dim() and sum(finite) > 1):
+        raise SamplesInteractError(
+            "losses are finite of records alone, and not beside another one: that record would "
+            "take away what is learnt from others, as where exponents are scaled by the largest "
+            "score of a batch. Fix: by the largest of each record's own, scores - "
+            "scores.amax(1, keepdim=True), or torch's cross_entropy and logsumexp."
+        )
+
+
+def refuse_other_order(losses: Tensor, alone: Sequence[Tensor], order: Sequence[int]) -> None:
+    """Refuse losses that are not the records' own, in the order of delivery."""
+    own = torch.stack([each.detach().reshape(-1) for each in alone])[order].reshape(-1)
+    scale = float(own[own.isfinite()].abs().max()) if bool(own.isfinite().any()) else 1.0
+    if not torch.allclose(losses.detach(), own, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
+        raise SamplesInteractError(
+            "losses are not those of the records in their order: the batch is sorted or shuffled "
+            "on the way (by collate_fn, say), or the terms are made of each other (divided by a "
+            "count over the whole batch, say). Fix: one loss a record, at the place where the "
+            "record was delivered."
+        )
+
+
+def run_twice(model: nn.Module, run: Callable[[], Tensor]) -> Tensor:
+    """The losses of a batch, of a model that keeps nothing of it, and has the same for it later.
+
+    Raises:
+        SamplesInteractError: it does not.
+    """
+    values = Values([*model.named_buffers(), *model.named_parameters()])
+
+    def losses() -> Tensor:
+        torch.manual_seed(0)
+        found = run()
+        refuse_written(values)
+        return found
+
+    first, second = losses().detach(), losses()
+    if not torch.allclose(first, second.detach(), rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise SamplesInteractError(
+            "the same batch has another loss the second time: model or loss remember what they "
+            "saw, so that records see each other. Fix: keep nothing from batch to batch; draw "
+            "random numbers from torch's generator alone."
+        )
+    return second

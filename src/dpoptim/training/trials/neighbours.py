@@ -1,0 +1,114 @@
+"""Comparison of a model's outputs for records beside others than before."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.training.trials.made_up import Sample
+
+# Records that may change with the first one: layers between sorting and sorting back see another
+# record there.
+IN_OTHER_ORDERS = 2
+LARGE = 1e3  # within float16's range, and beyond what layers give of ordinary records
+
+
+@torch.no_grad()
+def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
+    """Whether another record, also an enormous one, leaves all other records' outputs alone."""
+    before = sample.outputs(model)
+    for sizes in ((1.0,), (1e6, 1e3, 10.0)):
+        after = with_another_record(model, sample, sizes)
+        if after is None:
+            continue
+        for pair in zip(before, after, strict=True):
+            a, b = (out[1:] for out in pair)
+            if moved(a, b):
+                return False
+    return True
+
+
+@torch.no_grad()
+def mixed_beside_large(model: nn.Module, sample: Sample) -> str:
+    """Say which layer computes otherwise for records beside one with large activations, or "".
+
+    Quantised layers scale or choose by the largest number of a batch, or round all but columns with
+    outliers: what a record is given outside, above all where it is made of tokens, shows it only
+    where it happens to be the largest inside.
+    """
+    before = sample.outputs(model)
+
+    def mixed(*layers: nn.Module) -> bool | None:
+        """None: they do not take such numbers."""
+        with first_made_large(layers, sample.rows):
+            try:
+                after = sample.outputs(model)
+            except Exception:  # whatever the user's model raises on such numbers
+                return None
+        most = min(IN_OTHER_ORDERS, sample.rows - 2)
+        return any(how_many_moved(a[1:], b[1:]) > most for a, b in zip(before, after, strict=True))
+
+    layers = [*model.named_modules()][::-1]  # those inside of others first
+    found = mixed(*model.modules())
+    if found is None:
+        layers = [(name, layer) for name, layer in layers if mixed(layer) is not None]
+        found = mixed(*(layer for _, layer in layers))
+    if not found:
+        return ""
+    while len(layers) > 1:
+        half = layers[: len(layers) // 2]
+        layers = half if mixed(*(layer for _, layer in half)) else layers[len(half) :]
+    name, layer = layers[0]
+    return (
+        f"layer {name!r} ({type(layer).__name__}) computes otherwise for a record where another "
+        "has large numbers, as quantised layers do with one scale for a batch. Fix, for a faster "
+        "way: a scale for each row (PerRow, per token)"
+    )
+
+
+@contextmanager
+def first_made_large(layers: Iterable[nn.Module], rows: int) -> Iterator[None]:
+    """Scale what layers are given of the first record, so that `LARGE` is the largest number."""
+
+    def scale(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[:1] != (rows,):
+            return None
+        factor = LARGE / x[:1].abs().max().clamp(min=1 / LARGE)
+        return torch.cat([x[:1] * factor.to(x.dtype), x[1:]]), *args[1:]
+
+    hooks = [layer.register_forward_pre_hook(scale) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def moved(a: Tensor, b: Tensor) -> bool:
+    """Whether outputs are others, beyond rounding."""
+    return how_many_moved(a[None], b[None]) > 0
+
+
+def how_many_moved(a: Tensor, b: Tensor) -> int:
+    """How many records' outputs, on the first axis, are others, beyond rounding."""
+    if not a.numel():
+        return 0
+    distance = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+    rounding = 1e-5 * a.nan_to_num(0, 0, 0).abs().max()
+    return int((~(distance.reshape(len(a), -1).amax(1) <= rounding)).sum())
+
+
+def with_another_record(
+    model: nn.Module, sample: Sample, sizes: tuple[float, ...]
+) -> list[Tensor] | None:
+    """The outputs with another first record, of the first size that the model takes; or None."""
+    for size in sizes:
+        try:
+            return sample.with_another_first(size).outputs(model)
+        except ValueError:
+            if len(sizes) == 1:
+                raise
+    return None
