@@ -19,12 +19,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from dpoptim.gradients import native
+from dpoptim.gradients.arithmetic.norms import LONG_BLOCK
 from dpoptim.gradients.layers import convolution
 from dpoptim.gradients.layers.kernels import Compiled
-from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.norms import LONG_BLOCK
-from dpoptim.gradients.parts import at_once, parts_of
+from dpoptim.gradients.per_sample import native
+from dpoptim.gradients.per_sample.lazy import Lazy
+from dpoptim.gradients.per_sample.parts import at_once, parts_of
 from saving import save_csv
 
 LAYERS = {

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dpoptim.gradients import multiplication
-from dpoptim.gradients.multiplication import linear, onednn_is_faster, transposed_product
+from dpoptim.gradients.arithmetic import multiplication
+from dpoptim.gradients.arithmetic.multiplication import linear, onednn_is_faster, transposed_product
 from saving import save_csv
 
 SHAPES = {

@@ -5,7 +5,7 @@ Columns take turns in one process, and medians of each turn's ratios are shown, 
 are noisy. "ours" has everything but the noise (gradients, clipping, summing, optimizer), "ours,
 noise" also draws it, in float64 with a full tail; the peers draw theirs in float32. "ours, MKL"
 multiplies matrices as plain PyTorch does, where ours would take a faster library on this processor
-(see `dpoptim.gradients.multiplication`), and in compiled functions takes no wider vectors in
+(see `multiplication`), and in compiled functions takes no wider vectors in
 such products than that library does. "ours, loop" is what users run: coins, loading, checks,
 noise and all, against a plain loop over a DataLoader; its batches vary, and its times are divided
 by their share of the expected one. "ours, compiled" is held against compiled plain PyTorch. "closed
@@ -40,7 +40,7 @@ import torch
 from rich.console import Console
 
 import dpoptim
-from dpoptim.gradients import multiplication
+from dpoptim.gradients.arithmetic import multiplication
 from saving import save_csv, write_between
 from steps import (
     PrivateLoop,

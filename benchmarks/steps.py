@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dpoptim
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import multiplication, native
+from dpoptim.gradients.arithmetic import multiplication
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.per_sample import native
 from dpoptim.noise.few_rows import memory_of
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream

@@ -31,7 +31,7 @@ from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.ranks import part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.gate import Gate, planned
-from dpoptim.gradients import boxes
+from dpoptim.gradients.adding import boxes
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan

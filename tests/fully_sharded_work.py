@@ -55,7 +55,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.backward_pass import RuleFunction
 from dpoptim.gradients.clipped_sum import ClippedSum, Norms
-from dpoptim.gradients.hook_manager import HookManager
+from dpoptim.gradients.hooks.hook_manager import HookManager
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.optim import AdamBC

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import multiplication, native, row_products
-from dpoptim.gradients.arithmetic import computed_in
+from dpoptim.gradients.arithmetic import multiplication, row_products
+from dpoptim.gradients.arithmetic.onednn_trial import keeps_rows_apart
+from dpoptim.gradients.arithmetic.precision import computed_in
+from dpoptim.gradients.arithmetic.products import margin
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import kernels
-from dpoptim.gradients.onednn_trial import keeps_rows_apart
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
-from dpoptim.gradients.products import margin
+from dpoptim.gradients.per_sample import native
 
 
 def pairs(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:

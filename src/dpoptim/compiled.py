@@ -2,7 +2,7 @@
 
 It is compiled when the package is installed and a C compiler is there, and uses nothing of Python
 or PyTorch. Without it, or on a processor that it was not made for, or with ``DPOPTIM_NATIVE=0`` in
-the environment, PyTorch's and numpy's operations do the same, more slowly. `gradients.native`,
+the environment, PyTorch's and numpy's operations do the same, more slowly. `per_sample.native`,
 `noise.ziggurat` and `noise.keystream` declare and call its functions, as they are in the C files
 that lie beside them: a library of other files, left from before an update, is not called.
 """

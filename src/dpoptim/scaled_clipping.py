@@ -5,7 +5,7 @@ tensor p: its factor c bounds ``c |S g|``. The engine adds up c g; whoever takes
 tensor p by s_p, so that a record moves what is released by at most the bound, and divides it by s_p
 once the noise is in it: little noise where s_p is large.
 
-**Guarantee.** Multiplied so, the sums of the theorem in `gradients.products` differ by at most the
+**Guarantee.** Multiplied so, the sums of the theorem in `products` differ by at most the
 rule's norm, rounding included, for every S that does not depend on the step's records. *Proof.* The
 theorem bounds the rounding of each entry of a group's sum by gamma times the sum of the absolute
 values of its terms, c_i G_i. Multiplied by S, entry by entry, both are those of c_i S G_i, of norm

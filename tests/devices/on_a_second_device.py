@@ -31,7 +31,7 @@ from dpoptim.estimators import (
     DPSGDClassifier,
     DPSGDRegressor,
 )
-from dpoptim.gradients.arithmetic import multiplies_narrow
+from dpoptim.gradients.arithmetic.precision import multiplies_narrow
 from dpoptim.gradients.oracle import engine_sums
 from dpoptim.noise import KeyStream, add_normal, on_device
 from dpoptim.noise.few_rows import FewRows, memory_of

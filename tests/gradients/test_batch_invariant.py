@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpoptim.gradients.batch_invariant import row_by_row, rows_dense
+from dpoptim.gradients.arithmetic.batch_invariant import row_by_row, rows_dense
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4], indirect=True)

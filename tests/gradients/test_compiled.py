@@ -13,7 +13,7 @@ from torch import nn
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.forwards import WithGradients
+from dpoptim.gradients.hooks.forwards import WithGradients
 from dpoptim.gradients.layers import frozen
 from dpoptim.torch_internals import never_compiled
 

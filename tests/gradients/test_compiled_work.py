@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpoptim import compiled_work
-from dpoptim.gradients import row_products
+from dpoptim.gradients.arithmetic import row_products
 
 pytestmark = pytest.mark.skipif(
     not row_products.serve(), reason="no compiled products of rows for this processor"

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.batch_invariant import ALIGNMENT
-from dpoptim.gradients.ghost_norms import ghost_squared_norms
+from dpoptim.gradients.arithmetic.batch_invariant import ALIGNMENT
 from dpoptim.gradients.layers import convolution as convolution_module
 from dpoptim.gradients.layers import kernels as kernels_module
 from dpoptim.gradients.layers.convolution import (
@@ -22,9 +21,10 @@ from dpoptim.gradients.layers.convolution import (
     grouped_weight_gradient,
 )
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
-from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.per_sample_grads import zero_outside
-from dpoptim.gradients.sequence_outer import SequenceOuter
+from dpoptim.gradients.per_sample.ghost_norms import ghost_squared_norms
+from dpoptim.gradients.per_sample.lazy import Lazy
+from dpoptim.gradients.per_sample.per_sample_grads import zero_outside
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
 from support import (
     CASES,
     Case,
@@ -110,7 +110,7 @@ def test_an_error_while_attaching_leaves_no_hook(monkeypatch: pytest.MonkeyPatch
     def fails(model: nn.Module) -> None:
         raise ValueError("an attribute that cannot be read")
 
-    monkeypatch.setattr("dpoptim.gradients.model_watch.PlainAttributes", fails)
+    monkeypatch.setattr("dpoptim.gradients.watch.model_watch.PlainAttributes", fails)
     model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
     with pytest.raises(ValueError, match="cannot be read"):
         by_engine(model, torch.randn(ROWS, 7), torch.randn(ROWS), Clipping(1.0), capacity=ROWS)

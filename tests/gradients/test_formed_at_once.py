@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.kernels import Compiled, Formed, write
-from dpoptim.gradients.lazy import Lazy
+from dpoptim.gradients.per_sample.lazy import Lazy
 
 SMALL = nn.Conv2d(3, 16, 3, padding=1)
 pytestmark = pytest.mark.skipif(

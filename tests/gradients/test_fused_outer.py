@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import fused_outer, fused_trial
-from dpoptim.gradients.fused_outer import FusedOuter, Lookups
-from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.per_sample import fused_outer, fused_trial
+from dpoptim.gradients.per_sample.fused_outer import FusedOuter, Lookups
 from support import by_engine, joint_norm
 
 GPU = torch.cuda.is_available()

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpoptim.gradients import fused_outer, fused_trial
-from dpoptim.gradients.fused_outer import ADD, MEASURE
-from dpoptim.gradients.fused_trial import compiles_on
+from dpoptim.gradients.per_sample import fused_outer, fused_trial
+from dpoptim.gradients.per_sample.fused_outer import ADD, MEASURE
+from dpoptim.gradients.per_sample.fused_trial import compiles_on
 
 CPU = torch.device("cpu")
 

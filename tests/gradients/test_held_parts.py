@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.gradients.values import Values, digest
+from dpoptim.gradients.watch.values import Values, digest
 from dpoptim.torch_internals import parts_held
 
 RECORDS = 20

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpoptim import freed_memory
-from dpoptim.gradients import huge_pages, spare_room
+from dpoptim.gradients.memory import huge_pages, spare_room
 from dpoptim.training.trials.memory import LiveTensors
 
 needed = pytest.mark.skipif(not huge_pages.there_are(), reason="the system gives no huge pages")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dpoptim.gradients.joined import SMALL, Joined
-from dpoptim.gradients.per_sample_grads import Dense
-from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.per_sample.joined import SMALL, Joined
+from dpoptim.gradients.per_sample.per_sample_grads import Dense
 
 SIZES = {0: (3,), 2: (4, 5), 3: (700,), 7: (1,)}  # of parameters, by place
 UNITS = ["first", "", "first", "second", "", "", "", "second"]

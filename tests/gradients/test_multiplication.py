@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from dpoptim import compiled_work
 from dpoptim.clipping import Clipping
 from dpoptim.compiled_work import Task
-from dpoptim.gradients import multiplication, row_products
-from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.multiplication import (
+from dpoptim.gradients.arithmetic import multiplication, row_products
+from dpoptim.gradients.arithmetic.multiplication import (
     BLOCKS,
     linear,
     linear_by,
@@ -24,6 +23,7 @@ from dpoptim.gradients.multiplication import (
     onednn_multiplies,
     transposed_product,
 )
+from dpoptim.gradients.engine import Engine
 from support import (
     CASES,
     EVERY_LIBRARY,

@@ -13,11 +13,16 @@ from torch import Tensor, nn
 
 from dpoptim import compiled
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import native
+from dpoptim.gradients.arithmetic.norms import (
+    LONG_BLOCK,
+    NORM_BLOCK,
+    blocks_in,
+    squared_norms_of_parts,
+)
 from dpoptim.gradients.layers import kernels
 from dpoptim.gradients.layers.convolution import ConvolutionRule, formed_by_patches
 from dpoptim.gradients.layers.kernels import Compiled
-from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, blocks_in, squared_norms_of_parts
+from dpoptim.gradients.per_sample import native
 from dpoptim.gradients.rows_of_records import SumOfRows
 from support import by_engine, joint_norm
 

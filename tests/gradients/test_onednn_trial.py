@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpoptim.gradients import multiplication, onednn_trial, row_products
-from dpoptim.gradients.multiplication import (
+from dpoptim.gradients.arithmetic import multiplication, onednn_trial, row_products
+from dpoptim.gradients.arithmetic.multiplication import (
     linear,
     linear_by,
     onednn_forms_gradients,
     onednn_multiplies,
     rows_leave_mkl,
 )
-from dpoptim.gradients.onednn_trial import ROWS, WIDTH, keeps_rows_apart
+from dpoptim.gradients.arithmetic.onednn_trial import ROWS, WIDTH, keeps_rows_apart
 from support import missing, using
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]

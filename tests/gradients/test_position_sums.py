@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpoptim.gradients import native
-from dpoptim.gradients.position_sums import sum_normalised, sum_positions
+from dpoptim.gradients.arithmetic.position_sums import sum_normalised, sum_positions
+from dpoptim.gradients.per_sample import native
 
 Rows = tuple[Tensor, Tensor, Tensor | None, Tensor]
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from dpoptim import compiled
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import native
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import recurrent, recurrent_steps
 from dpoptim.gradients.layers.recurrent_steps import Run, in_pieces, panels
+from dpoptim.gradients.per_sample import native
 from support import by_engine, joint_norm
 
 built = pytest.mark.skipif(

@@ -15,12 +15,13 @@ from torch.utils.dlpack import from_dlpack
 
 import dpoptim
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import oracle, row_terms
-from dpoptim.gradients import sums as sums_module
+from dpoptim.gradients import oracle
+from dpoptim.gradients.adding import row_terms
+from dpoptim.gradients.adding import sums as sums_module
+from dpoptim.gradients.adding.sums import Sums
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.reused_memory import ReusedMemory
-from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.memory.reused_memory import ReusedMemory
 from dpoptim.noise.few_rows import FewRows, write_out
 from dpoptim.training.trials.isolation import choose_isolation
 

@@ -13,8 +13,8 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients import choose_formula as choose_formula_module
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
 from dpoptim.gradients.rows_of_records import RowsOfRecords
-from dpoptim.gradients.sequence_outer import SequenceOuter
 from support import (
     CASES,
     WITHOUT_ORACLE,
@@ -84,8 +84,10 @@ def measured(way: str, patch: pytest.MonkeyPatch) -> None:
     if way == "as chosen":
         return
     if way == "not kept":
-        patch.setattr("dpoptim.gradients.lazy.kept", lambda most, entries: False)
-        patch.setattr("dpoptim.gradients.sequence_outer.kept", lambda most, entries: False)
+        patch.setattr("dpoptim.gradients.per_sample.lazy.kept", lambda most, entries: False)
+        patch.setattr(
+            "dpoptim.gradients.per_sample.sequence_outer.kept", lambda most, entries: False
+        )
         return
     for name in ("KEPT_GRADIENTS", "FEW_POSITIONS", "WORTH_A_CALL", "LARGE_KERNEL"):
         patch.setattr(

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from dpoptim import clipping, compiled_work
 from dpoptim.audit.sensitivity import clipped_sums
 from dpoptim.clipping import Clipping, Style, Units
-from dpoptim.gradients import single_rows
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK
+from dpoptim.gradients.arithmetic.products import GROUP_ROWS
 from dpoptim.gradients.clipped_sum import ClippedSum
-from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
-from dpoptim.gradients.per_sample_grads import Bias, Outer
-from dpoptim.gradients.products import GROUP_ROWS
-from dpoptim.gradients.single_rows import SingleRows
-from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.per_sample import single_rows
+from dpoptim.gradients.per_sample.per_sample_grads import Bias, Outer
+from dpoptim.gradients.per_sample.single_rows import SingleRows
 from support import joint_norm
 
 BUILT = single_rows.functions() is not None

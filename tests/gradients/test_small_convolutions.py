@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from dpoptim import compiled
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import native
 from dpoptim.gradients.layers import image_places, small_convolutions
 from dpoptim.gradients.layers.convolution import ConvolutionRule
+from dpoptim.gradients.per_sample import native
 from support import by_engine, joint_norm
 
 built = pytest.mark.skipif(

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpoptim.gradients import multiplication
+from dpoptim.gradients.arithmetic import multiplication
 from dpoptim.gradients.backward_pass import BackwardRecorder
-from dpoptim.gradients.hook_manager import HookManager
-from dpoptim.gradients.spare_room import EXTRA, LEAST, OF_GRADIENTS, result
+from dpoptim.gradients.hooks.hook_manager import HookManager
+from dpoptim.gradients.memory.spare_room import EXTRA, LEAST, OF_GRADIENTS, result
 
 
 def spare(x: Tensor) -> int:

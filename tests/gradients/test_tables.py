@@ -11,13 +11,13 @@ from torch import Tensor, nn
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic.products import consecutive_groups
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.products import consecutive_groups
-from dpoptim.gradients.sequence_outer import SequenceOuter
-from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
-from dpoptim.gradients.sums import Sums
-from dpoptim.gradients.tied import TiedHead, merge
+from dpoptim.gradients.per_sample.lazy import Lazy
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
+from dpoptim.gradients.per_sample.sparse import Pairs, Rows, SparseOuter
+from dpoptim.gradients.per_sample.tied import TiedHead, merge
 from support import loss_of_outputs, mismatch
 
 ROWS, T, V, D = 7, 5, 9, 4

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import totals
+from dpoptim.gradients.adding import totals
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.adding.totals import means_of
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.sums import Sums
-from dpoptim.gradients.totals import means_of
 from dpoptim.noise.few_rows import write_out
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpoptim.gradients import values
-from dpoptim.gradients.values import COPIED, LANES, Values
+from dpoptim.gradients.watch import values
+from dpoptim.gradients.watch.values import COPIED, LANES, Values
 
 READERS = [
     "numpy",

@@ -14,17 +14,10 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, ClippingRule, SplitClipping
 from dpoptim.gradients import clipped_sum as clipped_sum_module
-from dpoptim.gradients import native
 from dpoptim.gradients import record_by_record as record_by_record_module
-from dpoptim.gradients import sequence_outer as sequence_outer_module
-from dpoptim.gradients.batch_invariant import ALIGNMENT
-from dpoptim.gradients.choose_formula import PublicSizes
-from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.ghost_norms import ghost_squared_norms
-from dpoptim.gradients.layers import convolution as convolution_module
-from dpoptim.gradients.layers.kernels import ByPatches
-from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.norms import (
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic.batch_invariant import ALIGNMENT
+from dpoptim.gradients.arithmetic.norms import (
     LONG_BLOCK,
     NORM_BLOCK,
     blocks_in,
@@ -34,13 +27,20 @@ from dpoptim.gradients.norms import (
     squared_norms_of_parts,
     squared_norms_together,
 )
-from dpoptim.gradients.products import GROUP_ROWS, Groups
+from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
+from dpoptim.gradients.choose_formula import PublicSizes
+from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.layers import convolution as convolution_module
+from dpoptim.gradients.layers.kernels import ByPatches
+from dpoptim.gradients.per_sample import native
+from dpoptim.gradients.per_sample import sequence_outer as sequence_outer_module
+from dpoptim.gradients.per_sample.ghost_norms import ghost_squared_norms
+from dpoptim.gradients.per_sample.lazy import Lazy
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
+from dpoptim.gradients.per_sample.sparse import Rows
+from dpoptim.gradients.per_sample.tied import TiedHead
 from dpoptim.gradients.record_by_record import add_record_by_record
 from dpoptim.gradients.rows_of_records import sum_rows
-from dpoptim.gradients.sequence_outer import SequenceOuter
-from dpoptim.gradients.sparse import Rows
-from dpoptim.gradients.sums import Sums
-from dpoptim.gradients.tied import TiedHead
 from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, pairs, vmap_gradients
 
 ROWS = 8  # unlike every other axis of the cases

@@ -25,7 +25,7 @@ from accelerate.hooks import (  # noqa: E402
     remove_hook_from_submodules,
 )
 
-from dpoptim.gradients.forwards import OwnForward  # noqa: E402
+from dpoptim.gradients.hooks.forwards import OwnForward  # noqa: E402
 from dpoptim.integrations.language import losses_from_labels  # noqa: E402
 
 MODELS: dict[str, tuple[Callable[[], Any], bool]] = {

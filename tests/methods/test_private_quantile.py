@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.gate import Gate
+from dpoptim.gradients.arithmetic.products import COMMON_FACTOR_ERROR
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.products import COMMON_FACTOR_ERROR
 from dpoptim.methods.private_quantile import BINS, QuantileSearch, histogram, quantile_of
 
 NORMS = st.floats(min_value=0, allow_infinity=True) | st.just(math.nan)

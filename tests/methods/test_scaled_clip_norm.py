@@ -16,10 +16,10 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.gate import Gate
+from dpoptim.gradients.arithmetic.norms import taper
+from dpoptim.gradients.arithmetic.products import COMMON_FACTOR_ERROR
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.norms import taper
-from dpoptim.gradients.products import COMMON_FACTOR_ERROR
 from dpoptim.methods import scaled_clip_norm
 from dpoptim.methods.scaled_clip_norm import MOST, PrivateScales, scales_of
 from dpoptim.optim import AdamBC

@@ -21,8 +21,8 @@ import dpoptim
 from dpoptim.audit.attack_families import attack
 from dpoptim.gate import Gate, SelectedRows, planned
 from dpoptim.gate.rows import select_rows
-from dpoptim.gradients.sparse import sparse_rows
-from dpoptim.gradients.table_sums import ONE, weights_of
+from dpoptim.gradients.adding.table_sums import ONE, weights_of
+from dpoptim.gradients.per_sample.sparse import sparse_rows
 from dpoptim.noise import KeyStream
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.optim import AdamBC

@@ -22,15 +22,15 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.gate import Gate
-from dpoptim.gradients.feed_forward import (
+from dpoptim.gradients.trained_parameters import TrainedParameters
+from dpoptim.gradients.value_clipping.feed_forward import (
     SpectralNorms,
     layers_of,
     propagated,
     spectral_norm,
     squared_gradient_bounds,
 )
-from dpoptim.gradients.trained_parameters import TrainedParameters
-from dpoptim.gradients.value_engine import ValueEngine
+from dpoptim.gradients.value_clipping.value_engine import ValueEngine
 
 ACTIVATIONS = [
     nn.ReLU(),

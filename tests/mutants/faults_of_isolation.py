@@ -10,14 +10,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from dpoptim.gradients import values
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine, Reduction
-from dpoptim.gradients.hook_manager import HookManager
+from dpoptim.gradients.hooks.hook_manager import HookManager
 from dpoptim.gradients.layers import normalisation
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
-from dpoptim.gradients.values import Values
+from dpoptim.gradients.watch import values
+from dpoptim.gradients.watch.values import Values
 from dpoptim.training.batches import batch_loader
 from dpoptim.training.losses import coupled_losses, handed_over
 from dpoptim.training.losses.handed_over import HandedOver

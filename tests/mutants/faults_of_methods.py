@@ -14,8 +14,12 @@ from torch import Tensor
 
 from dpoptim.clipping import InC, SplitClipping, Units
 from dpoptim.gate import CorrelatedSum, FilteredGate, SelectionGate
-from dpoptim.gradients import value_engine
-from dpoptim.gradients.feed_forward import Layer, SpectralNorms, squared_gradient_bounds
+from dpoptim.gradients.value_clipping import value_engine
+from dpoptim.gradients.value_clipping.feed_forward import (
+    Layer,
+    SpectralNorms,
+    squared_gradient_bounds,
+)
 from dpoptim.methods import DiceSGD, private_quantile
 from dpoptim.methods.error_feedback import ErrorFeedback, HiddenStateNoise
 from dpoptim.methods.private_quantile import QuantileSearch, histogram

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpoptim.distributed import table_totals
 from dpoptim.gate import GaussianSum, SelectedRows, planned, rows
-from dpoptim.gradients import table_sums
+from dpoptim.gradients.adding import table_sums
 from dpoptim.noise.few_rows import FewRows
 
 Fault = AbstractContextManager[Any]

@@ -18,21 +18,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, Units
-from dpoptim.gradients import backward_pass, claimed_sums, native, record_by_record, sequence_outer
+from dpoptim.gradients import backward_pass, record_by_record
 from dpoptim.gradients import engine as engine_module
-from dpoptim.gradients import per_sample_grads as per_sample_grads_module
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
+from dpoptim.gradients.arithmetic.products import Groups
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.hook_manager import HookManager
+from dpoptim.gradients.hooks.hook_manager import HookManager
 from dpoptim.gradients.layers import convolution, linear, normalisation
-from dpoptim.gradients.norms import NORM_BLOCK
-from dpoptim.gradients.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
-from dpoptim.gradients.products import Groups
+from dpoptim.gradients.per_sample import claimed_sums, native, sequence_outer
+from dpoptim.gradients.per_sample import per_sample_grads as per_sample_grads_module
+from dpoptim.gradients.per_sample.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter, one_axis, positions
+from dpoptim.gradients.per_sample.single_rows import SingleRows
+from dpoptim.gradients.per_sample.tied import merge
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
-from dpoptim.gradients.sequence_outer import SequenceOuter, one_axis, positions
-from dpoptim.gradients.single_rows import SingleRows
-from dpoptim.gradients.sums import Sums
-from dpoptim.gradients.tied import merge
 from dpoptim.noise.few_rows import write_out
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling, TruncatedPoissonSampling

@@ -264,7 +264,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "inputs left out of linear layers' norms",
-        "gradients.norms.squared_norms_together",
+        "gradients.arithmetic.norms.squared_norms_together",
         _s.inputs_left_out,
         "sensitivity",
     ),
@@ -276,19 +276,19 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a part of the work done by no thread",
-        "gradients/parts.c",
+        "gradients/per_sample/parts.c",
         _s.last_part_unmeasured,
         "sensitivity",
     ),
     Mutant(
         "products of rows in the next row's place",
-        "gradients/row_products.c",
+        "gradients/arithmetic/row_products.c",
         _s.rows_in_the_next_place,
         "sensitivity",
     ),
     Mutant(
         "positions of the record before added up",
-        "gradients/position_sums.c",
+        "gradients/arithmetic/position_sums.c",
         _s.positions_of_the_record_before,
         "sensitivity",
     ),
@@ -318,13 +318,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "compiled functions measure less than they form",
-        "gradients.native.form",
+        "gradients.per_sample.native.form",
         _s.compiled_norms_of_the_first_outputs,
         "sensitivity",
     ),
     Mutant(
         "what is longer than its ghost norm is not shortened",
-        "gradients.claimed_sums.shortening",
+        "gradients.per_sample.claimed_sums.shortening",
         _s.longer_than_claimed,
         "sensitivity",
     ),
@@ -368,7 +368,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "refusals",
     ),
     Mutant("writes through .data unseen", "values.Values.changed", _i.values_unseen, "isolation"),
-    Mutant("words of tensors left out", "gradients/values.c", _i.values_unread, "isolation"),
+    Mutant("words of tensors left out", "gradients/watch/values.c", _i.values_unread, "isolation"),
     Mutant(
         "padding with others unseen", "training.trials.loss_check", _i.padding_unseen, "isolation"
     ),
@@ -777,7 +777,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "biases left out of the value bound",
-        "gradients.feed_forward",
+        "gradients.value_clipping.feed_forward",
         _m.biases_left_out,
         "value clipping",
     ),
@@ -985,7 +985,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("noise only in rows looked up", ADD_NORMAL, _rows.noise_only_in_rows_looked_up, "noise"),
     Mutant(
         "maps of touched rows not clipped",
-        "gradients.table_sums.weights_of",
+        "gradients.adding.table_sums.weights_of",
         _rows.map_not_clipped,
         "selected rows",
     ),

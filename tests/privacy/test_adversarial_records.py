@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.sequence_outer import SequenceOuter
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
 from support import CASES, LIBRARIES, WITHOUT_ORACLE, Case, by_engine, joint_norm, using
 
 FLOAT_CASES = [case for case in CASES + WITHOUT_ORACLE if not case.integers]

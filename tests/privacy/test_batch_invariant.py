@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, SplitClipping
-from dpoptim.gradients.batch_invariant import record_products
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic.batch_invariant import record_products
+from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
+from dpoptim.gradients.arithmetic.position_sums import sum_positions
+from dpoptim.gradients.arithmetic.products import add_weighted_outer, add_weighted_rows
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.layers.normalisation import GroupNormRule
-from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.position_sums import sum_positions
-from dpoptim.gradients.products import add_weighted_outer, add_weighted_rows
-from dpoptim.gradients.sequence_outer import SequenceOuter
-from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.per_sample.ghost_norms import ghost_squared_norms
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
 from support import LIBRARIES, pairs
 
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, SplitClipping
-from dpoptim.gradients import products as products_module
-from dpoptim.gradients.engine import Engine, Reduction
-from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.products import (
+from dpoptim.gradients.adding.summation_groups import number_of_groups
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic import products as products_module
+from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, row_squared_norms
+from dpoptim.gradients.arithmetic.products import (
     BLOCK_GROUPS,
     GROUP_ROWS,
     Groups,
@@ -24,9 +25,8 @@ from dpoptim.gradients.products import (
     consecutive_groups,
     margin,
 )
-from dpoptim.gradients.sequence_outer import SequenceOuter
-from dpoptim.gradients.summation_groups import number_of_groups
-from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
 from privacy.test_adversarial_records import (
     FLOAT_CASES,
     KINDS,

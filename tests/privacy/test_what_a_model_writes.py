@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.gradients import model_watch
-from dpoptim.gradients.values import Values
+from dpoptim.gradients.watch import model_watch
+from dpoptim.gradients.watch.values import Values
 
 N, FEATURES, CLASSES = 40, 6, 3
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from dpoptim.gradients.products import GROUP_ROWS
-from dpoptim.gradients.summation_groups import into_groups, number_of_groups
+from dpoptim.gradients.adding.summation_groups import into_groups, number_of_groups
+from dpoptim.gradients.arithmetic.products import GROUP_ROWS
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import FixedBatches, PoissonSampling
 from dpoptim.training.batches.loading import LoaderOptions, load_microbatches

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.gradients.seen_outputs import MICROBATCHES
+from dpoptim.gradients.hooks.seen_outputs import MICROBATCHES
 
 N, FEATURES, CLASSES = 8, 5, 3
 generator = torch.Generator().manual_seed(1)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 import dpoptim
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers import folded
-from dpoptim.gradients.per_sample_grads import Dense
+from dpoptim.gradients.per_sample.per_sample_grads import Dense
 from dpoptim.training.trials.isolation import IsolationWarning, choose_isolation
 
 N, T, V = 12, 4, 11

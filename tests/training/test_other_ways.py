@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 import dpoptim
+from dpoptim.gradients.arithmetic.products import margin
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.products import margin
 
 N, TIME, WIDTH = 7, 3, 4
 Loss = Callable[[nn.Module, Any], Tensor]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.gradients.arithmetic import MAY_ROUND, backend_of, exact_arithmetic, no_tf32
+from dpoptim.gradients.arithmetic.precision import MAY_ROUND, backend_of, exact_arithmetic, no_tf32
 
 
 def older() -> tuple[bool, bool, str]:

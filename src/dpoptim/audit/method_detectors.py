@@ -12,7 +12,7 @@ from dpoptim.audit.error_feedback import released_means
 from dpoptim.audit.named_audits import AUDITS
 from dpoptim.clipping import Clipping, Style
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.value_engine import ValueEngine
+from dpoptim.gradients.value_clipping.value_engine import ValueEngine
 from dpoptim.methods import DiceSGD, PrivateQuantile, ScaledClipNorm
 from dpoptim.methods.private_quantile import QuantileSearch
 from dpoptim.methods.scaled_clip_norm import PrivateScales

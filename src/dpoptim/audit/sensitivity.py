@@ -1,7 +1,7 @@
 """Try to falsify ``|sum(D) - sum(D')| <= C``: neighbours, noise off, any model, loss and data.
 
 The bound is a theorem about what is computed, so there are no statistics here: one ratio above 1
-refutes it. What cannot be covered is said in `gradients.products`: the *forward* pass may round
+refutes it. What cannot be covered is said in `products`: the *forward* pass may round
 other records differently beside others; pass float64 data and model, or ``tolerance``, where
 that matters.
 """

@@ -1,6 +1,6 @@
 """Noise audit of tables: does every row get noise, whether or not a record looked it up?
 
-The rows that a record looked up are summed alone where they are few (`gradients.row_terms`), and a
+The rows that a record looked up are summed alone where they are few (`row_terms`), and a
 gate that gave noise to these alone would tell, by the others, who was there.
 """
 
@@ -9,7 +9,7 @@ from scipy.special import chdtr, chdtrc
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dpoptim.gradients.sums import LARGE
+from dpoptim.gradients.adding.sums import LARGE
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
 

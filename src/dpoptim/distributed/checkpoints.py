@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.gradients.boxes import Stored
-from dpoptim.gradients.summation_groups import Indices
-from dpoptim.gradients.totals import Totals
+from dpoptim.gradients.adding.boxes import Stored
+from dpoptim.gradients.adding.summation_groups import Indices
+from dpoptim.gradients.adding.totals import Totals
 
 State = dict[str, Any]
 

@@ -17,9 +17,9 @@ from dpoptim.distributed.sharded import Cut, ShardedTotals
 from dpoptim.distributed.trial_passes import TrialPasses
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.boxes import Stored, changed
+from dpoptim.gradients.adding.boxes import Stored, changed
+from dpoptim.gradients.adding.totals import MakeTotals
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.totals import MakeTotals
 
 Row = TypeVar("Row")
 

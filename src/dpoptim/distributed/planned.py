@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from dpoptim.distributed.signs import portable
-from dpoptim.gradients.boxes import Boxes, Offsets, box_of
+from dpoptim.gradients.adding.boxes import Boxes, Offsets, box_of
 
 Write = Callable[[Iterator[Tensor]], Sequence[Any]]  # boxes; returns where each of them lies
 Chunk = tuple[Offsets, tuple[int, ...]]  # first index, and length on each axis

@@ -40,8 +40,8 @@ from dpoptim.distributed.signs import (
     told_of,
 )
 from dpoptim.errors import RankError
-from dpoptim.gradients.summation_groups import Indices, into_groups
-from dpoptim.gradients.totals import Totals
+from dpoptim.gradients.adding.summation_groups import Indices, into_groups
+from dpoptim.gradients.adding.totals import Totals
 from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream, fresh_secret, key_stream
 

@@ -12,7 +12,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.clipping import Directions
 from dpoptim.distributed.exchange import Change, write
 from dpoptim.errors import RankError
-from dpoptim.gradients.totals import Totals
+from dpoptim.gradients.adding.totals import Totals
 from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream, key_stream
 from dpoptim.sampling import Indices

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Directions
 from dpoptim.distributed.ranks import Ranks, part_sizes
-from dpoptim.gradients.boxes import Boxes
-from dpoptim.gradients.totals import Totals, mean_of
+from dpoptim.gradients.adding.boxes import Boxes
+from dpoptim.gradients.adding.totals import Totals, mean_of
 
 
 class ReplicatedTotals(Totals):
@@ -24,7 +24,7 @@ class ReplicatedTotals(Totals):
         parameters, directions: as for `Totals`.
 
     **Guarantee.** Every entry of the sum is in exactly one rank's part. Adding W vectors up errs
-    by at most W times 2^-53 of the absolute values, which the theorem in `gradients.products`
+    by at most W times 2^-53 of the absolute values, which the theorem in `products`
     covers: its float64 additions are counted for as many terms as there are records, at least.
     """
 

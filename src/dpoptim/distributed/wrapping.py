@@ -15,9 +15,9 @@ from dpoptim.distributed.alone import is_alone
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.boxes import whole
+from dpoptim.gradients.adding.boxes import whole
+from dpoptim.gradients.adding.totals import MakeTotals
 from dpoptim.gradients.placement import Placement
-from dpoptim.gradients.totals import MakeTotals
 from dpoptim.torch_internals import delays_gradients, running_wrapper, wrappers_of
 
 Row = TypeVar("Row")

@@ -19,10 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.arithmetic import NARROW, devices_under_autocast, widened, without_autocast
-from dpoptim.gradients.batch_invariant import row_by_row
+from dpoptim.gradients.arithmetic.batch_invariant import row_by_row
+from dpoptim.gradients.arithmetic.precision import (
+    NARROW,
+    devices_under_autocast,
+    widened,
+    without_autocast,
+)
 from dpoptim.gradients.layers.rule import AnyRule
-from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
 from dpoptim.torch_internals import (
     OUTSIDE_BACKWARD,
     after_backward,

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import Units
-from dpoptim.gradients.fused_outer import FusedOuter, squared_norms_together
-from dpoptim.gradients.joined import Joined
-from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
-from dpoptim.gradients.per_sample_grads import Outer, PerSampleGrad
-from dpoptim.gradients.products import GROUP_ROWS, Groups
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK, taper
+from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
+from dpoptim.gradients.per_sample.fused_outer import FusedOuter, squared_norms_together
+from dpoptim.gradients.per_sample.joined import Joined
+from dpoptim.gradients.per_sample.per_sample_grads import Outer, PerSampleGrad
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
+from dpoptim.gradients.per_sample.single_rows import SingleRows, largest
 from dpoptim.gradients.record_by_record import add_record_by_record
-from dpoptim.gradients.sequence_outer import SequenceOuter
-from dpoptim.gradients.single_rows import SingleRows, largest
-from dpoptim.gradients.sums import Sums
 
 # Told the squared norms of the records, the tapers of their factors if there are any, and the
 # squared norms of what each unit has of them. Private.

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.arithmetic import exact_arithmetic
+from dpoptim.gradients.adding.totals import MakeTotals, Totals
+from dpoptim.gradients.arithmetic.precision import exact_arithmetic
+from dpoptim.gradients.arithmetic.products import Groups, consecutive_groups, margin
 from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder, LayerUse
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.clipped_sum import ClippedSum, Observer
-from dpoptim.gradients.hook_manager import HookManager
+from dpoptim.gradients.hooks.hook_manager import HookManager
+from dpoptim.gradients.hooks.single_record_hooks import hooks_for
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.model_watch import ModelWatch
-from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.per_sample.tied import merge
 from dpoptim.gradients.placement import IN_PLACE, Placement
-from dpoptim.gradients.products import Groups, consecutive_groups, margin
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
-from dpoptim.gradients.single_record_hooks import hooks_for
-from dpoptim.gradients.tied import merge
-from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.gradients.trained_parameters import TrainedParameters
+from dpoptim.gradients.watch.model_watch import ModelWatch
 from dpoptim.noise.few_rows import Vector
 from dpoptim.torch_internals import run_backward
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.arithmetic import computed_in
+from dpoptim.gradients.adding.row_terms import RowTerms
+from dpoptim.gradients.arithmetic.precision import computed_in
+from dpoptim.gradients.arithmetic.products import margin
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
-from dpoptim.gradients.products import margin
-from dpoptim.gradients.row_terms import RowTerms
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.adding.totals import MakeTotals, Totals
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.totals import MakeTotals, Totals
 
 REENTRANT = (
     "a part of the model is under reentrant checkpointing, which makes backward passes inside of "

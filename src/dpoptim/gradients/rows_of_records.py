@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.per_sample_grads import (
+from dpoptim.gradients.arithmetic.position_sums import sum_positions
+from dpoptim.gradients.per_sample.lazy import Lazy
+from dpoptim.gradients.per_sample.per_sample_grads import (
     Bias,
     Chunk,
     Dense,
@@ -26,9 +27,8 @@ from dpoptim.gradients.per_sample_grads import (
     PerSampleGrad,
     record_by,
 )
-from dpoptim.gradients.position_sums import sum_positions
-from dpoptim.gradients.sequence_outer import SequenceOuter
-from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
+from dpoptim.gradients.per_sample.sparse import Pairs, Rows, SparseOuter
 
 
 @dataclass(frozen=True)

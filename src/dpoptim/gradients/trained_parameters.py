@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from torch import nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.arithmetic import NARROW, computed_in
-from dpoptim.gradients.products import UNIT_ROUNDOFF
+from dpoptim.gradients.arithmetic.precision import NARROW, computed_in
+from dpoptim.gradients.arithmetic.products import UNIT_ROUNDOFF
 
 
 class TrainedParameters:

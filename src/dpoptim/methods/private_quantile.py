@@ -24,7 +24,7 @@ from torch import Tensor
 from dpoptim.arguments import number_from_zero, one_of, positive_number, proportion
 from dpoptim.assumptions import Assumption, enforced
 from dpoptim.clipping import Clipping, ClippingRule
-from dpoptim.gradients.products import COMMON_FACTOR_ERROR
+from dpoptim.gradients.arithmetic.products import COMMON_FACTOR_ERROR
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm, Peers
 from dpoptim.opacus_words import KnowsOpacus
 

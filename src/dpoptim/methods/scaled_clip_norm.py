@@ -22,7 +22,7 @@ from torch import Tensor
 from dpoptim.arguments import positive_number, proportion, whole_number
 from dpoptim.assumptions import Assumption, enforced
 from dpoptim.clipping import Clipping, ClippingRule
-from dpoptim.gradients.products import COMMON_FACTOR_ERROR
+from dpoptim.gradients.arithmetic.products import COMMON_FACTOR_ERROR
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm, Peers
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.scaled_clipping import ScaledClipping

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.norms import row_squared_norms
-from dpoptim.gradients.products import margin
+from dpoptim.gradients.arithmetic.norms import row_squared_norms
+from dpoptim.gradients.arithmetic.products import margin
 from dpoptim.solvers import ModuleProblem, Objective
 from dpoptim.solvers.problem import Terms
 

@@ -20,7 +20,7 @@ from dpoptim.arguments import positive_number, whole_number
 from dpoptim.assumptions import Assumption, trusted
 from dpoptim.data import Data
 from dpoptim.data.views import moved, repeated
-from dpoptim.gradients import native
+from dpoptim.gradients.per_sample import native
 from dpoptim.installed import digests
 from dpoptim.iterate import Iterate
 from dpoptim.optimizers import OptimizerSettings

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from dpoptim.arguments import one_of, positive_number
 from dpoptim.clipping import SMALLEST_NORM, Clipping
-from dpoptim.gradients.arithmetic import exact_arithmetic
-from dpoptim.gradients.multiplication import linear, rows_leave_mkl
-from dpoptim.gradients.norms import row_squared_norms
-from dpoptim.gradients.per_sample_grads import zero_outside
-from dpoptim.gradients.products import add_weighted_outer, consecutive_groups, margin
-from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic.multiplication import linear, rows_leave_mkl
+from dpoptim.gradients.arithmetic.norms import row_squared_norms
+from dpoptim.gradients.arithmetic.precision import exact_arithmetic
+from dpoptim.gradients.arithmetic.products import add_weighted_outer, consecutive_groups, margin
+from dpoptim.gradients.per_sample.per_sample_grads import zero_outside
 
 Loss = Literal["softmax", "logistic", "squared", "huber"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpoptim.clipping import Clipping
 from dpoptim.data.sparse_rows import EntriesOfRows, row_of_entries
-from dpoptim.gradients.products import margin
+from dpoptim.gradients.arithmetic.products import margin
 from dpoptim.solvers.linear_model import LinearModel, as_tensor, scaled
 from dpoptim.solvers.problem import LinearProblem, Terms, factors_of
 

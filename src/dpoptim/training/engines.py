@@ -6,12 +6,12 @@ from torch import nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import GaussianSum
+from dpoptim.gradients.adding.totals import MakeTotals, Totals
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
-from dpoptim.gradients.totals import MakeTotals, Totals
-from dpoptim.gradients.value_engine import ValueEngine
+from dpoptim.gradients.value_clipping.value_engine import ValueEngine
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.plan import Plan
 from dpoptim.torch_features import require

@@ -11,8 +11,8 @@ from dpoptim.accounting.guarantee import SEEDED, Guarantee, rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.assumptions import Assumption
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.gradients import native
 from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.gradients.per_sample import native
 from dpoptim.notebook import as_table
 from dpoptim.plan import Plan
 from dpoptim.training.assumptions import (

@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.contents import Contents
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.hooks.refusals import refuse_wrapped
 from dpoptim.gradients.layers.embedding import refuse_options
-from dpoptim.gradients.model_watch import refuse_frozen_or_unfrozen
-from dpoptim.gradients.refusals import refuse_wrapped
+from dpoptim.gradients.watch.contents import Contents
+from dpoptim.gradients.watch.model_watch import refuse_frozen_or_unfrozen
 from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import draws_on
 from dpoptim.plan import Plan, require_plan

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.values import Values
+from dpoptim.gradients.watch.values import Values
 from dpoptim.torch_internals import version_of
 from dpoptim.training.refusals import (
     refuse_bare_losses,

@@ -10,8 +10,8 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.table_totals import TableTotals
 from dpoptim.distributed.wrapping import is_sharded
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.adding.totals import MakeTotals
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.totals import MakeTotals
 
 Tables = dict[nn.Parameter, tuple[str, set[int]]]
 DENSE = "Fix: dpoptim.DPSGD, whose noise reaches every row."

@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.arithmetic.batch_invariant import record_products
+from dpoptim.gradients.arithmetic.multiplication import linear_of_constants
+from dpoptim.gradients.arithmetic.position_sums import sum_positions
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction
-from dpoptim.gradients.batch_invariant import record_products
 from dpoptim.gradients.layers.bare import for_records
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.runner import Use, holder, tap
 from dpoptim.gradients.layers.shared import SharedParameter
-from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.multiplication import linear_of_constants
-from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
-from dpoptim.gradients.position_sums import sum_positions
-from dpoptim.gradients.sequence_outer import SequenceOuter
+from dpoptim.gradients.per_sample.lazy import Lazy
+from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
 
 ARGUMENTS = (
     "query",

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
-from dpoptim.gradients.device_map import forward_of
+from dpoptim.gradients.hooks.device_map import forward_of
 from dpoptim.gradients.layers.expanded import Owner
 from dpoptim.gradients.layers.shared import SharedParameter, UnsupportedUseError
 from dpoptim.gradients.layers.vmapped import VmapLayer

@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpoptim.errors import PrivacyError, axes_of
-from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.batch_invariant import record_products
+from dpoptim.gradients.arithmetic.batch_invariant import record_products
+from dpoptim.gradients.arithmetic.multiplication import onednn_multiplies
+from dpoptim.gradients.arithmetic.position_sums import never_alone
+from dpoptim.gradients.arithmetic.precision import widened
 from dpoptim.gradients.layers import small_convolutions
 from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches, Compiled, Formed
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
-from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.multiplication import onednn_multiplies
-from dpoptim.gradients.parts import flat, most_at_once
-from dpoptim.gradients.per_sample_grads import Dense, OneByOne
-from dpoptim.gradients.position_sums import never_alone
+from dpoptim.gradients.per_sample.lazy import Lazy
+from dpoptim.gradients.per_sample.parts import flat, most_at_once
+from dpoptim.gradients.per_sample.per_sample_grads import Dense, OneByOne
 from dpoptim.torch_internals import convolution_backward
 
 AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.arithmetic import widened
+from dpoptim.gradients.arithmetic.precision import widened
 from dpoptim.gradients.backward_pass import BackwardRecorder, full_precision
-from dpoptim.gradients.device_map import forward_of
+from dpoptim.gradients.hooks.device_map import forward_of
 from dpoptim.gradients.layers.runner import Use, tap
 from dpoptim.gradients.layers.vmapped import OwnForwardOf
-from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.torch_internals import pytree
 
 Gradients = Mapping[str, Tensor | PerSampleGrad]

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
-from dpoptim.gradients.sparse import Rows
+from dpoptim.gradients.per_sample.sparse import Rows
 
 
 def refuse_options(module: nn.Embedding | nn.EmbeddingBag, name: str) -> None:

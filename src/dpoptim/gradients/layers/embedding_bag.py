@@ -10,8 +10,8 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.layers.embedding import refuse_options
 from dpoptim.gradients.layers.runner import Use, holder, tap
-from dpoptim.gradients.per_sample_grads import PerSampleGrad
-from dpoptim.gradients.sparse import Rows, SparseOuter
+from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.per_sample.sparse import Rows, SparseOuter
 
 
 def is_embedding_bag(module: nn.Module) -> bool:

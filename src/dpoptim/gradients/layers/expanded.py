@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError, quoted
+from dpoptim.gradients.arithmetic.batch_invariant import sum_over
+from dpoptim.gradients.arithmetic.position_sums import never_alone
 from dpoptim.gradients.backward_pass import (
     BackwardRecorder,
     LayerUse,
@@ -15,12 +17,10 @@ from dpoptim.gradients.backward_pass import (
     once_differentiable,
     refuse_nested_backward,
 )
-from dpoptim.gradients.batch_invariant import sum_over
 from dpoptim.gradients.layers.functional import layer_of
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import holder
-from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
-from dpoptim.gradients.position_sums import never_alone
+from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.torch_internals import graph_task
 
 Values = dict[int, Tensor]  # by id: parameters, and what was made of them so far

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpoptim.gradients.arithmetic.multiplication import linear_of_constants, rows_leave_mkl
 from dpoptim.gradients.layers.hugging_face import is_transposed_linear
-from dpoptim.gradients.multiplication import linear_of_constants, rows_leave_mkl
 
 
 def faster_forward(module: nn.Module) -> Callable[..., Tensor] | None:

@@ -5,11 +5,11 @@ Their RMSNorms need none: they scale normalised data by a bare parameter (see `s
 
 from torch import Tensor, nn
 
+from dpoptim.gradients.arithmetic.multiplication import linear
+from dpoptim.gradients.arithmetic.position_sums import sum_positions
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
-from dpoptim.gradients.multiplication import linear
-from dpoptim.gradients.per_sample_grads import Dense
-from dpoptim.gradients.position_sums import sum_positions
-from dpoptim.gradients.sequence_outer import one_axis, positions
+from dpoptim.gradients.per_sample.per_sample_grads import Dense
+from dpoptim.gradients.per_sample.sequence_outer import one_axis, positions
 
 
 def is_transposed_linear(module: nn.Module) -> bool:

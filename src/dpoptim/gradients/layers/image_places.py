@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpoptim.gradients import native
+from dpoptim.gradients.per_sample import native
 
 IN_CACHE = 1 << 17  # numbers of an image and its results together
 FEW_WEIGHTS = 1 << 15  # for a vector of outputs, which are read again for every few results

@@ -8,14 +8,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dpoptim.gradients import native
-from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.batch_invariant import aligned
+from dpoptim.gradients.arithmetic.batch_invariant import aligned
+from dpoptim.gradients.arithmetic.multiplication import plain, transposed_product
+from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, blocks_in, read_part
+from dpoptim.gradients.arithmetic.position_sums import sum_positions
+from dpoptim.gradients.arithmetic.precision import widened
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
-from dpoptim.gradients.multiplication import plain, transposed_product
-from dpoptim.gradients.norms import NORM_BLOCK, blocks_in, read_part
-from dpoptim.gradients.per_sample_grads import Chunk, FormMeasured, record_by, zero_outside
-from dpoptim.gradients.position_sums import sum_positions
+from dpoptim.gradients.per_sample import native
+from dpoptim.gradients.per_sample.per_sample_grads import (
+    Chunk,
+    FormMeasured,
+    record_by,
+    zero_outside,
+)
 from dpoptim.worker_threads import worker_threads
 
 WORK = 1 << 26  # multiplications for a record's gradient that one thread has at a time

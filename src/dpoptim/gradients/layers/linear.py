@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
+from dpoptim.gradients.arithmetic.multiplication import linear
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
-from dpoptim.gradients.multiplication import linear
-from dpoptim.gradients.sequence_outer import positions
-from dpoptim.gradients.spare_room import OF_OUTPUTS
+from dpoptim.gradients.memory.spare_room import OF_OUTPUTS
+from dpoptim.gradients.per_sample.sequence_outer import positions
 
 
 class LinearRule(LayerRule[nn.Linear]):

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpoptim.gradients.arithmetic.multiplication import linear, linear_by
 from dpoptim.gradients.backward_pass import once_differentiable
 from dpoptim.gradients.layers.runner import Use, enter
-from dpoptim.gradients.multiplication import linear, linear_by
 from dpoptim.torch_internals import graph_task
 
 AT_ONCE = 1 << 18  # entries of gates that are made together: they stay in cache

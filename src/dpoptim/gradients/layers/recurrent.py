@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dpoptim.errors import PrivacyError, axes_of
+from dpoptim.gradients.arithmetic.multiplication import linear_of_constants
+from dpoptim.gradients.arithmetic.position_sums import sum_positions
 from dpoptim.gradients.backward_pass import BackwardRecorder, full_precision
 from dpoptim.gradients.layers.lstm import LSTMRun, shifted
 from dpoptim.gradients.layers.recurrent_steps import CompiledGRU, CompiledLSTM, serves
 from dpoptim.gradients.layers.runner import Use, holder, tap
-from dpoptim.gradients.multiplication import linear_of_constants
-from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
-from dpoptim.gradients.position_sums import sum_positions
-from dpoptim.gradients.sequence_outer import SequenceOuter
+from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
 
 States = tuple[Tensor, Tensor | None]
 # from a place in the sequence and the states before it to those after it

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpoptim.gradients import native
+from dpoptim.gradients.arithmetic.multiplication import plain
 from dpoptim.gradients.backward_pass import once_differentiable
 from dpoptim.gradients.layers.runner import Use, enter
-from dpoptim.gradients.multiplication import plain
+from dpoptim.gradients.per_sample import native
 from dpoptim.torch_internals import graph_task
 from dpoptim.worker_threads import worker_threads
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
-from dpoptim.gradients.device_map import has_own_forward
+from dpoptim.gradients.hooks.device_map import has_own_forward
 from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.cells import CellLayer, is_cell

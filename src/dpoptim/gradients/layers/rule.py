@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError, axes_of
-from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
 
 Saved = tuple[Tensor, ...]
 PerSampleGrads = Mapping[str, PerSampleGrad]

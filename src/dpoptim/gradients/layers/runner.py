@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dpoptim.gradients.arithmetic import widened
+from dpoptim.gradients.arithmetic.precision import widened
 from dpoptim.gradients.backward_pass import (
     BackwardRecorder,
     LayerUse,
@@ -15,7 +15,7 @@ from dpoptim.gradients.backward_pass import (
     once_differentiable,
     refuse_nested_backward,
 )
-from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
 from dpoptim.torch_internals import graph_task
 
 

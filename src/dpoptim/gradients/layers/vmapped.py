@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from dpoptim.errors import PrivacyError, quoted
-from dpoptim.gradients.arithmetic import widened
+from dpoptim.gradients.arithmetic.precision import widened
 from dpoptim.gradients.backward_pass import (
     BackwardRecorder,
     LayerUse,
@@ -26,9 +26,9 @@ from dpoptim.gradients.backward_pass import (
     once_differentiable,
     refuse_nested_backward,
 )
-from dpoptim.gradients.device_map import forward_of
+from dpoptim.gradients.hooks.device_map import forward_of
 from dpoptim.gradients.layers.runner import holder
-from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.torch_internals import graph_task, pytree
 
 # Whether layers inside a module that is vectorised run without hooks.

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset, TensorDataset
 from dpoptim.arguments import whole_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.adding.summation_groups import number_of_groups
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.oracle import Loss
-from dpoptim.gradients.summation_groups import number_of_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.training.batches.loading import Batches, Collate, LoaderOptions, load_microbatches

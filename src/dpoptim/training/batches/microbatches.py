@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.products import BLOCK_GROUPS
-from dpoptim.gradients.summation_groups import EXPECTED_GROUP, into_groups
+from dpoptim.gradients.adding.summation_groups import EXPECTED_GROUP, into_groups
+from dpoptim.gradients.arithmetic.products import BLOCK_GROUPS
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Draws, Indices, Position
 from dpoptim.training.batches.privacy_units import present_rows

@@ -11,7 +11,7 @@ less moves the sum by at most C, rounding included.
 uniformly random injection of B. So the coins of two data sets that differ in one record can be
 coupled such that every other record has the same slot in both, and the record's own slot is empty
 in the one that lacks it. Then all shapes are equal, every other row is equal and in its place, and
-so is all that is computed from it: conditions 1 to 3 of the theorem in `gradients.products` hold
+so is all that is computed from it: conditions 1 to 3 of the theorem in `products` hold
 (groups are runs of slots), for any such kernel. A mean is over a public number of rows, so its
 factor is a constant. QED.
 
@@ -41,7 +41,7 @@ from scipy.stats import binom
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.assumptions import Assumption, enforced, trusted
-from dpoptim.gradients.products import consecutive_groups
+from dpoptim.gradients.arithmetic.products import consecutive_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.sampling import FixedBatches, Indices, PoissonSampling

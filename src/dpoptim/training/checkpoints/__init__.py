@@ -1,0 +1,1 @@
+"""Checkpoints of runs, in one process and in several."""

@@ -28,7 +28,7 @@ from dpoptim.distributed.agreement import bytes_of
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import LedgerError, PrivacyError, RankError
 from dpoptim.files import turn_in, unused_name, write_atomically
-from dpoptim.gradients.boxes import Boxes, Stored, box_of, changed, is_large
+from dpoptim.gradients.adding.boxes import Boxes, Stored, box_of, changed, is_large
 from dpoptim.printable import printable
 from dpoptim.training.checkpoints.checkpoint import SEAL_BYTES, opened, sealed, write_checkpoint
 

@@ -1,0 +1,1 @@
+"""Losses as loops hand them over, and what may not be in them."""

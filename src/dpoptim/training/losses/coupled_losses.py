@@ -17,8 +17,8 @@ from torch.autograd.graph import GradientEdge
 
 from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.hook_manager import HookManager
-from dpoptim.gradients.seen_outputs import SeenOutputs
+from dpoptim.gradients.hooks.hook_manager import HookManager
+from dpoptim.gradients.hooks.seen_outputs import SeenOutputs
 from dpoptim.torch_internals import gradient_forms, node_name
 from dpoptim.training.losses.reduction import reduced
 from dpoptim.training.trials.made_up import Returned

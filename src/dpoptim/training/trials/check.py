@@ -8,10 +8,10 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.hooks.refusals import watch_batch_statistics
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.placement import IN_PLACE, Placement
-from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.losses import without_single_axes
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.torch_internals import checkpointing_served

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from dpoptim.errors import PrivacyError, SamplesInteractError
-from dpoptim.gradients.values import Values
+from dpoptim.gradients.watch.values import Values
 from dpoptim.torch_internals import SpectralNormalised
 from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.randomness.secret_randomness import same_randomness

@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 from dpoptim.assumptions import Assumption, enforced
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.freed_memory import freed_memory_given_back
+from dpoptim.gradients.hooks.refusals import mixed_by_outliers, watch_batch_statistics
 from dpoptim.gradients.isolation import Choice, Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
-from dpoptim.gradients.refusals import mixed_by_outliers, watch_batch_statistics
 from dpoptim.training.trials.first_passes import (
     NOT_FIRST,
     first_sample,

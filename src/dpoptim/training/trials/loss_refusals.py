@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.oracle import Loss
-from dpoptim.gradients.values import Values
+from dpoptim.gradients.watch.values import Values
 from dpoptim.training.trials.first_passes import refuse_written
 
 DRAWS_ELSEWHERE = (

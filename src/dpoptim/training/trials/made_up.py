@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from dpoptim.gradients.seen_outputs import tensors_of
+from dpoptim.gradients.hooks.seen_outputs import tensors_of
 from dpoptim.torch_internals import pytree
 from dpoptim.training.batches.records import made_up
 from dpoptim.training.trials.quiet import Quieted

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpoptim.gradients.arithmetic import no_tf32
+from dpoptim.gradients.arithmetic.precision import no_tf32
 from dpoptim.torch_internals import SpectralNormalised, local_part, parts_held
 from dpoptim.training.randomness.generators import (
     Generator,

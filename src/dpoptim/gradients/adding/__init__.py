@@ -1,0 +1,1 @@
+"""Sums of clipped gradients, up to what a step releases."""

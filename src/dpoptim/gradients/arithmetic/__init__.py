@@ -1,0 +1,1 @@
+"""Products, sums and norms whose rounding is known."""

@@ -1,0 +1,1 @@
+"""Memory that is used again, and pages that cost less."""

@@ -1,0 +1,1 @@
+"""Per-sample gradients by kind: how each is measured and added up."""

@@ -1,0 +1,62 @@
+"""Whether Triton's kernels form gradients on a device: tried before they are used."""
+
+import importlib.util
+import warnings
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic.precision import NARROW
+from dpoptim.gradients.per_sample.fused_outer import WIDE, FusedOuter, Lookups
+
+KINDS = ("cuda", "xpu")  # of device that Triton compiles for; ROCm's are "cuda", too
+
+
+def serves(x: Tensor) -> bool:
+    """Whether gradients made of such numbers are formed by the kernel."""
+    narrow = x.dtype in NARROW or x.dtype == torch.float32
+    return not x.is_cpu and narrow and compiles_on(x.device, x.dtype)
+
+
+@cache
+def compiles_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether Triton is there, compiles the kernels for the device, and they are right there.
+
+    In whole tiles, as models have them; of a device for which it fails a warning tells.
+    """
+    if device.type not in KINDS or importlib.util.find_spec("triton") is None:
+        return False
+    g = (torch.arange(2 * 64 * WIDE, device=device) % 7).to(dtype).view(2, 64, WIDE)
+    a = torch.ones_like(g)
+    index = (torch.arange(128, device=device) % 5).view(2, 64)
+    exact = torch.einsum("btp,btd->bpd", g.double(), a.double())
+    added = exact.scatter_add(1, index[:, :, None].expand_as(a), a.double())
+    ways = [(None, False, exact), (None, True, exact), (Lookups.of(index, a), False, added)]
+    try:
+        right = all(agrees(FusedOuter(g, a, x, ghost_norms=y), z) for x, y, z in ways)
+        reason = "they compute something else"
+    except torch.OutOfMemoryError:
+        raise  # says nothing of what the device can do
+    except Exception as error:  # compilers and drivers raise their own kinds
+        right, reason = False, f"{type(error).__name__}: {str(error)[:300]}"
+    if right:
+        return True
+    warnings.warn(
+        f"gradients on {device} are formed by PyTorch's operations, which takes longer: Triton's "
+        f"kernels failed there for {dtype} ({reason}).",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
+
+
+def agrees(fused: FusedOuter, exact: Tensor) -> bool:
+    """Whether norms and sums are those of such gradients, (B, p, d), but for rounding."""
+    squared = exact.flatten(1).square().sum(1)
+    weights = torch.ones(1, len(exact), dtype=torch.float64, device=exact.device)
+    sums = Sums(exact.shape[1:], exact.device)
+    close = torch.allclose(fused.squared_norms(), squared, rtol=1e-3)
+    fused.add_weighted_sums(sums, weights, [[len(exact)]])
+    return close and torch.allclose(sums.settle()[0], exact.sum(0), rtol=1e-3)

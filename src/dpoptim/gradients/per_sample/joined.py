@@ -1,0 +1,82 @@
+"""Small gradients of many parameters, measured and added up as if they were one parameter's.
+
+On accelerators a call takes longer than what it does with the gradients of a bias or of a
+normalisation, and models have a hundred of them.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic.norms import row_squared_norms
+from dpoptim.gradients.arithmetic.products import Groups, add_weighted_rows
+from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
+
+SMALL = 1 << 16  # entries of a parameter
+
+
+class Joined:
+    """Stored gradients of several parameters, side by side.
+
+    Args:
+        several: by place, of as many records each, on one device.
+        units: of each place.
+
+    **Guarantee.** As of `Dense`: a record's numbers are copied, whoever else is in the batch.
+    """
+
+    def __init__(self, several: Mapping[int, Dense], units: Sequence[str]) -> None:
+        self.places = [*several]
+        by_unit: dict[str, list[int]] = {}
+        for place in self.places:
+            by_unit.setdefault(units[place], []).append(place)
+        self._by_unit = {
+            unit: (of_unit, torch.cat([several[place].values.flatten(1) for place in of_unit], 1))
+            for unit, of_unit in by_unit.items()
+        }
+
+    @classmethod
+    def among(cls, gradients: Mapping[int, PerSampleGrad], units: Sequence[str]) -> "Joined | None":
+        """Those of a pass's gradients that are small and on an accelerator; None: fewer than two.
+
+        Decided by types, shapes, devices and dtypes, which are public.
+        """
+        small = {
+            place: each
+            for place, each in gradients.items()
+            if type(each) is Dense
+            and not each.values.is_cpu
+            and each.values.dim() > 1
+            and each.values[:1].numel() <= SMALL
+        }
+        kinds = {(each.values.device, each.values.dtype) for each in small.values()}
+        return cls(small, units) if len(small) > 1 and len(kinds) == 1 else None
+
+    def measure(self, block: int) -> dict[str, Tensor]:
+        """Squared norms of each unit's part of the records' gradients: see `row_squared_norms`."""
+        return {
+            unit: row_squared_norms(values, block=block)
+            for unit, (_, values) in self._by_unit.items()
+        }
+
+    def longest(self) -> None:
+        """None: stored gradients are measured as they are."""
+        return None
+
+    def add(self, weights: Mapping[str, Tensor], sums: Sequence[Sums], groups: Groups) -> None:
+        """Add the weighted sums; records of weight zero need not be finite.
+
+        Args:
+            weights: of each unit, float64, (k, B).
+        """
+        for unit, (places, values) in self._by_unit.items():
+            first, of_unit = sums[places[0]], weights[unit].to(values.device)
+            counted = (of_unit != 0).any(0)[:, None]
+            joined = Sums([values.shape[1]], values.device, first.directions)
+            add_weighted_rows(joined, values.where(counted, 0.0), of_unit, groups)
+            sizes = [sums[place].entries for place in places]
+            taken = [each.split(sizes) for each in joined.take() if each is not None]
+            for place, terms in zip(places, zip(*taken, strict=True), strict=False):
+                sums[place].add(terms[0] if len(terms) == 1 else torch.cat(terms))

@@ -1,0 +1,1 @@
+"""Value clipping: bounds from the forward pass alone."""

@@ -1,0 +1,1 @@
+"""What a model holds beside its gradients, which may not change."""
