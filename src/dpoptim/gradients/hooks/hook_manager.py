@@ -1,6 +1,5 @@
 """Putting a model's layers under hooks, and taking every trace away again."""
 
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
+from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction
 from dpoptim.gradients.hooks import refusals
 from dpoptim.gradients.hooks.device_map import forward_of, has_own_forward, replace_forward
 from dpoptim.gradients.hooks.forwards import (
@@ -19,6 +18,7 @@ from dpoptim.gradients.hooks.forwards import (
     PerSampleForward,
     StillForward,
 )
+from dpoptim.gradients.hooks.model_hooks import FrozenHook, InputHook, OutputHook
 from dpoptim.gradients.hooks.seen_outputs import SeenOutputs
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters, for_records
@@ -29,11 +29,11 @@ from dpoptim.gradients.layers.registry import rule_for, runner_for, takes_more_a
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.shared import SharedParameter
-from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
+from dpoptim.gradients.layers.vmapped import VmapLayer
 from dpoptim.gradients.memory.huge_pages import give_back_before_loss
 from dpoptim.gradients.watch.contents import Contents
 from dpoptim.gradients.watch.model_watch import ModelWatch
-from dpoptim.torch_internals import SpectralNormalised, applied, never_compiled, pytree
+from dpoptim.torch_internals import SpectralNormalised, applied, pytree
 
 
 class HookManager:
@@ -295,61 +295,3 @@ def run_either(
 def run_time_first(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Run a layer on (time, records, ...)."""
     return run(x.transpose(0, 1)).transpose(0, 1)
-
-
-class InputHook:
-    """Tells the hooks the model's input; weakly, so that no copy of the model has the engine."""
-
-    def __init__(self, hooks: HookManager | None) -> None:
-        self._hooks = None if hooks is None else weakref.ref(hooks)
-
-    @never_compiled
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hooks = None if self._hooks is None else self._hooks()
-        if hooks is not None:
-            hooks.see_input(args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "InputHook":
-        return InputHook(None)
-
-    def __reduce__(self) -> tuple[type["InputHook"], tuple[None]]:
-        return InputHook, (None,)
-
-
-class OutputHook(InputHook):
-    """Tells the hooks that the model's forward pass is over."""
-
-    @never_compiled
-    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
-        hooks = None if self._hooks is None else self._hooks()
-        if hooks is not None:
-            hooks.see_output(output)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "OutputHook":
-        return OutputHook(None)
-
-    def __reduce__(self) -> tuple[type["OutputHook"], tuple[None]]:
-        return OutputHook, (None,)
-
-
-class FrozenHook:
-    """Notes torch.autocast around a frozen module. Holds the recorder weakly, as `InputHook`."""
-
-    def __init__(self, recorder: BackwardRecorder | None, label: str) -> None:
-        self._recorder = None if recorder is None else weakref.ref(recorder)
-        self._label = label
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recorder = None if self._recorder is None else self._recorder()
-        if recorder is None or not torch.is_grad_enabled() or AS_THEY_ARE.get():
-            return
-        for value in (*args, *kwargs.values()):
-            # nothing else has gradients that come through here
-            if isinstance(value, Tensor) and value.requires_grad:
-                narrow_dtype(recorder, self._label, value.device)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenHook":
-        return FrozenHook(None, self._label)
-
-    def __reduce__(self) -> tuple[type["FrozenHook"], tuple[None, str]]:
-        return FrozenHook, (None, self._label)

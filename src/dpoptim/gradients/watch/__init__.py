@@ -1,1 +1,1 @@
-"""What a model holds beside its gradients, which may not change."""
+"""Contents of a model beside its gradients: they may not change."""

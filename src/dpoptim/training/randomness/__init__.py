@@ -1,1 +1,1 @@
-"""Random numbers of models, data sets and collate functions: where they are, and their secret seeds."""
+"""Random numbers of models, data sets and collate functions, from secret seeds."""

@@ -1,1 +1,1 @@
-"""Trials on made-up records, before anything is charged: how are records kept apart, and are they?"""
+"""Trials on made-up records, before anything is charged: are records kept apart, and how?"""
