@@ -120,7 +120,7 @@ def _hooks() -> bool:
         inside.has_hooks(m)
         or inside.module_hooks(m)
         or inside.gradient_hooks(p)
-        or list(inside.pre_forward_hooks(m))
+        or inside.pre_forward_hooks(m)
     ):
         return False
     handles = [m.register_forward_hook(hook), m.register_forward_pre_hook(hook)]
@@ -139,7 +139,7 @@ def _hooks() -> bool:
         and inside.gradient_hook_ids(p) == [handle.id for handle in on_gradient]
         and sorted(found) == sorted(handle.id for handle in handles)
         and len(inside.gradient_hooks(p)) == 2
-        and list(inside.pre_forward_hooks(m)) == [hook]
+        and list(inside.pre_forward_hooks(m).values()) == [hook]
     )
 
 

@@ -5,7 +5,7 @@ PyTorch has no public name for these. A new version may take one away or change 
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar, TypeVar
 
@@ -231,9 +231,9 @@ def hooks_on_all_modules() -> list[int]:
     return [key for hooks in ON_ALL_MODULES for key in hooks]
 
 
-def pre_forward_hooks(module: nn.Module) -> Iterable[Any]:
-    """Hooks that run before a module."""
-    return module._forward_pre_hooks.values()
+def pre_forward_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
+    """Hooks that run before a module, in their order, by their ids."""
+    return module._forward_pre_hooks
 
 
 def put_first(optimizer: torch.optim.Optimizer, handle: RemovableHandle) -> None:

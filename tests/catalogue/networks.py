@@ -456,6 +456,14 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
         lambda: nn.Sequential(parametrizations.weight_norm(linear()), nn.Tanh(), nn.Linear(D, 2)),
         (D,),
     ),
+    "weight norm by a hook": (
+        lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(D, D)), nn.Tanh(), nn.Linear(D, 2)),
+        (D,),
+    ),
+    "spectral norm by a hook": (
+        lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(D, D)), nn.ReLU(), nn.Linear(D, 2)),
+        (D,),
+    ),
     "orthogonal": (
         lambda: nn.Sequential(parametrizations.orthogonal(linear()), nn.Tanh(), nn.Linear(D, 2)),
         (D,),

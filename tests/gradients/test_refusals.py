@@ -269,10 +269,6 @@ def test_reentrant_checkpointing_trains_as_the_other_kind(isolation: Any, given:
         (nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)), "'0' .*max_norm"),
         (nn.Sequential(nn.Embedding(9, 4, sparse=True)), "'0' .*sparse"),
         (nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True)), "'0' .*scale_grad_by_freq"),
-        (
-            nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3))),
-            "'0' computes its weight in a hook",
-        ),
     ],
 )
 def test_layers_that_cannot_be_clipped(model: nn.Module, named: str) -> None:

@@ -1,5 +1,6 @@
 """Forward passes that take the place of an instance's own while its model is attached."""
 
+import copy
 import types
 from collections.abc import Callable
 from functools import partial
@@ -35,6 +36,12 @@ class WithGradients(OwnForward):
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__(module, forward)
         self._original = forward_of(module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        original: object = self._original
+        if isinstance(original, OwnForward):  # a layer's that computes its weights
+            return copy.deepcopy(original, memo)
+        return super().__deepcopy__(memo)
 
     @partial(never_compiled, alone=True)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

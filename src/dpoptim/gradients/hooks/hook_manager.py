@@ -11,6 +11,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction
 from dpoptim.gradients.hooks import refusals
+from dpoptim.gradients.hooks.computed_weights import ComputedWeights, weight_hooks
 from dpoptim.gradients.hooks.device_map import forward_of, has_own_forward, replace_forward
 from dpoptim.gradients.hooks.forwards import (
     FrozenForward,
@@ -66,6 +67,7 @@ class HookManager:
         self.outputs = SeenOutputs()
         self._inside = False  # of the model's forward pass
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
+        self._computed: dict[str, ComputedWeights] = {}  # by the names of their modules
         self._watched = refusals.watch_batch_statistics(model)
         self._state: ModelWatch | None = None
         try:
@@ -98,7 +100,7 @@ class HookManager:
         self.rows = self._delivered = rows
         self._inside = False  # of one that raised
         self.outputs.begin()
-        if self._still:
+        if self._still or self._computed:
             self._iterate_spectral_norms()
 
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -200,6 +202,9 @@ class HookManager:
                 if isinstance(part, SpectralNormalised):
                     self._still[name] = module
                     self._replace_forward(part, StillForward(part, forward_of(part)))
+            if hooks := weight_hooks(module):
+                self._computed[name] = ComputedWeights(module, forward_of(module), hooks)
+                self._undo.append(self._computed[name].put_on())
 
     @torch.no_grad()
     def _iterate_spectral_norms(self) -> None:
@@ -211,11 +216,16 @@ class HookManager:
                     matrix = part._reshape_weight_to_matrix(value)
                     part._power_method(matrix, part.n_power_iterations)
                 value = part(value)
+        for computed in self._computed.values():
+            computed.iterate()
 
     def iterated(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers that are written between batches."""
         for name, chain in self._still.items():
             yield from chain.named_buffers(prefix=name)
+        for name, computed in self._computed.items():
+            for key, buffer in computed.iterated():
+                yield f"{name}.{key}" if name else key, buffer
 
     def _watch_frozen(self, module: nn.Module, name: str) -> None:
         """Watch layers without hooks, which may round gradients on their way to those with some."""

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.hooks.computed_weights import computed_weights
 from dpoptim.gradients.hooks.device_map import (
     has_own_forward,
     moves_inputs_alone,
@@ -15,13 +14,12 @@ from dpoptim.gradients.hooks.device_map import (
 )
 from dpoptim.gradients.hooks.forwards import OwnForward
 from dpoptim.gradients.layers.registry import rule_for
-from dpoptim.torch_internals import pre_forward_hooks
 
 Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
 
 
 def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = False) -> None:
-    """Refuse forward passes that are not the class's, and weights that hooks compute.
+    """Refuse forward passes that are not the class's.
 
     Args:
         serve_containers: let pass what `runs_as_it_is`.
@@ -40,19 +38,13 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
             "keeps all parts on devices; accelerate.hooks.remove_hook_from_submodules(model) takes "
             "hooks off."
         )
-    if has_own_forward(module) and not (serve_containers and runs_as_it_is(module)):
+    own = has_own_forward(module) and computed_weights(module) is None
+    if own and not (serve_containers and runs_as_it_is(module)):
         raise PrivacyError(
             f"module {label!r} already has a forward pass of its own on the instance: it is "
             "attached elsewhere, compiled, or wrapped by another library. Fix: leave the other "
             "`with dpoptim.attach(...)` first, or attach the module inside the wrapper."
         )
-    for hook in pre_forward_hooks(module):
-        if isinstance(hook, WeightNorm | SpectralNorm):
-            raise PrivacyError(
-                f"module {label!r} computes its weight in a hook ({type(hook).__name__}), out of "
-                "the hooks' sight. Fix: use torch.nn.utils.parametrizations.weight_norm or "
-                "spectral_norm."
-            )
 
 
 def runs_as_it_is(module: nn.Module) -> bool:

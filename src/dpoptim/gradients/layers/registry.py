@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
+from dpoptim.gradients.hooks.computed_weights import computed_weights
 from dpoptim.gradients.hooks.device_map import has_own_forward
 from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
 from dpoptim.gradients.layers.bare import BareParameters
@@ -81,8 +82,8 @@ def runner_for(
     windows: bool = False,
 ) -> Runner | None:
     """Runs a module without a rule; None: its children hold all. ``windows``: `Isolation`."""
-    if is_parametrized(module):
-        # its weights are computed by modules inside it
+    if is_parametrized(module) or computed_weights(module) is not None:
+        # its weights are computed inside it
         return VmapLayer(recorder, module, label, trainable)
     by_class = not has_own_forward(module)
     own = registered_rule(module)

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.gradients.hooks.computed_weights import follows_weights
 from dpoptim.gradients.watch.values import Values
-from dpoptim.torch_internals import SpectralNormalised
 from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.randomness.secret_randomness import same_randomness
 from dpoptim.training.trials.fixed_noise import RARE
@@ -54,7 +54,7 @@ def first_sample(
     values = Values([*model.named_buffers(), *model.named_parameters()])
     with put_back(model):
         for module in model.modules():
-            if isinstance(module, SpectralNormalised):  # which follow the weights between batches
+            if follows_weights(module):  # between batches
                 module.eval()
         found = working_sample(model, train_set, batch_axis, collate)
         refuse_written(values)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic.precision import no_tf32
-from dpoptim.torch_internals import SpectralNormalised, local_part, parts_held
+from dpoptim.gradients.hooks.computed_weights import follows_weights
+from dpoptim.torch_internals import local_part, parts_held
 from dpoptim.training.randomness.generators import (
     Generator,
     everywhere,
@@ -198,7 +199,7 @@ def looked_at(model: nn.Module, own: Sequence[Generator]) -> Iterator[None]:
     """Run the model without dropout, with gradients, in all digits; everything is `put_back`."""
     with put_back(model, own), torch.enable_grad(), no_tf32():
         for module in model.modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
+            if isinstance(module, nn.modules.dropout._DropoutNd) or follows_weights(module):
                 module.eval()
         yield
 

@@ -1,0 +1,98 @@
+"""Weights that torch's older hooks compute before each forward pass, from parameters.
+
+``torch.nn.utils.weight_norm`` and ``spectral_norm`` hang such hooks on a layer. While a model is
+attached, weights are computed inside of the layer's forward pass, where what keeps records apart
+sees them made.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from dpoptim.gradients.hooks.device_map import forward_of, replace_forward
+from dpoptim.gradients.hooks.forwards import OwnForward
+from dpoptim.torch_internals import SpectralNormalised, never_compiled, pre_forward_hooks
+
+WeightHook = WeightNorm | SpectralNorm
+
+
+def weight_hooks(module: nn.Module) -> dict[int, WeightHook]:
+    """A module's hooks that compute weights, by their ids."""
+    hooks = pre_forward_hooks(module)
+    return {key: hook for key, hook in hooks.items() if isinstance(hook, WeightHook)}
+
+
+def follows_weights(module: nn.Module) -> bool:
+    """Whether a module's forward pass in training writes what follows weights into buffers."""
+    hooks = weight_hooks(module).values()
+    return isinstance(module, SpectralNormalised) or any(isinstance(h, SpectralNorm) for h in hooks)
+
+
+class ComputedWeights(OwnForward):
+    """A forward pass that first computes weights, as the module's hooks would; see `put_on`."""
+
+    def __init__(
+        self, module: nn.Module, forward: Callable[..., Any], hooks: dict[int, WeightHook]
+    ) -> None:
+        super().__init__(module, forward)
+        self._hooks = hooks
+
+    @never_compiled
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = vars(self._module)
+        before = {hook.name: own[hook.name] for hook in self._hooks.values()}
+        try:
+            self._compute()
+            return self._forward(*args, **kwargs)
+        finally:
+            own.update(before)  # what is computed for records may not stay
+
+    def _compute(self) -> None:
+        for hook in self._hooks.values():
+            still = {"do_power_iteration": False} if isinstance(hook, SpectralNorm) else {}
+            setattr(self._module, hook.name, hook.compute_weight(self._module, **still))
+
+    def put_on(self) -> Callable[[], None]:
+        """Take the place of the hooks. Returns what puts them back where they were."""
+        hooks = pre_forward_hooks(self._module)
+        before = [*hooks.items()]
+        for key in self._hooks:
+            del hooks[key]
+        restore = replace_forward(self._module, self)
+
+        def undo() -> None:
+            restore()
+            now = dict(hooks)
+            hooks.clear()
+            hooks.update({k: hook for k, hook in before if k in self._hooks or k in now} | now)
+            with torch.no_grad():
+                self._compute()
+
+        return undo
+
+    def iterate(self) -> None:
+        """Let spectral norms follow the weights, as a forward pass in training would."""
+        for hook in self._hooks.values():
+            if isinstance(hook, SpectralNorm) and self._module.training:
+                hook.compute_weight(self._module, do_power_iteration=True)
+
+    def iterated(self) -> Iterator[tuple[str, Tensor]]:
+        """Buffers that `iterate` writes, by name."""
+        for hook in self._hooks.values():
+            if isinstance(hook, SpectralNorm):
+                for name in (f"{hook.name}_u", f"{hook.name}_v"):
+                    yield name, self._module.get_buffer(name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ComputedWeights":
+        copy = memo[id(self._module)]
+        return ComputedWeights(copy, type(copy).forward.__get__(copy), self._hooks)
+
+
+def computed_weights(module: nn.Module) -> ComputedWeights | None:
+    """The forward pass that computes a module's weights while it is attached, if one does."""
+    found = forward_of(module)
+    return found if isinstance(found, ComputedWeights) else None
