@@ -98,7 +98,7 @@ def measured(way: str, patch: pytest.MonkeyPatch) -> None:
     honest = SequenceOuter.chosen
 
     def chosen(grad: SequenceOuter, public: PublicSizes) -> SequenceOuter:
-        grad = honest(grad, replace(public, positions=public.positions or K))
+        grad = honest(grad, public._replace(positions=public.positions or K))
         return replace(grad, ghost_norms=grad.ghost_norms or way == "claimed")
 
     patch.setattr(SequenceOuter, "chosen", chosen)
