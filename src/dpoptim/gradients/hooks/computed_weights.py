@@ -43,13 +43,13 @@ class ComputedWeights(OwnForward):
 
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        own = vars(self._module)
-        before = {hook.name: own[hook.name] for hook in self._hooks.values()}
+        before = {hook.name: getattr(self._module, hook.name) for hook in self._hooks.values()}
         try:
             self._compute()
             return self._forward(*args, **kwargs)
         finally:
-            own.update(before)  # what is computed for records may not stay
+            for name, weight in before.items():  # what is computed for records may not stay
+                setattr(self._module, name, weight)
 
     def _compute(self) -> None:
         for hook in self._hooks.values():
