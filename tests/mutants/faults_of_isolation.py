@@ -114,6 +114,11 @@ def kinks_unseen() -> AbstractContextManager[Any]:
     return patch.object(coupled_losses, "under_kinks", lambda loss: [])
 
 
+def large_numbers_untried() -> AbstractContextManager[Any]:
+    """No layer is tried on a record with large numbers beside others."""
+    return patch.object(isolation, "mixed_beside_large", lambda model, sample: "")
+
+
 def compared_in_bfloat16_alone() -> AbstractContextManager[Any]:
     """What a program computes under autocast is compared by its few digits, and no others."""
     return patch.object(check, "autocast_seen", lambda *, off=False: nullcontext(set()))

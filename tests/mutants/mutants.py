@@ -469,6 +469,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "large numbers untried",
+        "training.trials.neighbours.mixed_beside_large",
+        _i.large_numbers_untried,
+        "isolation",
+    ),
+    Mutant(
         "compared in bfloat16 alone",
         "training.trials.quiet.autocast_seen",
         _i.compared_in_bfloat16_alone,

@@ -10,11 +10,13 @@ from torch.utils.data import Dataset, TensorDataset
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.isolation import Choice
 from dpoptim.gradients.oracle import Loss
 from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.training.attach import attach
 
 RECORDS, FEATURES = 12, 4
+LARGE = 50.0
 
 
 class CodeBook(nn.Module):
@@ -56,6 +58,13 @@ class NoisyFirstPosition(nn.Module):
         return self.head(x[:, 0] + torch.zeros_like(x[:, 0]).uniform_(-most, most))
 
 
+class RoundsBesideOutliers(nn.Linear):
+    """Rounds all records where any has a large number, as quantised layers do; `LARGE` is one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.round() if float(x.detach().abs().amax()) > LARGE else x)
+
+
 class Sequences(Dataset[Tensor]):
     """Records of unequal lengths."""
 
@@ -82,6 +91,7 @@ def accepted() -> list[str]:
         averages_over_random_masks,
         mixes_by_a_rare_coin,
         mixes_inside_by_a_rare_coin,
+        rounds_beside_outliers,
         divides_by_the_planned_batch,
         divides_by_each_batch,
         multiplies_losses,
@@ -145,6 +155,13 @@ def mixes_inside_by_a_rare_coin() -> None:
     train(Mixes(FEATURES, 1), records, None, loss=None)
 
 
+def rounds_beside_outliers() -> None:
+    """Words go by rules, where records would have to pass alone."""
+    layers = nn.Embedding(RECORDS, FEATURES), RoundsBesideOutliers(FEATURES, 1), nn.Flatten()
+    words = [torch.arange(i, i + 2) % RECORDS for i in range(RECORDS)]
+    train(nn.Sequential(*layers), words, None, loss=None, isolation="rules")
+
+
 def divides_by_the_planned_batch() -> None:
     """A sum by a constant, said to be a mean: each record would weigh by how many others are."""
     in_scalars(lambda losses: losses.sum() / 6, "mean")
@@ -204,12 +221,15 @@ def train(
     collate_fn: Any,
     before: Callable[[], Any] = lambda: None,
     loss: Loss | None = squared,
+    isolation: Choice = "auto",
 ) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(
         n=RECORDS, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
     )
-    with attach(plan, model, optimizer, records, loss=loss, collate_fn=collate_fn) as private:
+    with attach(
+        plan, model, optimizer, records, loss=loss, collate_fn=collate_fn, isolation=isolation
+    ) as private:
         before()
         for batch in private.batches():
             private.backward((loss or squared)(model, batch))
