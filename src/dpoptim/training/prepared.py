@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import wrapping_of
-from dpoptim.errors import NotByThisWayError, PrivacyError
+from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gate import SelectedRows
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation, require_choice
@@ -80,10 +80,10 @@ class Prepared:
             try:
                 chosen = self._chosen_isolation(self._row, self._request.batch_axis)
                 loss = self._checked_loss(chosen)
-            except OutputsMixedError:
+            except OutputsMixedError as mixed:
                 if self._request.loss is None or not self._may_be_slower():
                     raise
-                chosen, loss = self._alone_by_loss()
+                chosen, loss = self._alone_by_loss(mixed.where)
             except NotByThisWayError as error:
                 if not self._may_be_slower():
                     raise
@@ -91,14 +91,25 @@ class Prepared:
                 chosen, loss = self._by_another_way(chosen, error.reason)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
 
-    def _alone_by_loss(self) -> tuple[Chosen, LossCheck | None]:
+    def _alone_by_loss(self, where: str) -> tuple[Chosen, LossCheck | None]:
         """Records alone, for a model that returns mixtures of them, which the loss leaves out.
+
+        Args:
+            where: they meet in the model, in words; or "".
 
         Raises:
             SamplesInteractError: it does not.
         """
-        with suppress(NotByThisWayError):
+        try:
             self._checked_loss(Chosen(Isolation.of("rules"), (), None))
+        except NotByThisWayError:
+            pass
+        except SamplesInteractError as error:
+            if not where:
+                raise
+            raise SamplesInteractError(
+                f"{error} In the model, records meet first {where}."
+            ) from None
         self._by_loss = True
         reason = "each record's loss is its own, though the model returns mixtures of records"
         other = after_loss(Isolation.of("alone"), None, reason)

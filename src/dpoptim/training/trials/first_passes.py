@@ -25,19 +25,29 @@ HALF = 0.5  # also of whole numbers, which are the least ones in the trials befo
 
 
 class OutputsMixedError(SamplesInteractError):
-    """Records are mixed in outputs of the model; a loss may leave these out."""
+    """Records are mixed in outputs of the model; a loss may leave these out.
+
+    Attributes:
+        where: the layer in which they meet first, in words; "" where nobody knows.
+    """
+
+    def __init__(self, message: str, where: str) -> None:
+        super().__init__(message)
+        self.where = where
 
 
-def outputs_mixed(when: str = "") -> OutputsMixedError:
-    return OutputsMixedError(
+def outputs_mixed(when: str = "", where: str = "") -> OutputsMixedError:
+    """The error, of mixing that is seen ``when``, and ``where``: see `first_mixing`."""
+    message = (
         f"records are mixed in the forward pass{when}: replacing one changed the outputs of "
-        "others. Usual causes: batch statistics, attention or sorting across the batch, a state "
-        "that is kept from the batch before, records on another axis than the first "
-        "(batch_axis=1). Fix: let each record's output depend on that record alone; or, where the "
-        "loss leaves out what is mixed (a CLIP model's similarities of all pairs, of which each "
-        "record's own embeddings are used), dpoptim.attach(..., loss=loss), which tries that; or "
-        'isolation="alone", in which no record meets another.'
+        f"others{where and f', first {where}'}. Usual causes: batch statistics, attention or "
+        "sorting across the batch, a state that is kept from the batch before, records on another "
+        "axis than the first (batch_axis=1). Fix: let each record's output depend on that record "
+        "alone; or, where the loss leaves out what is mixed (a CLIP model's similarities of all "
+        "pairs, of which each record's own embeddings are used), dpoptim.attach(..., loss=loss), "
+        'which tries that; or isolation="alone", in which no record meets another.'
     )
+    return OutputsMixedError(message, where)
 
 
 def first_sample(

@@ -38,6 +38,7 @@ from dpoptim.training.trials.isolation_words import (
 )
 from dpoptim.training.trials.made_up import Sample
 from dpoptim.training.trials.neighbours import (
+    first_mixing,
     mixed_beside_large,
     neighbours_are_invisible,
 )
@@ -280,7 +281,7 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
             turned = sample.time_first().tried(model)
             if turned.returned and neighbours_are_invisible(model, turned):
                 return turned
-    raise outputs_mixed()
+    raise outputs_mixed(where=first_mixing(model, sample))
 
 
 def with_places(

@@ -7,11 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpoptim.gradients.hooks.seen_outputs import tensors_of
 from dpoptim.training.trials.made_up import Sample
 
 # Records that may change with the first one: layers between sorting and sorting back see another
 # record there.
 IN_OTHER_ORDERS = 2
+TURNED = (
+    ", which was built with batch_first=False, and so takes records on its second axis "
+    "(batch_first=True: on the first)"
+)
 LARGE = 1e3  # within float16's range, and beyond what layers give of ordinary records
 
 
@@ -66,6 +71,50 @@ def mixed_beside_large(model: nn.Module, sample: Sample) -> str:
         "has large numbers, as quantised layers do with one scale for a batch. Fix, for a faster "
         "way: a scale for each row (PerRow, per token)"
     )
+
+
+@torch.no_grad()
+def first_mixing(model: nn.Module, sample: Sample) -> str:
+    """Say where records meet first: in which layer, or before which, another one changes others.
+
+    By what layers are given, and return, with records on the first axis; "" if that does not show.
+    """
+    changed = sample.with_another_first(1.0)
+    before, after = (passed_on(model, each) for each in (sample, changed))
+    for (where, a), (there, b) in zip(before, after, strict=False):
+        if where != there or [x.shape for x in a] != [x.shape for x in b]:
+            return ""
+        if any(moved(x[1:], y[1:]) for x, y in zip(a, b, strict=True)):
+            return where
+    return ""
+
+
+def passed_on(model: nn.Module, sample: Sample) -> list[tuple[str, list[Tensor]]]:
+    """Tensors with records first that layers are given and return, in turn; where, in words."""
+    found = list[tuple[str, list[Tensor]]]()
+
+    def note(where: str, values: Any) -> None:
+        tensors = [x for x in tensors_of(values) if x.shape[:1] == (sample.rows,)]
+        found.append((where, [x for x in tensors if x.is_floating_point()]))
+
+    hooks = []
+    for name, layer in model.named_modules():
+        words = f"layer {name!r} ({type(layer).__name__})"
+        turned = any(getattr(each, "batch_first", True) is False for each in layer.modules())
+        inside = f"in {words}{turned * TURNED}" if name else ""
+        hooks += [
+            layer.register_forward_pre_hook(
+                lambda _, args, given, words=words: note(f"before {words}", (args, given)),
+                with_kwargs=True,
+            ),
+            layer.register_forward_hook(lambda _, given, output, at=inside: note(at, output)),
+        ]
+    try:
+        sample.call(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 @contextmanager
