@@ -146,6 +146,7 @@ class CountsFits(BaseEstimator):
     """Base of everything that learns privately in scikit-learn's manner."""
 
     ledger: Ledger | None
+    privacy_: Any  # the `Guarantee` of the last fit; None where nothing was read
 
     def __sklearn_clone__(self) -> Any:
         clone: Any = super().__sklearn_clone__()
