@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score, permutation_test_score
 
 import dpoptim
 from dpoptim.accounting import gdp_epsilon, gdp_mu
@@ -74,6 +74,13 @@ def test_cross_validation_says_what_all_its_fits_cost(made: Any) -> None:
         cross_val_score(made(), X, Y, cv=5)
     assert [text.split(": ")[1].split()[1] for text in words] == ["2", "4"]
     assert words[0].startswith(type(made()).__name__)
+
+
+def test_a_clone_that_is_fitted_again_counts_too() -> None:
+    """As `permutation_test_score` does, with each of its clones: it was never said."""
+    with heard() as words:
+        permutation_test_score(logistic(), X, Y, cv=2, n_permutations=3)
+    assert "all 5 fits of it and its clones" in words[-1]
 
 
 def test_a_network_is_charged_for_its_own_events() -> None:
@@ -171,7 +178,8 @@ def test_as_an_error_it_comes_after_a_fit_that_is_whole() -> None:
     one.fit(X, Y)  # by hand: a note, no warning
     assert any("2 fits" in note for note in one.privacy_.notes)
     others = [clone(one), clone(one)]
-    others[0].fit(X, Y)
+    with pytest.raises(RepeatedFitWarning, match="3 fits"):
+        others[0].fit(X, Y)
     with pytest.raises(RepeatedFitWarning, match="4 fits"):
         others[1].fit(X, Y)
     assert not np.array_equal(others[1].coef_, before)

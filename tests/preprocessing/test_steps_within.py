@@ -6,6 +6,7 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+import sklearn
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.feature_selection import SelectFromModel
@@ -83,6 +84,15 @@ def test_one_transformer_under_two_names_has_one_share() -> None:
     for first, shares in ((columns, (0.4, 0.4)), (two, (0.05, 0.8))):
         both = dict(zip(("first__a", "first__b"), shares, strict=True))
         assert 1.9 < pipeline(first, shares=both).fit(X, Y).privacy_.epsilon <= 2.0
+
+
+def test_persons_reach_the_last_step_by_routes_too() -> None:
+    owners = np.arange(len(X)) // 2
+    with sklearn.config_context(enable_metadata_routing=True):
+        last = model().set_fit_request(persons=True, sample_weight=True)
+        whole = PrivatePipeline([("first", DPMinMaxScaler(-1, 1)), ("last", last)], delta=1e-5)
+        whole.fit(X, Y, persons=owners, sample_weight=np.ones(len(X)))
+    assert whole.privacy_.unit == "person"
 
 
 class Centred:

@@ -38,8 +38,9 @@ class RepeatedFitWarning(UserWarning):
     """Clones of an estimator were fitted, as a search does: what all fits cost together.
 
     It comes after 2, 4, 8, ... fits, and after one on more records than all before, which ends a
-    search; the notes of every ``privacy_`` have it, too. An error by ``warnings``' filters, it
-    comes when a fit is done and charged.
+    search (if that is a clone's second fit, after the next clone's first). The notes of every
+    ``privacy_`` have it, too. An error by ``warnings``' filters, it comes when a fit is done and
+    charged.
     """
 
 
@@ -71,6 +72,7 @@ class FitCount:
     def __init__(self, *, arrived: bool = False) -> None:
         self._fits: list[Fit] = []
         self._arrived, self._sent = arrived, False
+        self._due = False  # whether the time to warn has come, and it was a fit by hand
         self._unsaid, self._fix = "", ""
 
     def __repr__(self) -> str:
@@ -92,12 +94,13 @@ class FitCount:
         # after 2, 4, 8, ... fits; and for the whole table after its folds, as a search ends
         largest = max((each.records for each in self._fits), default=0)
         self._fits.append(fit)
-        timely = math.log2(len(self._fits)).is_integer() or fit.records > largest
+        self._due |= math.log2(len(self._fits)).is_integer() or fit.records > largest
         scope = self._scope(ledger, fit.guarantee.delta)
         self._fix = FIX + (LEDGER if ledger is None else "")
         if self._arrived:  # always the same words, which are shown once in each process
             self._unsaid = ARRIVED
-        elif self._has_company and timely and not by_hand:
+        elif self._has_company and self._due and not by_hand:
+            self._due = False
             self._unsaid = "; ".join(note for note in scope if note != ALONE)
         return with_scope(fit.guarantee, scope)
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal, Self
 
 import dp_accounting
+from sklearn import get_config
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
@@ -204,7 +205,8 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         self, persons: Any, params: dict[str, Any], charged: Mapping[str, PrivateStep]
     ) -> Any:
         """Who owns the rows, as given here or for the last step, which is told through params."""
-        name = f"{self.steps[-1][0]}__persons"
+        routed = get_config()["enable_metadata_routing"]  # by the name that a step asks for
+        name = "persons" if routed else f"{self.steps[-1][0]}__persons"
         persons = params.pop(name, None) if persons is None else persons
         if persons is None:
             return None
