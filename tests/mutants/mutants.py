@@ -872,6 +872,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "encoding",
     ),
     Mutant(
+        "records read up to the next quotation mark",
+        "data.table_files.csv_rows",
+        _columns.texts_up_to_the_next_quotation_mark,
+        "encoding",
+    ),
+    Mutant(
         "colours brought to one deviation over all images",
         "data.preparation.OpponentColours",
         faults_of_features.colours_of_one_deviation,
