@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import dpoptim
 from dpoptim.training.private_training import PrivateTraining
@@ -197,3 +197,21 @@ def test_nobody_foretells_what_a_hold_out_draws_at_random() -> None:
         drawn.append(data.drawn)
     assert len(drawn[0]) == len(drawn[1]) == 3 * N
     assert not np.isin(*drawn).any()
+
+
+def test_a_record_at_several_places_is_not_scored_at_each() -> None:
+    """Fifty places moved the counts by fifty, and the noise hid one."""
+    data = TensorDataset(torch.randn(N, 4), torch.arange(N) % 2)
+    ledger = dpoptim.Ledger(neighboring="zero-out")
+
+    def scored(private: PrivateTraining) -> None:
+        charged = len(ledger.entries())
+        for again in (Subset(data, [0] * 50), ConcatDataset([data, data])):
+            with pytest.raises(
+                dpoptim.PrivacyError, match="hold_out holds a record more than once"
+            ):
+                private.evaluate(again, epsilon=1.0)
+        assert len(ledger.entries()) == charged
+        private.evaluate(Subset(data, [*range(9)]), epsilon=1.0)
+
+    in_training(nn.Linear(4, 2), data, scored, ledger=ledger)

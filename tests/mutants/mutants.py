@@ -249,6 +249,12 @@ MUTANTS: tuple[Mutant, ...] = (
         _r.repeated_records_served,
         "repeated records",
     ),
+    Mutant(
+        "a record at several places is scored at each",
+        "hold_out_scores.refuse_repeated_records",
+        _r.repeated_records_scored,
+        "repeated records",
+    ),
     # clipping
     Mutant(
         "one layer not clipped",

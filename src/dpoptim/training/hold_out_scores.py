@@ -13,6 +13,7 @@ from dpoptim.training.batch_loader import BatchLoader
 from dpoptim.training.collation import collate_records
 from dpoptim.training.privacy_units import Persons
 from dpoptim.training.public_figures import PublicFigures
+from dpoptim.training.repeated_records import refuse_repeated_records
 
 if TYPE_CHECKING:
     from dpoptim.evaluation import ClassifierScores, RegressorScores
@@ -64,7 +65,8 @@ class HoldOutScores(PublicFigures):
             may be published.
 
         Raises:
-            PrivacyError: in the middle of a step, or after the `with`.
+            PrivacyError: in the middle of a step, or after the `with`; or the data set shows one
+                record at two of its places.
             ValueError: a setting out of range; before anything is spent.
             BudgetExceeded: the ledger does not admit it; nothing is drawn.
             RankError: of several processes, not all call it after the same step; named.
@@ -89,6 +91,8 @@ class HoldOutScores(PublicFigures):
         rows: Sequence[int] = range(records)
         if persons is not None:
             rows = Persons.of(persons, records, 1, "hold_out").first_rows.tolist()
+        else:
+            refuse_repeated_records(hold_out, "hold_out")
         self._ranks.begin(EVALUATE, self.steps_done)
         self._ranks.agree({"hold_out": f"{len(rows)} of {records}"})
         return evaluate_hold_out(
