@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, cross_val_score, permutation_test_score
+from sklearn.model_selection import (
+    GridSearchCV,
+    cross_val_score,
+    learning_curve,
+    permutation_test_score,
+)
 
 import dpoptim
 from dpoptim.accounting import gdp_epsilon, gdp_mu
@@ -81,6 +86,14 @@ def test_a_clone_that_is_fitted_again_counts_too() -> None:
     with heard() as words:
         permutation_test_score(logistic(), X, Y, cv=2, n_permutations=3)
     assert "all 5 fits of it and its clones" in words[-1]
+
+
+def test_streams_of_clones_count_once_each() -> None:
+    """A record is in one chunk of each, and in several streams."""
+    with heard() as words:
+        sizes = {"train_sizes": [0.5, 1.0], "exploit_incremental_learning": True}
+        learning_curve(logistic(), X, Y, cv=3, **sizes)
+    assert "all 2 fits of it and its clones" in words[0]
 
 
 def test_a_network_is_charged_for_its_own_events() -> None:

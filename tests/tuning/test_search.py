@@ -224,6 +224,8 @@ def test_classes_may_be_read_off_y_once_for_all_trials() -> None:
     np.testing.assert_array_equal(read.classes_, ["no", "yes"])
     np.testing.assert_array_equal(read.predict_proba(x), public.predict_proba(x))
     assert READ_OFF in read.privacy_.notes
+    again = clone(read.best_estimator_).fit(x, y)
+    assert READ_OFF in again.privacy_.notes
     assert READ_OFF not in public.privacy_.notes
     assert read.estimator.classes is None
 

@@ -204,6 +204,8 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         guarantee = per_person(guarantee, owners)
         self.privacy_ = ranks.from_first(lambda: self._counted(Fit(event, guarantee, n)))
         self.best_estimator_.privacy_ = self.privacy_  # the trial's own would hide the others
+        if classes:  # as given: another fit of it would read them off its own labels
+            self.best_estimator_.set_params(classes=None)
         if is_classifier(self.best_estimator_):
             self.classes_ = self.best_estimator_.classes_
         if hasattr(self, "feature_names_in_"):  # the trials saw an array
