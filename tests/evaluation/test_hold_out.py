@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import dpoptim
 from dpoptim.training.private_training import PrivateTraining
@@ -127,6 +127,8 @@ class NoLabels(Sentences):
         (NoLabels(), "without 'labels'. Fix: outputs="),
         (TensorDataset(torch.zeros(5, 4), torch.zeros(5, 2)), "not one number: .* Fix: outputs="),
         (TensorDataset(torch.zeros(0, 4), torch.zeros(0)), "holds no records"),
+        ([(torch.zeros(4), "ill")], "not one number: .* Fix: outputs="),
+        (DataLoader(TensorDataset(torch.zeros(5, 4))), "got DataLoader. Fix: loader.dataset"),
     ],
 )
 def test_what_cannot_be_scored_is_refused_before_anything_is_spent(
@@ -137,7 +139,7 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_spent(
     with dpoptim.Ledger(neighboring="zero-out") as ledger:
 
         def refused(private: PrivateTraining) -> None:
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises((ValueError, TypeError), match=said):
                 private.evaluate(hold_out, **COST)
 
         in_training(model, data, refused, ledger=ledger)

@@ -67,7 +67,8 @@ class HoldOutScores(PublicFigures):
         Raises:
             PrivacyError: in the middle of a step, or after the `with`; or the data set shows one
                 record at two of its places.
-            ValueError: a setting out of range; before anything is spent.
+            ValueError, TypeError: a setting out of range, or no such data set; before anything is
+                spent.
             BudgetExceeded: the ledger does not admit it; nothing is drawn.
             RankError: of several processes, not all call it after the same step; named.
 
@@ -87,7 +88,13 @@ class HoldOutScores(PublicFigures):
                 f"persons: this training protects each {self._units.name}, and its scores must, "
                 "too. Fix: persons= as attach has it."
             )
-        records = len(hold_out)  # type: ignore[arg-type]
+        if not (hasattr(hold_out, "__len__") and hasattr(hold_out, "__getitem__")):
+            raise TypeError(
+                "hold_out must be a data set with records at places, since each is scored by "
+                f"itself, got {type(hold_out).__name__}. Fix: loader.dataset of a DataLoader; the "
+                "records of a stream in a list."
+            )
+        records = len(hold_out)
         rows: Sequence[int] = range(records)
         if persons is not None:
             rows = Persons.of(persons, records, 1, "hold_out").first_rows.tolist()
