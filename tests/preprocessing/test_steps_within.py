@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.feature_selection import SelectFromModel
 from sklearn.frozen import FrozenEstimator
-from sklearn.pipeline import Pipeline
+from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import StandardScaler
 
 import dpoptim
@@ -84,6 +84,40 @@ def test_one_transformer_under_two_names_has_one_share() -> None:
     for first, shares in ((columns, (0.4, 0.4)), (two, (0.05, 0.8))):
         both = dict(zip(("first__a", "first__b"), shares, strict=True))
         assert 1.9 < pipeline(first, shares=both).fit(X, Y).privacy_.epsilon <= 2.0
+
+
+def columns_to_learn(ledger: Any = None) -> PrivatePipeline:
+    steps = [("range", DPMinMaxScaler(-1, 1)), ("scale", scaler())]
+    return PrivatePipeline(steps, epsilon=0.5, delta=1e-5, ledger=ledger)
+
+
+@pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
+def test_a_pipeline_of_transformers_pays_for_what_it_gives() -> None:
+    """``fit_transform`` took the steps' own settings: no budget, and no charge on its ledger."""
+    ledger = dpoptim.Ledger(neighboring="zero-out")
+    made = columns_to_learn(ledger)
+    scaled = made.fit_transform(X)
+    assert scaled.shape == X.shape
+    assert 0.49 < made.privacy_.epsilon <= 0.5
+    assert len(ledger.entries()) == 1
+    whole = pipeline(scaler(), ledger=ledger).fit(X, Y)
+    whole[:-1].fit_transform(X)
+    assert len(ledger.entries()) == 4
+    within = Pipeline([("columns", columns_to_learn(ledger)), ("last", model(ledger=ledger))])
+    assert within.fit(X, Y)[0].privacy_.epsilon <= 0.5
+    assert len(ledger.entries()) == 6
+
+
+@pytest.mark.parametrize("union", [False, True])
+def test_an_inner_pipeline_has_what_the_outer_one_gives(union: bool) -> None:
+    ledger = dpoptim.Ledger(neighboring="zero-out")
+    inner: Any = columns_to_learn()
+    whole = pipeline(FeatureUnion([("columns", inner)]) if union else inner, ledger=ledger)
+    assert 1.9 < whole.fit(X, Y).privacy_.epsilon <= 2.0
+    assert len(ledger.entries()) == 2
+    assert inner.epsilon == 0.5
+    free = PrivatePipeline([("scale", scaler()), ("range", DPMinMaxScaler(-1, 1))]).fit(X)
+    assert 0 < free.privacy_.epsilon <= 1.0
 
 
 def test_persons_reach_the_last_step_by_routes_too() -> None:

@@ -12,6 +12,7 @@ import dp_accounting
 from sklearn import get_config
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
+from sklearn.utils.metaestimators import available_if
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
@@ -31,8 +32,9 @@ from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.preprocessing.handed_on import packed, unpack
 from dpoptim.preprocessing.private_step import PrivateStep, only_tried
 from dpoptim.preprocessing.steps_within import (
+    as_parts,
     charged_steps,
-    in_this_process,
+    is_part,
     learning_steps,
     private_steps,
     shares_as_given,
@@ -103,6 +105,14 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         self.shares = shares
         self.ledger = ledger
 
+    def __getitem__(self, ind: Any) -> Any:
+        """A step; or those of a slice, on the same budget and ledger if they are fitted again."""
+        found = super().__getitem__(ind)
+        if isinstance(ind, slice):
+            found.set_params(epsilon=self.epsilon, delta=self.delta, ledger=self.ledger)
+            found._fit_count = self._count
+        return found
+
     def fit(self, X: Any, y: Any = None, *, persons: Any = None, **params: Any) -> Self:
         """Fit every step on its share of the budget.
 
@@ -120,6 +130,8 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                 of all are tried for; before anything is spent.
             RankError: another process has failed, or does not agree.
         """
+        if is_part(self):
+            return super().fit(X, y, **params)
         with all_ranks() as ranks:
             agree_on_all(self, X, y, ranks)
 
@@ -138,6 +150,13 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                 unpack(self, handed)
         self._warn_of_repeats()
         return self
+
+    @available_if(lambda self: hasattr(self.steps[-1][1], "transform"))  # type: ignore[untyped-decorator]
+    def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
+        """``fit``, and what its steps make of X; of a pipeline whose last step transforms."""
+        if is_part(self):
+            return super().fit_transform(X, y, **params)
+        return self.fit(X, y, **params).transform(X)
 
     def _learn(self, X: Any, y: Any, persons: Any, params: dict[str, Any]) -> None:
         last, charged = self._steps_with_budgets()
@@ -169,7 +188,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             ledger = own if self.ledger is None else self.ledger
             earlier = {entry.id for entry in ledger.entries()}
             budgets = with_budgets(steps_with(epsilons, self), ledger=ledger)
-            with budgets, uncounted(), in_this_process(self):
+            with budgets, uncounted(), as_parts(self):
                 super().fit(X, y, **params)
             events = [entry.event for entry in ledger.entries() if entry.id not in earlier]
             for step in private_steps(self):
@@ -194,7 +213,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
 
         def fit(ledger: Ledger) -> None:
             budgets = with_budgets(steps_with(epsilons, copy), ledger=ledger)
-            with budgets, in_this_process(copy):
+            with budgets, as_parts(copy):
                 Pipeline.fit(copy, X, y, **params)
 
         with warnings.catch_warnings(), only_tried(), uncounted():
@@ -288,6 +307,6 @@ def own_notes(estimator: Any) -> tuple[str, ...]:
     """Notes of a step's guarantee, but for its scope and budget: the pipeline's count."""
     return tuple(
         note
-        for note in estimator.privacy_.notes
+        for note in (() if estimator.privacy_ is None else estimator.privacy_.notes)
         if not note.startswith(("all ", "epsilon ", "delta ")) and note not in (ALONE, ON_TRUST)
     )

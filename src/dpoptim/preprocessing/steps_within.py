@@ -6,6 +6,7 @@ pays for, made here and now: not by a transformer of others, from a cache, or in
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from sklearn.base import BaseEstimator
@@ -17,6 +18,8 @@ from dpoptim.arguments import real_number
 from dpoptim.estimators.repeats import CountsFits
 from dpoptim.preprocessing.private_step import PrivateStep
 
+EPSILON = "epsilon"
+_parts: ContextVar[bool] = ContextVar("parts", default=False)
 HOLDERS = ("transformers", "steps", "transformer_list")  # of pipelines, and the like
 
 
@@ -49,23 +52,18 @@ def learning_steps(steps: Any) -> list[str]:
 
 
 def charged_steps(pipeline: Pipeline) -> dict[str, PrivateStep]:
-    """The transformers that pay for what they learn, by name.
+    """The transformers before the last step that pay for what they learn, by name.
 
     Raises:
         ValueError: something else of this library learns within a step, or a cache may stand for a
             fit.
     """
-    everything = pipeline.get_params(deep=True)
-    fitted = {
-        name: value
-        for name, value in everything.items()
-        if not isinstance(everything.get(name.rpartition("__")[0]), FrozenEstimator)
-    }
-    refuse_other_learners(fitted, last=pipeline.steps[-1][0])
+    fitted, last = settings_within(pipeline), pipeline.steps[-1][0]
+    refuse_other_learners(fitted, last=last)
     charged = {
         name: step
         for name, step in fitted.items()
-        if isinstance(step, PrivateStep) and step.charged
+        if isinstance(step, PrivateStep) and step.charged and name != last
     }
     cached = [name for name, value in fitted.items() if is_named(name, "memory") and value]
     if charged and cached:
@@ -75,6 +73,16 @@ def charged_steps(pipeline: Pipeline) -> dict[str, PrivateStep]:
             f"{cached[0]}=None."
         )
     return charged
+
+
+def settings_within(pipeline: Pipeline) -> dict[str, Any]:
+    """Steps, and settings of all of them, by name; less what is frozen and never fitted."""
+    everything = pipeline.get_params(deep=True)
+    return {
+        name: value
+        for name, value in everything.items()
+        if not isinstance(everything.get(name.rpartition("__")[0]), FrozenEstimator)
+    }
 
 
 def refuse_other_learners(steps: Mapping[str, Any], *, last: str) -> None:
@@ -118,21 +126,33 @@ def shares_as_given(
 
 
 @contextmanager
-def in_this_process(pipeline: Pipeline) -> Iterator[None]:
+def as_parts(pipeline: Pipeline) -> Iterator[None]:
     """Fit all steps one after the other meanwhile, whatever ``n_jobs`` they have.
 
-    Elsewhere a ledger in memory is out of reach, and nobody knows that steps are only tried.
+    Elsewhere a ledger in memory is out of reach, and nobody knows that steps are only tried. Inner
+    pipelines have no ``epsilon`` meanwhile, and so fit their steps by the budgets these have here.
     """
-    given = {
-        name: value
-        for name, value in pipeline.get_params(deep=True).items()
-        if is_named(name, "n_jobs")
+    held = settings_within(pipeline)
+    given: dict[str, Any] = {
+        name: value for name, value in held.items() if is_named(name, "n_jobs")
     }
-    pipeline.set_params(**dict.fromkeys(given, 1))
+    inner = {
+        f"{name}__{EPSILON}": getattr(step, EPSILON)
+        for name, step in held.items()
+        if isinstance(step, Pipeline) and hasattr(step, EPSILON)
+    }
+    pipeline.set_params(**dict.fromkeys(given, 1), **dict.fromkeys(inner))
+    token = _parts.set(True)
     try:
         yield
     finally:
-        pipeline.set_params(**given)
+        _parts.reset(token)
+        pipeline.set_params(**given, **inner)
+
+
+def is_part(pipeline: Any) -> bool:
+    """Whether another pipeline fits this one, and has given its steps their budgets."""
+    return _parts.get() and pipeline.epsilon is None
 
 
 def is_named(name: str, setting: str) -> bool:
