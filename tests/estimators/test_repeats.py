@@ -26,6 +26,7 @@ from dpoptim.estimators import (
     DPSGDClassifier,
     RepeatedFitWarning,
 )
+from dpoptim.estimators.scope import ALONE
 from dpoptim.preprocessing import DPStandardScaler, PrivatePipeline
 from dpoptim.tuning import DPSearchCV, tune_on_public
 
@@ -115,6 +116,17 @@ def test_a_ledger_counts_for_all(tmp_path: Path) -> None:
     assert len(ledger.entries()) == 7
     assert "all 7 runs on its ledger together: epsilon=" in words[-1]
     assert any("all 7 runs" in note for note in search.best_estimator_.privacy_.notes)
+
+
+def test_fits_that_a_ledger_does_not_know_are_counted_beside_it() -> None:
+    """Those without any, and on others: the last one's ledger knew of one run, and said nothing."""
+    one, fits = logistic().fit(X, Y), 1
+    for _ in range(2):
+        with dpoptim.Ledger(neighboring="zero-out") as ledger:
+            fits += 1
+            notes = one.set_params(ledger=ledger).fit(X, Y).privacy_.notes
+        assert any(note.startswith(f"all {fits} fits of it and its clones") for note in notes)
+        assert ALONE not in notes
 
 
 def test_a_ledger_is_advised_to_who_has_none(tmp_path: Path) -> None:
