@@ -108,6 +108,19 @@ def test_a_pipeline_of_transformers_pays_for_what_it_gives() -> None:
     assert len(ledger.entries()) == 6
 
 
+@pytest.mark.parametrize("epsilon", [0.6, 1.05, 1.5])
+def test_a_budget_for_some_of_the_steps_is_left_whole(epsilon: float) -> None:
+    """The scaler was charged, and then the last step refused: it had been paid for in vain."""
+    ledger = dpoptim.Ledger(neighboring="zero-out", epsilon=epsilon, delta=1e-5)
+    whole = pipeline(scaler(), epsilon=1.0, ledger=ledger)
+    if epsilon > 1.4:
+        whole.fit(X, Y)
+    else:
+        with pytest.raises(dpoptim.BudgetExceeded):
+            whole.fit(X, Y)
+    assert len(ledger.entries()) == (2 if epsilon > 1.4 else 0)
+
+
 @pytest.mark.parametrize("union", [False, True])
 def test_an_inner_pipeline_has_what_the_outer_one_gives(union: bool) -> None:
     ledger = dpoptim.Ledger(neighboring="zero-out")

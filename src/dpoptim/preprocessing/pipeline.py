@@ -128,6 +128,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             ValueError: a last step without a budget, steps under different neighbouring relations,
                 bad shares, persons whom a step does not know, or what a step refuses, which copies
                 of all are tried for; before anything is spent.
+            BudgetExceeded: the ledger does not admit all steps; nothing is charged or drawn.
             RankError: another process has failed, or does not agree.
         """
         if is_part(self):
@@ -183,7 +184,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         epsilons = {name: gdp_epsilon(price, delta) for name, price in spent.items()}
         with_budgets = partial(_budgets, delta=delta, n=n, relation=relation)
         epsilons[self.steps[-1][0]] = final
-        self._try(X, y, params, epsilons, with_budgets)
+        self._ask([*before, self._try(X, y, params, epsilons, with_budgets)], relation)
         with Ledger(neighboring=relation) as own:
             ledger = own if self.ledger is None else self.ledger
             earlier = {entry.id for entry in ledger.entries()}
@@ -207,8 +208,11 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         params: dict[str, Any],
         epsilons: Mapping[str, float],
         with_budgets: Callable[..., AbstractContextManager[None]],
-    ) -> None:
-        """Fit copies of all steps as far as the last one's charge: it says what it would refuse."""
+    ) -> Any:
+        """Fit copies of all steps as far as the last one's charge: it says what it would refuse.
+
+        Returns the event that it would reserve; None: none.
+        """
         copy = clone(self)
 
         def fit(ledger: Ledger) -> None:
@@ -218,7 +222,13 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
 
         with warnings.catch_warnings(), only_tried(), uncounted():
             warnings.simplefilter("ignore")  # they come with the fit
-            event_ahead(fit, copy[-1].neighboring)
+            return event_ahead(fit, copy[-1].neighboring)
+
+    def _ask(self, events: list[Any], relation: str) -> None:
+        """Raise what the ledger would of these events, None left out, once some were charged."""
+        first, *later = [event for event in events if event is not None] or [None]
+        if self.ledger is not None and later:
+            self.ledger.check(first, relation, *later)
 
     def _persons_of_last(
         self, persons: Any, params: dict[str, Any], charged: Mapping[str, PrivateStep]
