@@ -83,7 +83,8 @@ def mistaken(rank: int, how: str) -> str:
             if how == "others" and wrong:
                 private.evaluate(TensorDataset(x, y), **COST)
             elif how == "a failure" and wrong:
-                private.evaluate([(x[0], y[0]), *[(x[0][:3], y[0])] * 49], **COST)  # type: ignore[arg-type]
+                short = [(row[:3], y[0]) for row in x[1:50]]
+                private.evaluate([(x[0], y[0]), *short], **COST)  # type: ignore[arg-type]
             elif how != "none" or not wrong:
                 private.evaluate(TensorDataset(x[:HELD_OUT], y[:HELD_OUT]), **COST)
 

@@ -1,6 +1,7 @@
 """Ranges of numbers to predict: a bound on |y|, or the lowest and the highest y."""
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,18 @@ def test_what_is_learnt_is_never_longer_than_one(low: float, high: float, y: flo
 def test_numbers_in_the_range_come_back(low: float, width: float, at: float) -> None:
     allowed, y = TargetRange.of((low, low + width)), low + at * width
     assert allowed.unscaled(allowed.scaled(np.array([y])))[0] == pytest.approx(y, abs=1e-9 * 1e6)
+
+
+@pytest.mark.parametrize("bound", [(0.0, 1.0), (1e308, 1.7e308)])
+def test_no_warning_tells_of_a_record(bound: Any) -> None:
+    """A single huge number was told of by numpy, which warns of what it divides."""
+    x, y = np.linspace(-1, 1, 40)[:, None], np.zeros(40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for y[7] in (1.7e308, -1.7e308):
+            DPLinearRegression(1.0, 1e-4, data_norm=1.0, target_bound=bound).fit(x, y)
+            for given in ((y, x[:, 0]), (x[:, 0], y)):
+                evaluate_regressor(*given, target_bound=bound, epsilon=1.0, delta=1e-4)
 
 
 @pytest.mark.parametrize(

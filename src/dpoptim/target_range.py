@@ -51,7 +51,8 @@ class TargetRange:
 
         **Guarantee.** Each depends on its own number alone, and is at most 1 long.
         """
-        return np.clip((y - self.middle) / self.half, -1.0, 1.0)
+        with np.errstate(over="ignore"):  # a warning would tell of that number
+            return np.clip((y - self.middle) / self.half, -1.0, 1.0)
 
     def unscaled(self, outputs: Floats) -> Floats:
         """Outputs of a model that learnt them, as numbers like the targets."""

@@ -106,6 +106,25 @@ def test_saved_runs_are_audited(tmp_path: Path, method: str) -> None:
     assert "is missing" in run("audit", "--run", str(tmp_path), "--out", str(out), code=2)
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (("--noise-seed", "1"), "seeded: not for release"),
+        (("--noise-multiplier", "0"), "no noise, nothing promised"),
+    ],
+)
+def test_runs_that_promise_nothing_are_audited_under_that_name(
+    tmp_path: Path, setting: tuple[str, str], said: str
+) -> None:
+    saved, out = str(tmp_path / "run"), str(tmp_path / "audit")
+    short = ("--epochs", "1", "--batch-size", "512", "--no-compare", *setting)
+    run("train", "--data", "digits", "--out", saved, *short)
+    run("audit", "--run", saved, "--trials", "100", "--out", out)
+    document = (tmp_path / "audit" / "audit.json").read_text()
+    assert said in document
+    assert "Infinity" not in document
+
+
 REPLACE: dict[str, Any] = {"noise_multiplier": 1.5, "delta": 1e-5, "neighboring": "replace-one"}
 REPLACED = {  # a record's value turns round: twice the shift
     "dp-ftrl": DPFTRL(1.0).plan(n=600, batch_size=100, epochs=2, **REPLACE),

@@ -108,6 +108,20 @@ def test_a_quote_left_open_and_other_ends_of_csv(tmp_path: Path) -> None:
     assert len(read_table(path).x) == 2  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    "record", ['9,"says "",no', '9,5",no', '9,"5" long",no', '9, "x",no', '9,"open,no']
+)
+def test_a_stray_quotation_mark_takes_no_other_record_along(tmp_path: Path, record: str) -> None:
+    """By the first one the record behind it was no more: one text decided of two records."""
+    path, others = tmp_path / "t.csv", '1,"x",no\n2,",y",yes\n'
+    path.write_text(f"a,b,y\n{record}\n{others}")
+    with pytest.raises(ValueError, match=r"near line \d+: a quotation mark inside of a field, or"):
+        list(read_columns(path))
+    path.write_text(f'a,b,y\r\n9,"says ""x,\r\n""",no\r\n{others}')  # as it is to be written
+    (chunk,) = read_columns(path)
+    assert chunk.columns["b"] == ('says "x,\r\n"', "x", ",y")
+
+
 def test_labels_with_a_nul_are_not_those_without(tmp_path: Path) -> None:
     """numpy's text arrays drop it at the end, and "no" would silently be another label."""
     np.savez(tmp_path / "t.npz", x=np.zeros((2, 1)), y=np.array(["no\0x", "yes"]))

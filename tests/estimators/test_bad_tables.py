@@ -145,6 +145,7 @@ def test_gaps_are_for_an_imputer(fit: str) -> None:
         ("network classifier", TEXTS, "none of the declared classes. Fix"),
         ("linear classifier", LABELS + VALUE, "Unknown label type"),
         ("linear classifier", LABELS.astype(str).astype(object), "none of the declared classes"),
+        ("linear classifier", [*LABELS[:-1], "yes"], "neither all texts nor all numbers. Fix"),
         ("network classifier", DATES[:, 0], "none of the declared classes. Fix"),
         ("linear regressor", TEXTS, "y holds what is not a number. Fix"),
         ("network regressor", TEXTS, "y holds what is not a number. Fix"),

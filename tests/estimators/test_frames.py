@@ -141,7 +141,9 @@ def test_gaps_of_frames_are_gaps() -> None:
             clone(CLASSIFIERS["linear"]).fit(frame, Y)
 
 
-@pytest.mark.parametrize("dtype", ["Int64", "int64[pyarrow]", "boolean", "string", "category"])
+@pytest.mark.parametrize(
+    "dtype", ["Int64", "int64[pyarrow]", "boolean", "string", "category", "object"]
+)
 def test_labels_and_weights_of_pandas(dtype: str) -> None:
     pd = pytest.importorskip("pandas")
     texts = dtype in ("string", "category")

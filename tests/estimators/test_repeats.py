@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import (
+    GridSearchCV,
+    cross_val_score,
+    learning_curve,
+    permutation_test_score,
+)
 
 import dpoptim
 from dpoptim.accounting import gdp_epsilon, gdp_mu
@@ -21,6 +26,7 @@ from dpoptim.estimators import (
     DPSGDClassifier,
     RepeatedFitWarning,
 )
+from dpoptim.estimators.scope import ALONE
 from dpoptim.preprocessing import DPStandardScaler, PrivatePipeline
 from dpoptim.tuning import DPSearchCV, tune_on_public
 
@@ -76,6 +82,21 @@ def test_cross_validation_says_what_all_its_fits_cost(made: Any) -> None:
     assert words[0].startswith(type(made()).__name__)
 
 
+def test_a_clone_that_is_fitted_again_counts_too() -> None:
+    """As `permutation_test_score` does, with each of its clones: it was never said."""
+    with heard() as words:
+        permutation_test_score(logistic(), X, Y, cv=2, n_permutations=3)
+    assert "all 5 fits of it and its clones" in words[-1]
+
+
+def test_streams_of_clones_count_once_each() -> None:
+    """A record is in one chunk of each, and in several streams."""
+    with heard() as words:
+        sizes = {"train_sizes": [0.5, 1.0], "exploit_incremental_learning": True}
+        learning_curve(logistic(), X, Y, cv=3, **sizes)
+    assert "all 2 fits of it and its clones" in words[0]
+
+
 def test_a_network_is_charged_for_its_own_events() -> None:
     one = network()
     with heard():
@@ -95,6 +116,17 @@ def test_a_ledger_counts_for_all(tmp_path: Path) -> None:
     assert len(ledger.entries()) == 7
     assert "all 7 runs on its ledger together: epsilon=" in words[-1]
     assert any("all 7 runs" in note for note in search.best_estimator_.privacy_.notes)
+
+
+def test_fits_that_a_ledger_does_not_know_are_counted_beside_it() -> None:
+    """Those without any, and on others: the last one's ledger knew of one run, and said nothing."""
+    one, fits = logistic().fit(X, Y), 1
+    for _ in range(2):
+        with dpoptim.Ledger(neighboring="zero-out") as ledger:
+            fits += 1
+            notes = one.set_params(ledger=ledger).fit(X, Y).privacy_.notes
+        assert any(note.startswith(f"all {fits} fits of it and its clones") for note in notes)
+        assert ALONE not in notes
 
 
 def test_a_ledger_is_advised_to_who_has_none(tmp_path: Path) -> None:
@@ -171,7 +203,8 @@ def test_as_an_error_it_comes_after_a_fit_that_is_whole() -> None:
     one.fit(X, Y)  # by hand: a note, no warning
     assert any("2 fits" in note for note in one.privacy_.notes)
     others = [clone(one), clone(one)]
-    others[0].fit(X, Y)
+    with pytest.raises(RepeatedFitWarning, match="3 fits"):
+        others[0].fit(X, Y)
     with pytest.raises(RepeatedFitWarning, match="4 fits"):
         others[1].fit(X, Y)
     assert not np.array_equal(others[1].coef_, before)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import dpoptim
 from dpoptim.training.private_training import PrivateTraining
@@ -127,6 +127,8 @@ class NoLabels(Sentences):
         (NoLabels(), "without 'labels'. Fix: outputs="),
         (TensorDataset(torch.zeros(5, 4), torch.zeros(5, 2)), "not one number: .* Fix: outputs="),
         (TensorDataset(torch.zeros(0, 4), torch.zeros(0)), "holds no records"),
+        ([(torch.zeros(4), "ill")], "not one number: .* Fix: outputs="),
+        (DataLoader(TensorDataset(torch.zeros(5, 4))), "got DataLoader. Fix: loader.dataset"),
     ],
 )
 def test_what_cannot_be_scored_is_refused_before_anything_is_spent(
@@ -137,7 +139,7 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_spent(
     with dpoptim.Ledger(neighboring="zero-out") as ledger:
 
         def refused(private: PrivateTraining) -> None:
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises((ValueError, TypeError), match=said):
                 private.evaluate(hold_out, **COST)
 
         in_training(model, data, refused, ledger=ledger)
@@ -197,3 +199,21 @@ def test_nobody_foretells_what_a_hold_out_draws_at_random() -> None:
         drawn.append(data.drawn)
     assert len(drawn[0]) == len(drawn[1]) == 3 * N
     assert not np.isin(*drawn).any()
+
+
+def test_a_record_at_several_places_is_not_scored_at_each() -> None:
+    """Fifty places moved the counts by fifty, and the noise hid one."""
+    data = TensorDataset(torch.randn(N, 4), torch.arange(N) % 2)
+    ledger = dpoptim.Ledger(neighboring="zero-out")
+
+    def scored(private: PrivateTraining) -> None:
+        charged = len(ledger.entries())
+        for again in (Subset(data, [0] * 50), ConcatDataset([data, data])):
+            with pytest.raises(
+                dpoptim.PrivacyError, match="hold_out holds a record more than once"
+            ):
+                private.evaluate(again, epsilon=1.0)
+        assert len(ledger.entries()) == charged
+        private.evaluate(Subset(data, [*range(9)]), epsilon=1.0)
+
+    in_training(nn.Linear(4, 2), data, scored, ledger=ledger)

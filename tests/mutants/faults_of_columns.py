@@ -2,14 +2,17 @@
 labels and owners. For testing detectors only.
 """
 
+import csv
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
-from dpoptim.data import encoding, numbers
+from dpoptim.data import encoding, numbers, table_files
 from dpoptim.missing import is_missing
 from dpoptim.preprocessing import one_hot
 from dpoptim.preprocessing.one_hot import DPOneHot
@@ -29,6 +32,21 @@ def values_as_their_column_holds_them() -> Iterator[None]:
 def labels_as_their_column_holds_them() -> Iterator[None]:
     """A word among labels makes text of all of them, which are in no class then."""
     with patch.object(numbers, "label_text", lambda label: label):
+        yield
+
+
+@contextmanager
+def texts_up_to_the_next_quotation_mark() -> Iterator[None]:
+    """A stray quotation mark takes the records with it that follow, up to the next one."""
+
+    def reader(lines: Any, delimiter: str, strict: bool) -> Any:
+        return csv.reader(lines, delimiter=delimiter)
+
+    anything = re.compile(".*", re.DOTALL)
+    with (
+        patch.object(table_files, "csv", SimpleNamespace(**vars(csv) | {"reader": reader})),
+        patch.object(table_files, "whole_record", lambda separator: anything),
+    ):
         yield
 
 

@@ -17,6 +17,7 @@ from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.gate import FilteredGate, Gate, planned
+from dpoptim.training import hold_out_scores
 from dpoptim.training.batches import privacy_units
 from dpoptim.training.batches.privacy_units import Units
 from dpoptim.training.checkpoints.rank_files import Place, RankFile
@@ -129,3 +130,8 @@ def records_elsewhere_taken_up() -> AbstractContextManager[Any]:
 def repeated_records_served() -> AbstractContextManager[Any]:
     """Every place of a data set is thought to be a record of its own."""
     return patch.object(privacy_units, "refuse_repeated_records", lambda train_set: None)
+
+
+def repeated_records_scored() -> AbstractContextManager[Any]:
+    """Nobody looks whether a hold-out has a record at several places."""
+    return patch.object(hold_out_scores, "refuse_repeated_records", lambda data, name: None)

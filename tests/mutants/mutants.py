@@ -249,6 +249,12 @@ MUTANTS: tuple[Mutant, ...] = (
         _r.repeated_records_served,
         "repeated records",
     ),
+    Mutant(
+        "a record at several places is scored at each",
+        "hold_out_scores.refuse_repeated_records",
+        _r.repeated_records_scored,
+        "repeated records",
+    ),
     # clipping
     Mutant(
         "one layer not clipped",
@@ -882,6 +888,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "dates beyond the public bounds not cut",
         "data.encoding.scaled",
         _t.dates_not_cut,
+        "encoding",
+    ),
+    Mutant(
+        "records read up to the next quotation mark",
+        "data.table_files.csv_rows",
+        _columns.texts_up_to_the_next_quotation_mark,
         "encoding",
     ),
     Mutant(

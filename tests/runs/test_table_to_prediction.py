@@ -204,7 +204,7 @@ def test_columns_come_along_beside_the_predictions(trained: Path, tmp_path: Path
         assert list(csv.reader(file)) == found, "as it was"
 
 
-def test_predictions_do_not_replace_the_records(tmp_path: Path) -> None:
+def test_predictions_do_not_replace_records_or_model(tmp_path: Path) -> None:
     """Nor by another path to the same file; before a model is looked at."""
     table = write_table(tmp_path / "t.csv", records(5, 0))
     (tmp_path / "link.csv").symlink_to(table)
@@ -213,6 +213,12 @@ def test_predictions_do_not_replace_the_records(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="would replace the records to predict"):
             predict_file(tmp_path / "run", table, out)
     assert table.read_bytes() == before
+    (tmp_path / "model.pt").touch()
+    with pytest.raises(ValueError, match="would replace the model"):
+        predict_file(tmp_path, table, tmp_path / "model.pt")
+    for out in (tmp_path, tmp_path / "none" / "p.csv"):
+        with pytest.raises(ValueError, match="a file's name, in a folder that is there"):
+            predict_file(tmp_path, table, out)
 
 
 def test_a_number_is_predicted_in_its_units(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, rand
 
 import dpoptim
 from dpoptim.audit.repeated import WAYS, repeated_records
+from dpoptim.training import hold_out_scores
 from dpoptim.training.batches import privacy_units
 from dpoptim.training.batches.repeated_records import refuse_repeated_records
 
@@ -177,3 +178,5 @@ def test_without_the_check_a_record_would_count_twice(monkeypatch: pytest.Monkey
     assert repeated_records() == ""
     monkeypatch.setattr(privacy_units, "refuse_repeated_records", lambda train_set: None)
     assert repeated_records().count("clip norms") == len(WAYS)
+    monkeypatch.setattr(hold_out_scores, "refuse_repeated_records", lambda data, name: None)
+    assert repeated_records().count("count of scores by 2") == len(WAYS)

@@ -3,6 +3,7 @@ winner leaves.
 """
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,16 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 def base(**settings: Any) -> DPLogisticRegression:
     return DPLogisticRegression(data_norm=4.0, classes=range(10), **settings)
+
+
+def test_no_trial_is_heard_of() -> None:
+    """Weights beyond all numbers, times zeros of held-out records: numpy warned of those."""
+    x = np.eye(4)[np.arange(200) % 4]
+    line = DPLogisticRegression(data_norm=1.0, classes=[0, 1])
+    grid = {"step_size": [1e300], "clip_norm": [1e8]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DPSearchCV(line, grid, epsilon=4.0, delta=1e-5, noise_seed=3).fit(x, np.arange(200) % 2)
 
 
 def test_it_finds_good_settings_within_the_budget() -> None:
@@ -213,6 +224,8 @@ def test_classes_may_be_read_off_y_once_for_all_trials() -> None:
     np.testing.assert_array_equal(read.classes_, ["no", "yes"])
     np.testing.assert_array_equal(read.predict_proba(x), public.predict_proba(x))
     assert READ_OFF in read.privacy_.notes
+    again = clone(read.best_estimator_).fit(x, y)
+    assert READ_OFF in again.privacy_.notes
     assert READ_OFF not in public.privacy_.notes
     assert read.estimator.classes is None
 

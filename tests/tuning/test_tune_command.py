@@ -75,7 +75,10 @@ def test_a_private_search_is_one_charge_and_predicts(
     said = [line.split(",")[0] for line in predicted.read_text().splitlines()[1:]]
     assert np.mean([a == b for a, b in zip(labels, said, strict=True)]) > 0.9
     # nothing is left: a second search is refused, and what is there is not replaced
-    assert "holds a search" in run(*arguments, code=2)
+    assert "is not empty" in run(*arguments, code=2)
+    alone = (*arguments[: arguments.index("--ledger")], "--out", str(tmp_path / "alone"))
+    assert "this fit alone: others on the same records add to it" in run(*alone)
+    assert "this fit alone" not in text
     again = (*arguments[:-1], str(tmp_path / "again"))
     assert "over the budget" in run(*again, code=2)
 

@@ -30,7 +30,6 @@ import dp_accounting as dp
 
 from dpoptim.accounting.balance import BudgetExceeded, Remaining
 from dpoptim.accounting.budget import FilterKind
-from dpoptim.accounting.canonical import canonical
 from dpoptim.accounting.event_json import event_text
 from dpoptim.accounting.guarantee import neighboring_name
 from dpoptim.accounting.ledger_records import LedgerRecords
@@ -40,6 +39,7 @@ from dpoptim.accounting.ledger_refusals import (
     refuse_former_holder,
     refuse_other_neighbours,
     refuse_to_resume,
+    require_accountant,
 )
 from dpoptim.accounting.ledger_runs import Reservation, Runs
 from dpoptim.accounting.ledger_schema import Entry, Kind
@@ -151,7 +151,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
                     "checkpoint. Fix: resume from the checkpoint that was saved last."
                 )
             # may take seconds, so not inside the transaction
-            self._admit(event, neighboring, runs)
+            self._admit((event,), neighboring, runs)
             of = [] if self.unit == runs.unit else [Entry(Kind.UNIT, name, begun, body=self.unit)]
             return [entry, *of, *saved]
 
@@ -160,11 +160,12 @@ class Ledger(KnowsOpacus, LedgerRecords):
             self.made.append(entry.run)
             return self._runs.by_id[entry.run]
 
-    def check(self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation) -> None:
-        """Raises what `reserve` would raise for this event now; writes nothing."""
-        event_text(event)
+    def check(
+        self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation, *later: dp.DpEvent
+    ) -> None:
+        """Raises what `reserve` would raise now for this event and, after it, for `later` ones."""
         with self._lock:
-            self._admit(event, neighboring, self._sync())
+            self._admit((event, *later), neighboring, self._sync())
 
     def commit(self, reservation: Reservation) -> None:
         """Mark the run as completed, which counted before and counts after. Twice is harmless.
@@ -333,7 +334,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
                     return
 
     def _admit(
-        self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation, runs: Runs
+        self, events: Sequence[dp.DpEvent], neighboring: str | dp.NeighboringRelation, runs: Runs
     ) -> None:
         refuse_other_neighbours(
             runs,
@@ -343,6 +344,6 @@ class Ledger(KnowsOpacus, LedgerRecords):
             printable(self.dataset),
             self._where,
         )
-        canonical(event)  # an event that no accountant can read is refused without a budget, too
+        require_accountant(events)
         if self.budget is not None:
-            runs.admit(event, self.budget, self.dataset)
+            runs.admit(events, self.budget, self.dataset)

@@ -3,8 +3,11 @@
 ``where`` names the ledger in messages.
 """
 
+from collections.abc import Sequence
+
 import dp_accounting as dp
 
+from dpoptim.accounting.canonical import canonical
 from dpoptim.accounting.event_json import event_text
 from dpoptim.accounting.ledger_runs import DONE, Reservation, Runs
 from dpoptim.errors import LedgerError, TakenUpElsewhereError
@@ -61,6 +64,16 @@ def refuse_other_neighbours(
             "guarantees of records and of persons do not add up. Fix: persons=, the owner of each "
             f"record, in all runs or in none; or a ledger of {dataset!r} for each."
         )
+
+
+def require_accountant(events: Sequence[dp.DpEvent]) -> None:
+    """TypeError or ValueError for an event without a stored form, or that no accountant reads.
+
+    Without a budget, too.
+    """
+    for event in events:
+        event_text(event)
+        canonical(event)
 
 
 def refuse_to_resume(

@@ -108,11 +108,15 @@ class Runs:
         self.charges(budget)
         return budget.why_nothing_is_returned(self._whole[list(self.by_id).index(run.id)])
 
-    def admit(self, event: dp.DpEvent, budget: Budget, dataset: str) -> None:
-        """BudgetExceeded if the budget does not admit one more run of this event."""
-        short = budget.shortfall(self.charges(budget), event)
-        if short is not None:
-            raise refusal(budget, short, runs=len(self.by_id), dataset=dataset)
+    def admit(self, events: Sequence[dp.DpEvent], budget: Budget, dataset: str) -> None:
+        """BudgetExceeded if the budget does not admit runs of these events, one after the other."""
+        charges = self.charges(budget)
+        for place, event in enumerate(events):
+            if place:  # the one before it is there then
+                charges = [*charges, budget.charge(events[place - 1], len(charges) + 1)[0]]
+            short = budget.shortfall(charges, event)
+            if short is not None:
+                raise refusal(budget, short, runs=len(charges), dataset=dataset)
 
 
 def _begun(run: Reservation, body: str) -> Reservation:

@@ -21,7 +21,7 @@ def verify(store: LedgerStore, budget: Budget | None, neighboring: str, digest: 
     seen = {at.digest}
     for entry in entries:
         if entry.kind == Kind.RESERVED and budget is not None:
-            runs.admit(event_from_json(json.loads(entry.body)), budget, store.settings.dataset)
+            runs.admit([event_from_json(json.loads(entry.body))], budget, store.settings.dataset)
         at = entry.after(at)
         seen.add(at.digest)
         runs.add([entry], at)

@@ -12,6 +12,8 @@ from dpoptim.audit.finding import CONFIDENCE, WEAK, Finding, finding
 from dpoptim.files import write_atomically
 from dpoptim.runs.verify import verify_run
 
+UNPROMISED = "no noise, nothing promised"
+
 
 def chosen(method: str) -> list[str]:
     """The audits that a name stands for: itself, ``all``, or those that begin with it.
@@ -34,15 +36,13 @@ def audit_run(directory: Path, *, trials: int, seed: int) -> list[Finding]:
         ValueError: the plan promises more than its settings give, or the certificate something
             else than the plan.
     """
-    plan = verify_run(directory).plan  # refuses an edited promise
-    promised = plan.guarantee
-    name = f"run {directory.name}"
+    verified = verify_run(directory)  # refuses an edited promise
+    plan, written = verified.plan, verified.certificate["guarantee"]
+    doubts = [] if written["status"] == "proven" else [written["status"]]
+    name = "; ".join([f"run {directory.name}", *doubts, *written["notes"]])
     if plan.noise_multiplier == 0:
-        return [
-            replace(
-                finding(promised.epsilon, 0.0, 0.0, 0), method=f"{name}: no noise, nothing promised"
-            )
-        ]
+        nothing = finding(plan.guarantee.epsilon, 0.0, 0.0, 0)
+        return [replace(nothing, method=name, verdict=UNPROMISED, expected=UNPROMISED)]
     return [replace(attack(plan, trials, seed), method=name)]
 
 

@@ -32,6 +32,10 @@ RECORDS = [  # each with something that no other has
 ]
 
 
+# a text between quotation marks, as programs write it that do not double those inside
+STRAY = ("50", "2020-03-01", '"said ""')
+
+
 def features(records: Sequence[tuple[str, ...]], schema: Schema) -> Floats:
     """The records' features as `dpoptim train` reads them from a file."""
     with TemporaryDirectory() as folder:
@@ -51,8 +55,23 @@ def encoding() -> str:
         if not np.array_equal(others, np.delete(together, place, axis=0)):
             found.append(f"refuted: without {record} the features of others are not the same")
             break
+    found += stray_marks(schema)
     assert schema.row_norm is not None
     longest = float(np.linalg.norm(together, axis=1).max())
     if longest > schema.row_norm * (1 + 1e-6):
         found.append(f"refuted: a record is {longest:.4g} long, {schema.row_norm:.4g} is promised")
     return "; ".join(found)
+
+
+def stray_marks(schema: Schema) -> list[str]:
+    """Records that decide how others are read, by a quotation mark; a table may be refused."""
+    records = [(age, since, f'"{town}"') for age, since, town in RECORDS]
+    together = features(records, schema)
+    for place in range(len(records)):
+        try:
+            others = features([*records[:place], STRAY, *records[place + 1 :]], schema)
+        except ValueError:
+            continue
+        if not np.array_equal(np.delete(others, place, 0), np.delete(together, place, 0)):
+            return [f"refuted: with {STRAY} in its place, others are read otherwise"]
+    return []

@@ -1,5 +1,6 @@
 """Findings of audits on claims, and verdicts."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -48,7 +49,8 @@ class Finding:
         return self.verdict in (self.expected, WEAK)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """A dictionary that strict JSON can hold, which has no infinity."""
+        return asdict(self) | ({} if math.isfinite(self.claimed) else {"claimed": "inf"})
 
 
 def gaussian_finding(found: Any, claimed_mu: float) -> Finding:

@@ -1,6 +1,7 @@
-"""Data sets that hold a record at several places, in loops without noise: to be refused."""
+"""Data sets that hold a record at several places, trained on or scored: to be refused."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from dpoptim.errors import PrivacyError
+from dpoptim.evaluation import ClassifierScores
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
 
@@ -35,15 +37,17 @@ WAYS: dict[str, Callable[[Tensor], Any]] = {
 
 
 def repeated_records() -> str:
-    """Blank one record, and see how far the sum moves."""
+    """Blank one record, and see how far the sum and the counts of scores move."""
     found = []
     for name, make in WAYS.items():
-        try:
+        with suppress(PrivacyError):
             moved = float((sum_of(make(records(1.0))) - sum_of(make(records(0.0)))).norm())
-        except PrivacyError:
-            continue
-        if moved > CLIP_NORM:
-            found.append(f"{name} moves the sum by {moved / CLIP_NORM:.2f} clip norms")
+            if moved > CLIP_NORM:
+                found.append(f"{name} moves the sum by {moved / CLIP_NORM:.2f} clip norms")
+        with suppress(PrivacyError):
+            counts = float((counts_of(make(records(1.0))) - counts_of(make(records(0.0)))).max())
+            if counts > 1.5:
+                found.append(f"{name} moves a count of scores by {counts:.0f}")
     return f"refuted: {'; '.join(found)}" if found else ""
 
 
@@ -52,6 +56,26 @@ def records(first: float) -> Tensor:
     x = torch.arange(1.0, 2 * RECORDS + 1).reshape(RECORDS, 2)
     x[0] *= first
     return x
+
+
+def counts_of(hold_out: Any) -> Tensor:
+    """Correct and wrong predictions, by noise that repeats; a blank record is of no class."""
+
+    def outputs(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        return model(batch[0]), batch[0][:, 0].sign() - 1
+
+    model = nn.Linear(2, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    n = len(hold_out)
+    plan = DPSGD(CLIP_NORM).plan(
+        n=1, batch_size=1, steps=1, noise_multiplier=1.0, delta=1e-3, neighboring="zero-out"
+    )
+    with attach(plan, model, optimizer, TensorDataset(records(1.0)[:1])) as private:
+        scores = private.evaluate(hold_out, epsilon=1.0, n=n, outputs=outputs, noise_seed=1)
+    assert isinstance(scores, ClassifierScores)
+    return torch.from_numpy(scores.confusion)
 
 
 def sum_of(train_set: Any) -> Tensor:

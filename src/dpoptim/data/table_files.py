@@ -3,8 +3,9 @@
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,6 +27,22 @@ WHAT_AND_FIX = ("a file that can be read", "save it again as UTF-8 text")  # of 
 OF_EXCEL = ["sep=", ""]  # a line before the names, which says what is between columns
 
 TABLE_ENDINGS = (".csv", *arrow_files.ENDINGS)
+
+
+class Kept:
+    """Lines of a file as they are read, and those since ``kept`` was cleared."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = iter(lines)
+        self.kept: list[str] = []
+
+    def __iter__(self) -> "Kept":
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.kept.append(line)
+        return line
 
 
 @dataclass(frozen=True)
@@ -115,11 +132,21 @@ def separator_of(path: Path, encoding: str = UTF8) -> str:
     return next((each for each in SEPARATORS if each in first), SEPARATORS[0])
 
 
+@cache
+def whole_record(separator: str) -> re.Pattern[str]:
+    """A record's text: fields in quotation marks, doubled inside, and others without any."""
+    field = rf'(?:"(?:[^"]++|"")*+"|[^"\r\n{re.escape(separator)}]*+)'
+    return re.compile(rf"{field}(?:{re.escape(separator)}{field})*+[\r\n]*+")
+
+
 class csv_rows:  # noqa: N801, a context manager, named as a function
     """Open a CSV file (gzipped or not) as an iterator of rows; blank lines are left out.
 
     Raises:
         ValueError: at whatever row the file is damaged.
+
+    **Guarantee.** No record decides how others are read: `whole_record` has an even number of
+    quotation marks, so a stray one would leave the last field open, which is refused.
     """
 
     def __init__(self, path: Path, encoding: str, *, header_only: bool = False) -> None:
@@ -141,9 +168,10 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
             raise self._explained(error, 0) from None
 
     def _rows(self) -> Iterator[list[str]]:
-        path = self._path
-        reader = csv.reader(self._text, delimiter=self._separator)
+        path, lines = self._path, Kept(self._text)
+        reader = csv.reader(lines, delimiter=self._separator, strict=True)
         while True:
+            lines.kept.clear()
             try:
                 with decoding(path, *WHAT_AND_FIX):
                     row = next(reader, None)
@@ -156,20 +184,25 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
                     f"{path}, line {reader.line_num}: a NUL character. Fix: the file is damaged; "
                     'or it is UTF-16 without a mark, then encoding = "utf-16-le" in its schema.'
                 )
+            text = "".join(lines.kept)
+            if '"' in text and not whole_record(self._separator).fullmatch(text):
+                raise self._stray(reader.line_num)
             if row:
                 yield row
+
+    def _stray(self, line: int) -> ValueError:
+        return ValueError(
+            f"{self._path}, near line {line}: a quotation mark inside of a field, or one that is "
+            f"left open, or a field of more than {csv.field_size_limit():,} characters. Fix: put "
+            "fields with quotation marks into quotation marks and double those inside, as pandas' "
+            "to_csv does."
+        )
 
     def _explained(self, error: ValueError, line: int) -> ValueError:
         if "(Unicode" in str(error):
             text = getattr(self, "_text", None)  # whose mark may say something else
             return undecodable(self._path, text.encoding if text else self._encoding)
-        if "(Error)" in str(error):  # csv.Error: a field beyond its limit
-            return ValueError(
-                f"{self._path}, near line {line + 1}: a field of more than "
-                f"{csv.field_size_limit():,} characters. Fix: close the quotation mark that was "
-                "left open there, or shorten the text."
-            )
-        return error
+        return self._stray(line) if "(Error)" in str(error) else error  # csv.Error
 
 
 def header_of(path: Path, rows: Iterator[list[str]], encoding: str) -> list[str]:

@@ -62,8 +62,8 @@ class Fits(ABC):
         """Train; see ``fit``."""
 
     def _fitted(self, given: Given) -> Self:
-        if given.chunk:
-            with uncounted():  # a record is in one chunk alone
+        if given.chunk and hasattr(self, "_chunks"):
+            with uncounted():  # a record is in one chunk alone; the first one counts for all
                 self._learn(given)
         else:
             self._learn(given)

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpoptim.arguments import positive_number, real_number, whole_number
 from dpoptim.data.sparse_rows import SparseRows, rows_at_once
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.estimators.chunks import Chunks
+from dpoptim.estimators.chunks import Chunks, over_chunks, refuse_change
 from dpoptim.estimators.persons import of_persons, per_person, units_in
 from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.settings import Delta, PrivateSettings
@@ -88,7 +88,7 @@ class LinearFit(PrivateSettings):
         ranks.arrive("fit")
         earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
         if earlier is not None:
-            earlier.refuse_change(self.neighboring, by_person=owners is not None)
+            refuse_change(self.privacy_, self.neighboring, by_person=owners is not None)
         if owners is not None:
             x, y, shares, weights = of_persons(
                 owners,
@@ -143,10 +143,13 @@ class LinearFit(PrivateSettings):
         self._weights: NDArray[np.float64] = (
             solution.numpy().reshape(model.outputs, model.columns).copy()
         )
-        this = (self._weights, n, guarantee)
-        self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
+        if earlier is None:
+            self._chunks = Chunks(self._weights, n)
+        else:
+            self._chunks = earlier.followed_by(self._weights, n)
+            guarantee = over_chunks(self.privacy_, guarantee)
         self._weights = self._chunks.weights
-        fit = Fit(budget.event(self.neighboring), self._chunks.guarantee, n)
+        fit = Fit(budget.event(self.neighboring), guarantee, n)
         self.privacy_ = ranks.from_first(lambda: self._counted(fit))
         return self._weights
 

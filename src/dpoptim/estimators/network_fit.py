@@ -18,7 +18,7 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.arguments import one_of, positive_number, real_number, whole_number
 from dpoptim.data.sparse_rows import rows_at_once
-from dpoptim.estimators.chunks import Chunks
+from dpoptim.estimators.chunks import Chunks, over_chunks, refuse_change
 from dpoptim.estimators.data_sets import data_set_of
 from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import owners_of, units_in
@@ -98,7 +98,7 @@ class NetworkFit(PrivateSettings):
         earlier: Chunks | None = getattr(self, "_chunks", None) if given.chunk else None
         owners = owners_of(x, given.persons, self.rows_per_person)
         if earlier is not None:
-            earlier.refuse_change(self.neighboring, by_person=owners is not None)
+            refuse_change(self.privacy_, self.neighboring, by_person=owners is not None)
         features, (unit, units) = x.shape[1], units_in(x, owners)
         weights = weights_of_rows(given.weights, rows=len(x))
         n = public_number_of_records(self.n, units, self.neighboring)
@@ -156,9 +156,11 @@ class NetworkFit(PrivateSettings):
         self.network_: nn.Sequential = network.eval()
         self.optimizer_, self.learning_rate_ = str(by), start
         guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
-        this = (np.zeros(0), n, guarantee)  # the network itself is what goes on
-        self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
-        self.privacy_ = self._counted(Fit(plan.event, self._chunks.guarantee, n))
+        if earlier is None:
+            self._chunks = Chunks(np.zeros(0), n)  # the network itself is what goes on
+        else:
+            guarantee = over_chunks(self.privacy_, guarantee)
+        self.privacy_ = self._counted(Fit(plan.event, guarantee, n))
 
     def _plan(
         self,

@@ -38,8 +38,9 @@ class RepeatedFitWarning(UserWarning):
     """Clones of an estimator were fitted, as a search does: what all fits cost together.
 
     It comes after 2, 4, 8, ... fits, and after one on more records than all before, which ends a
-    search; the notes of every ``privacy_`` have it, too. An error by ``warnings``' filters, it
-    comes when a fit is done and charged.
+    search (if that is a clone's second fit, after the next clone's first). The notes of every
+    ``privacy_`` have it, too. An error by ``warnings``' filters, it comes when a fit is done and
+    charged.
     """
 
 
@@ -70,7 +71,9 @@ class FitCount:
 
     def __init__(self, *, arrived: bool = False) -> None:
         self._fits: list[Fit] = []
+        self._ledgers: set[str] = set()  # that they were charged to; "": none
         self._arrived, self._sent = arrived, False
+        self._due = False  # whether the time to warn has come, and it was a fit by hand
         self._unsaid, self._fix = "", ""
 
     def __repr__(self) -> str:
@@ -92,12 +95,14 @@ class FitCount:
         # after 2, 4, 8, ... fits; and for the whole table after its folds, as a search ends
         largest = max((each.records for each in self._fits), default=0)
         self._fits.append(fit)
-        timely = math.log2(len(self._fits)).is_integer() or fit.records > largest
+        self._ledgers.add("" if ledger is None else ledger.id)
+        self._due |= math.log2(len(self._fits)).is_integer() or fit.records > largest
         scope = self._scope(ledger, fit.guarantee.delta)
         self._fix = FIX + (LEDGER if ledger is None else "")
         if self._arrived:  # always the same words, which are shown once in each process
             self._unsaid = ARRIVED
-        elif self._has_company and timely and not by_hand:
+        elif self._has_company and self._due and not by_hand:
+            self._due = False
             self._unsaid = "; ".join(note for note in scope if note != ALONE)
         return with_scope(fit.guarantee, scope)
 
@@ -106,12 +111,12 @@ class FitCount:
         return len(self._fits) > 1 or self._sent or self._arrived
 
     def _scope(self, ledger: Ledger | None, delta: float) -> tuple[str, ...]:
-        if ledger is not None:
-            return scope_on_ledger(ledger, delta)
-        if not self._has_company:
-            return (ALONE,)
+        on_ledger = (ALONE,) if ledger is None else scope_on_ledger(ledger, delta)
+        # nothing beside a ledger that knows of all of them
+        if not self._has_company or (ledger is not None and len(self._ledgers) == 1):
+            return on_ledger
         counted = f"all {len(self._fits)} fits of it and its clones: {self.together()}"
-        return (ALONE, counted, *([ELSEWHERE] if self._sent or self._arrived else []))
+        return (*on_ledger, counted, *([ELSEWHERE] if self._sent or self._arrived else []))
 
     def together(self) -> Guarantee:
         """The price of all fits that protect the same units in the same relation as the last.
@@ -146,6 +151,7 @@ class CountsFits(BaseEstimator):
     """Base of everything that learns privately in scikit-learn's manner."""
 
     ledger: Ledger | None
+    privacy_: Any  # the `Guarantee` of the last fit; None where nothing was read
 
     def __sklearn_clone__(self) -> Any:
         clone: Any = super().__sklearn_clone__()

@@ -8,12 +8,13 @@ from dpoptim.arguments import whole_number
 
 ON_TRUST = "on trust: preprocessing and settings were not read off these records"
 ALONE = "this fit alone: others on the same records add to it, and no ledger counts them"
+ON_LEDGER = "runs on its ledger together"
 
 
 def scope_on_ledger(ledger: Ledger, delta: float) -> tuple[str, ...]:
     """Notes on the cost of all runs on a ledger together, if there are several."""
     runs = len(ledger.entries())
-    return (f"all {runs} runs on its ledger together: {ledger.spent(delta)}",) if runs > 1 else ()
+    return (f"all {runs} {ON_LEDGER}: {ledger.spent(delta)}",) if runs > 1 else ()
 
 
 def with_scope(guarantee: Guarantee, scope: tuple[str, ...]) -> Guarantee:

@@ -159,13 +159,31 @@ def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
     y = one_axis("y", y, warn=True)
     if len(y) != rows:
         raise ValueError(UNEQUAL)
-    if y.dtype == object and any(map(is_gap, y)):
-        raise ValueError("y has missing labels. Fix: drop those records, or give them a class.")
+    if y.dtype == object:
+        if any(map(is_gap, y)):
+            raise ValueError("y has missing labels. Fix: drop those records, or give them a class.")
+        y = of_one_kind(y)
     # which would tell how many labels differ, or that one is NaN
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         warnings.simplefilter("ignore", UserWarning)
         check_classification_targets(y)
     return y
+
+
+def of_one_kind(labels: NDArray[Any]) -> NDArray[Any]:
+    """Labels held as objects: all texts, as they are, or numbers and truth values as numbers.
+
+    Raises:
+        ValueError: there are others, or several kinds.
+    """
+    texts = {isinstance(label, str) for label in labels}
+    numbers = labels if texts == {True} else one_axis("y", labels.tolist())
+    if len(texts) > 1 or (numbers.dtype == object and texts != {True}):
+        raise ValueError(
+            "Unknown label type: y has labels that are neither all texts nor all numbers. Fix: "
+            "labels of one type, such as y.astype(str), and classes= alike."
+        )
+    return numbers
 
 
 def class_numbers(

@@ -110,7 +110,7 @@ def outputs_alone(
                     collate([hold_out[row]]),
                 )
                 output, target = outputs(model, batch)
-                if target.numel() != 1:
+                if not isinstance(target, Tensor) or target.numel() != 1:
                     raise ValueError(
                         "a target of hold_out is not one number: scores are of one class or number "
                         "a record. Fix: outputs=, which returns a record's outputs and its target."

@@ -112,8 +112,9 @@ def evaluate_regressor(
     allowed = TargetRange.of(target_bound)
     bound = allowed.half
     level = real_number("confidence", confidence)
-    found = number_array("predictions", predictions) - allowed.middle
-    true = number_array("y", y) - allowed.middle
+    with np.errstate(over="ignore"):  # a warning would tell of a record
+        found = number_array("predictions", predictions) - allowed.middle
+        true = number_array("y", y) - allowed.middle
     if found.ndim != 1 or found.shape != true.shape:
         raise ValueError("predictions and y must have one number for each record, of shape (n,).")
     if not 0 < level < 1:
@@ -159,7 +160,7 @@ def evaluate_regressor(
         confidence=level,
         variance=scattered[0],
     )
-    unit = 4 * bound**2
+    unit = 4 * bound * bound  # infinite where its square is
     scaled = Interval(
         unit * squared_error.value, unit * squared_error.low, unit * squared_error.high, level
     )

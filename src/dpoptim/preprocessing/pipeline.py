@@ -9,15 +9,16 @@ from functools import partial
 from typing import Any, Literal, Self
 
 import dp_accounting
-from sklearn.base import BaseEstimator, clone
+from sklearn import get_config
+from sklearn.base import clone
 from sklearn.pipeline import Pipeline
-from sklearn.utils import get_tags
+from sklearn.utils.metaestimators import available_if
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import positive_number, real_number
+from dpoptim.arguments import positive_number
 from dpoptim.data.sparse_rows import TWO_AXES, shape_of
 from dpoptim.data.unquoted import NO_COLUMNS
 from dpoptim.distributed.alone import alone
@@ -30,6 +31,14 @@ from dpoptim.gate import event_ahead
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.preprocessing.handed_on import packed, unpack
 from dpoptim.preprocessing.private_step import PrivateStep, only_tried
+from dpoptim.preprocessing.steps_within import (
+    as_parts,
+    charged_steps,
+    is_part,
+    learning_steps,
+    private_steps,
+    shares_as_given,
+)
 from dpoptim.statistics import price_of
 
 MOST_SHARE = 0.3  # of mu^2, for all preprocessing together
@@ -42,14 +51,16 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
     Args:
         steps: as for scikit-learn's ``Pipeline``; `ColumnTransformer` and the like may hold the
             transformers. Steps that are not of `dpoptim` must not learn from the data: they are on
-            trust, and those that have something to learn are named in the notes.
+            trust, and those that have something to learn are named in the notes. All are fitted in
+            this process, whatever ``n_jobs`` says.
         epsilon, delta: the budget of everything that a fit learns. What the steps say of their own
             is not used.
         shares: of the budget's mu^2, by the name of a charged step (as in ``get_params``); None:
             what each needs for a precision of a hundredth of the columns' ranges, at most 0.3 for
             all; functions of public numbers.
         ledger: where everything is charged; None: nowhere.
-        memory, verbose, transform_input: as for ``Pipeline``.
+        memory: as for ``Pipeline``; None where a step is charged.
+        verbose, transform_input: as for ``Pipeline``.
 
     Attributes:
         privacy_: `Guarantee` of everything that the last ``fit`` learnt; also of the last step.
@@ -94,6 +105,14 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         self.shares = shares
         self.ledger = ledger
 
+    def __getitem__(self, ind: Any) -> Any:
+        """A step; or those of a slice, on the same budget and ledger if they are fitted again."""
+        found = super().__getitem__(ind)
+        if isinstance(ind, slice):
+            found.set_params(epsilon=self.epsilon, delta=self.delta, ledger=self.ledger)
+            found._fit_count = self._count
+        return found
+
     def fit(self, X: Any, y: Any = None, *, persons: Any = None, **params: Any) -> Self:
         """Fit every step on its share of the budget.
 
@@ -109,8 +128,11 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             ValueError: a last step without a budget, steps under different neighbouring relations,
                 bad shares, persons whom a step does not know, or what a step refuses, which copies
                 of all are tried for; before anything is spent.
+            BudgetExceeded: the ledger does not admit all steps; nothing is charged or drawn.
             RankError: another process has failed, or does not agree.
         """
+        if is_part(self):
+            return super().fit(X, y, **params)
         with all_ranks() as ranks:
             agree_on_all(self, X, y, ranks)
 
@@ -129,6 +151,13 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                 unpack(self, handed)
         self._warn_of_repeats()
         return self
+
+    @available_if(lambda self: hasattr(self.steps[-1][1], "transform"))  # type: ignore[untyped-decorator]
+    def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
+        """``fit``, and what its steps make of X; of a pipeline whose last step transforms."""
+        if is_part(self):
+            return super().fit_transform(X, y, **params)
+        return self.fit(X, y, **params).transform(X)
 
     def _learn(self, X: Any, y: Any, persons: Any, params: dict[str, Any]) -> None:
         last, charged = self._steps_with_budgets()
@@ -155,11 +184,12 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         epsilons = {name: gdp_epsilon(price, delta) for name, price in spent.items()}
         with_budgets = partial(_budgets, delta=delta, n=n, relation=relation)
         epsilons[self.steps[-1][0]] = final
-        self._try(X, y, params, epsilons, with_budgets)
+        self._ask([*before, self._try(X, y, params, epsilons, with_budgets)], relation)
         with Ledger(neighboring=relation) as own:
             ledger = own if self.ledger is None else self.ledger
             earlier = {entry.id for entry in ledger.entries()}
-            with with_budgets(steps_with(epsilons, self), ledger=ledger), uncounted():
+            budgets = with_budgets(steps_with(epsilons, self), ledger=ledger)
+            with budgets, uncounted(), as_parts(self):
                 super().fit(X, y, **params)
             events = [entry.event for entry in ledger.entries() if entry.id not in earlier]
             for step in private_steps(self):
@@ -178,23 +208,34 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         params: dict[str, Any],
         epsilons: Mapping[str, float],
         with_budgets: Callable[..., AbstractContextManager[None]],
-    ) -> None:
-        """Fit copies of all steps as far as the last one's charge: it says what it would refuse."""
+    ) -> Any:
+        """Fit copies of all steps as far as the last one's charge: it says what it would refuse.
+
+        Returns the event that it would reserve; None: none.
+        """
         copy = clone(self)
 
         def fit(ledger: Ledger) -> None:
-            with with_budgets(steps_with(epsilons, copy), ledger=ledger):
+            budgets = with_budgets(steps_with(epsilons, copy), ledger=ledger)
+            with budgets, as_parts(copy):
                 Pipeline.fit(copy, X, y, **params)
 
         with warnings.catch_warnings(), only_tried(), uncounted():
             warnings.simplefilter("ignore")  # they come with the fit
-            event_ahead(fit, copy[-1].neighboring)
+            return event_ahead(fit, copy[-1].neighboring)
+
+    def _ask(self, events: list[Any], relation: str) -> None:
+        """Raise what the ledger would of these events, None left out, once some were charged."""
+        first, *later = [event for event in events if event is not None] or [None]
+        if self.ledger is not None and later:
+            self.ledger.check(first, relation, *later)
 
     def _persons_of_last(
         self, persons: Any, params: dict[str, Any], charged: Mapping[str, PrivateStep]
     ) -> Any:
         """Who owns the rows, as given here or for the last step, which is told through params."""
-        name = f"{self.steps[-1][0]}__persons"
+        routed = get_config()["enable_metadata_routing"]  # by the name that a step asks for
+        name = "persons" if routed else f"{self.steps[-1][0]}__persons"
         persons = params.pop(name, None) if persons is None else persons
         if persons is None:
             return None
@@ -215,11 +256,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                 "the last step must be an estimator of dpoptim.estimators, whose budget the "
                 f"pipeline sets, got {type(last).__name__}."
             )
-        charged = {
-            name: step
-            for name, step in self.get_params(deep=True).items()
-            if isinstance(step, PrivateStep) and step.charged
-        }
+        charged = charged_steps(self)
         for name, step in charged.items():
             if step.neighboring != last.neighboring:
                 raise ValueError(
@@ -233,18 +270,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
     ) -> dict[str, float]:
         """Shares of mu^2 by step."""
         if self.shares is not None:
-            if set(self.shares) != set(charged):
-                raise ValueError(
-                    f"shares must name the charged steps {sorted(charged)}, got "
-                    f"{sorted(self.shares)}."
-                )
-            shares = {name: real_number("shares", share) for name, share in self.shares.items()}
-            if not all(share > 0 for share in shares.values()) or sum(shares.values()) >= 1:
-                raise ValueError(
-                    "shares must be above 0, and less than 1 together: the rest is for the last "
-                    "step."
-                )
-            return shares
+            return shares_as_given(self.shares, charged)
         if not charged:
             return {}
         shape = shape_of(x)
@@ -257,35 +283,6 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         wanted = {name: (step.wanted_mu(columns, n) / mu) ** 2 for name, step in charged.items()}
         scale = min(1.0, MOST_SHARE / max(math.fsum(wanted.values()), 1e-300))
         return {name: share * scale for name, share in wanted.items()}
-
-
-def private_steps(found: Any) -> Iterator[PrivateStep]:
-    """Every transformer that learns privately, within pipelines and the like, fitted clones too."""
-    if isinstance(found, PrivateStep):
-        yield found
-        return
-    if isinstance(found, BaseEstimator):
-        found = vars(found)
-    if isinstance(found, Mapping):
-        found = list(found.values())
-    if isinstance(found, list | tuple):
-        for each in found:
-            yield from private_steps(each)
-
-
-def learning_steps(steps: Any) -> list[str]:
-    """Notes on transformers that are fitted to records, and not by this library."""
-    if isinstance(steps, list | tuple):
-        return [note for each in steps for note in learning_steps(each)]
-    if not isinstance(steps, BaseEstimator) or isinstance(steps, PrivateStep):
-        return []
-    inner = getattr(steps, "transformers", getattr(steps, "steps", None))
-    inner = getattr(steps, "transformer_list", inner)
-    if inner is not None:
-        return learning_steps(inner)
-    if not get_tags(steps).requires_fit:
-        return []
-    return [f"on trust: {type(steps).__name__} learnt nothing from these records, as it must not"]
 
 
 def steps_with(epsilons: Mapping[str, float], pipeline: Pipeline) -> list[tuple[Any, float]]:
@@ -320,6 +317,6 @@ def own_notes(estimator: Any) -> tuple[str, ...]:
     """Notes of a step's guarantee, but for its scope and budget: the pipeline's count."""
     return tuple(
         note
-        for note in estimator.privacy_.notes
+        for note in (() if estimator.privacy_ is None else estimator.privacy_.notes)
         if not note.startswith(("all ", "epsilon ", "delta ")) and note not in (ALONE, ON_TRUST)
     )

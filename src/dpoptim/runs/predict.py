@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from dpoptim.data.numbers import as_texts
 from dpoptim.data.table_files import Values, is_table
 from dpoptim.estimators.table import clip_rows
 from dpoptim.files import begin_beside
-from dpoptim.runs.saved_model import SavedModel, load_model
+from dpoptim.runs.saved_model import SavedModel, load_model, model_file
 from dpoptim.target_range import TargetRange
 
 CHUNK = 8192  # records at a time, of arrays
@@ -56,8 +56,7 @@ def predict_file(
     **Guarantee.** The model is private already, and nothing here touches its training data. The
     predictions are as private as the records in ``data``: whoever may see those may see these.
     """
-    if out.exists() and data.exists() and out.samefile(data):
-        raise ValueError(f"--out {out} would replace the records to predict. Fix: another name.")
+    refuse_to_replace(out, {"the records to predict": data, "the model": model_file(run)})
     saved = load_model(run)
     if saved.encoding is None:
         raise ValueError(
@@ -83,6 +82,15 @@ def predict_file(
         temporary.unlink(missing_ok=True)
     measure = "accuracy" if saved.target_bounds is None else "R2"
     return Predicted(records, None if score is None else score.value(), measure)
+
+
+def refuse_to_replace(out: Path, kept: Mapping[str, Path]) -> None:
+    """Refuse a place for predictions that is no file's, or one of the files that are kept."""
+    if out.is_dir() or not out.parent.is_dir():
+        raise ValueError(f"--out {out} must be a file's name, in a folder that is there.")
+    for what, path in kept.items():
+        if out.exists() and path.exists() and out.samefile(path):
+            raise ValueError(f"--out {out} would replace {what}. Fix: another name.")
 
 
 def refuse_to_keep(data: Path, keep: Sequence[str], header: Sequence[str]) -> None:

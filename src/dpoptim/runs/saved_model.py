@@ -80,14 +80,19 @@ def save_model(
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
+def model_file(path: str | Path) -> Path:
+    """The ``model.pt`` of a run directory; a file as it is."""
+    path = Path(path)
+    return path / "model.pt" if path.is_dir() else path
+
+
 def load_model(path: str | Path) -> SavedModel:
     """Load ``model.pt`` of a run directory, or such a file; no code in it is run.
 
     Raises:
         FileNotFoundError, ValueError: naming the file and the fix.
     """
-    path = Path(path)
-    file = path / "model.pt" if path.is_dir() else path
+    file = model_file(path)
     if not file.is_file():
         raise FileNotFoundError(
             f"{file} does not exist; name the run directory of a finished dpoptim train."

@@ -15,7 +15,7 @@ from dpoptim.data import Data
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
 from dpoptim.estimators.linear_fit import CLIPPED_SHARE
 from dpoptim.files import make_folder, write_atomically
-from dpoptim.runs.command import open_ledger
+from dpoptim.runs.command import open_ledger, try_writing
 from dpoptim.runs.inputs import load
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
@@ -137,8 +137,9 @@ def tune_privately(
     estimator = estimator_for(data, request.records_per_person).set_params(neighboring=relation)
     grid = grid_of(texts, data, estimator)
     make_folder(out)
-    if (out / "tune.json").exists() and not request.overwrite:
-        raise ValueError(f"--out {out} holds a search; name another folder, or allow --overwrite.")
+    if any(out.iterdir()) and not request.overwrite:
+        raise ValueError(f"--out {out} is not empty; name another folder, or allow --overwrite.")
+    try_writing(out)
     with open_ledger(request, relation, data) as ledger:
         search = DPSearchCV(
             estimator,
@@ -147,7 +148,7 @@ def tune_privately(
             delta=request.delta,
             mean_trials=mean_trials,
             holdout=holdout,
-            ledger=ledger,
+            ledger=ledger if ledger.durable else None,  # and then the guarantee says so
             noise_seed=request.noise_seed,
         ).fit(flat(data), data.y, persons=data.persons)
     save_model(

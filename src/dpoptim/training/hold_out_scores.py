@@ -12,6 +12,7 @@ from dpoptim.target_range import TargetBound
 from dpoptim.training.batches.batch_loader import BatchLoader
 from dpoptim.training.batches.collation import collate_records
 from dpoptim.training.batches.privacy_units import Persons
+from dpoptim.training.batches.repeated_records import refuse_repeated_records
 from dpoptim.training.public_figures import PublicFigures
 
 if TYPE_CHECKING:
@@ -64,8 +65,10 @@ class HoldOutScores(PublicFigures):
             may be published.
 
         Raises:
-            PrivacyError: in the middle of a step, or after the `with`.
-            ValueError: a setting out of range; before anything is spent.
+            PrivacyError: in the middle of a step, or after the `with`; or the data set shows one
+                record at two of its places.
+            ValueError, TypeError: a setting out of range, or no such data set; before anything is
+                spent.
             BudgetExceeded: the ledger does not admit it; nothing is drawn.
             RankError: of several processes, not all call it after the same step; named.
 
@@ -85,10 +88,18 @@ class HoldOutScores(PublicFigures):
                 f"persons: this training protects each {self._units.name}, and its scores must, "
                 "too. Fix: persons= as attach has it."
             )
-        records = len(hold_out)  # type: ignore[arg-type]
+        if not (hasattr(hold_out, "__len__") and hasattr(hold_out, "__getitem__")):
+            raise TypeError(
+                "hold_out must be a data set with records at places, since each is scored by "
+                f"itself, got {type(hold_out).__name__}. Fix: loader.dataset of a DataLoader; the "
+                "records of a stream in a list."
+            )
+        records = len(hold_out)
         rows: Sequence[int] = range(records)
         if persons is not None:
             rows = Persons.of(persons, records, 1, "hold_out").first_rows.tolist()
+        else:
+            refuse_repeated_records(hold_out, "hold_out")
         self._ranks.begin(EVALUATE, self.steps_done)
         self._ranks.agree({"hold_out": f"{len(rows)} of {records}"})
         return evaluate_hold_out(

@@ -4,7 +4,9 @@ Before spending anything, tune on public or made-up data like yours: that is fre
 good.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -180,19 +182,19 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
             gate.rehearse(partial(fit, candidates[0], slice(None)))
             for candidate in candidates:
                 gate.rehearse(partial(fit, candidate, train))
-            for number, chosen in enumerate(gate.draw(len(candidates))):
-                if number % ranks.size != ranks.rank:
-                    continue
-                seed = None if self.noise_seed is None else 1000 * self.noise_seed + number
-                model = fit(candidates[chosen], train, None, seed)
-                price = base * LEFT
-                with alone():
-                    values = records.values(model, test)
-                    score = noisy_score(
-                        model, values, mu=price, delta=delta, relation=relation, seed=seed
-                    )
-                trial = (score, -number, model, candidates[chosen])
-                mine = [max([*mine, trial], key=_by_score)]
+            drawn = list(enumerate(gate.draw(len(candidates))))
+            with unheard():
+                for number, chosen in drawn[ranks.rank :: ranks.size]:
+                    seed = None if self.noise_seed is None else 1000 * self.noise_seed + number
+                    model = fit(candidates[chosen], train, None, seed)
+                    price = base * LEFT
+                    with alone():
+                        values = records.values(model, test)
+                        score = noisy_score(
+                            model, values, mu=price, delta=delta, relation=relation, seed=seed
+                        )
+                    trial = (score, -number, model, candidates[chosen])
+                    mine = [max([*mine, trial], key=_by_score)]
             ranks.arrive("its trials")
             found = [each for best in ranks.gathered(mine) for each in best]
             gate.finish()
@@ -202,6 +204,8 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         guarantee = per_person(guarantee, owners)
         self.privacy_ = ranks.from_first(lambda: self._counted(Fit(event, guarantee, n)))
         self.best_estimator_.privacy_ = self.privacy_  # the trial's own would hide the others
+        if classes:  # as given: another fit of it would read them off its own labels
+            self.best_estimator_.set_params(classes=None)
         if is_classifier(self.best_estimator_):
             self.classes_ = self.best_estimator_.classes_
         if hasattr(self, "feature_names_in_"):  # the trials saw an array
@@ -298,6 +302,14 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         """The winner's true score on public records; on private ones use `dpoptim.evaluation`."""
         check_is_fitted(self)
         return float(self.best_estimator_.score(X, y))
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Let trials warn of nothing: it would tell of those that lost, and of records they scored."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _by_score(trial: tuple[float, int, Any, dict[str, Any]]) -> tuple[float, int]:

@@ -84,27 +84,36 @@ def arrow_buffers(dataset: Any, places: Places | None) -> Iterator[Part]:
             yield ArrowBuffer(buffer.address), inside
 
 
-def refuse_repeated_records(train_set: Dataset[Any]) -> None:
+FIXES = {
+    "train_set": "it would be drawn, and clipped, each time, beyond what the guarantee is for. "
+    "Fix: each record once (class weights that are public, in the loss, do what oversampling does; "
+    "dpoptim.data.views makes several views of one); or attach(..., persons=...), which names the "
+    "record behind each item.",
+    "hold_out": "it would be scored each time, beyond what the guarantee is for. Fix: each record "
+    "once.",
+}
+
+
+def refuse_repeated_records(data: Dataset[Any], name: str = "train_set") -> None:
     """Refuse a data set that shows one record at two of its places.
+
+    Args:
+        name: of the argument that it is, in `FIXES`.
 
     Raises:
         PrivacyError: it does; which record, and how often, is not said.
 
     **Guarantee.** Of `TensorDataset`, lists of objects, Hugging Face's `datasets`, and any other
     data set through `Subset`, `ConcatDataset` and `views`, each stored record is one item, which
-    coins draw and clipping bounds once. Rows of tensors count as records of their own: that they
-    are not copies, nor the same memory (``expand``, slices that overlap), is on trust.
+    coins draw and clipping bounds once, or which is scored once. Rows of tensors count as records
+    of their own: that they are not copies, nor the same memory (``expand``, slices that overlap),
+    is on trust.
     """
     found: dict[Any, list[Part]] = {}
-    for store, places in in_memory(train_set):
+    for store, places in in_memory(data):
         found.setdefault(name_of(store), []).append((store, places))
     if any(repeats(name, parts) for name, parts in found.items()):
-        raise PrivacyError(
-            "train_set holds a record more than once: it would be drawn, and clipped, each time, "
-            "beyond what the guarantee is for. Fix: each record once (class weights that are "
-            "public, in the loss, do what oversampling does; dpoptim.data.views makes several "
-            "views of one); or attach(..., persons=...), which names the record behind each item."
-        )
+        raise PrivacyError(f"{name} holds a record more than once: {FIXES[name]}")
 
 
 def name_of(store: Any) -> Any:
