@@ -33,7 +33,12 @@ from dpoptim.gradients.backward_pass import RuleFunction
 from dpoptim.gradients.layers.expanded import ExpandParameter, Owner, Parameter, Values
 from dpoptim.gradients.layers.folded import FoldedRule
 from dpoptim.gradients.layers.rule import AnyRule
-from dpoptim.gradients.layers.spreading import EXPANDED, expand_elementwise, set_where
+from dpoptim.gradients.layers.spreading import (
+    EXPANDED,
+    expand_elementwise,
+    product_of_matrices,
+    set_where,
+)
 from dpoptim.torch_internals import DisableTorchFunctionSubclass, pytree
 
 # names of functions and methods, without the underscores of operators and in-place variants
@@ -52,6 +57,7 @@ OUT_OF_PLACE: dict[str, Any] = {
 REPEATING = {"expand", "repeat", "broadcast_to", "tile"}
 # these keep row-major order
 SAME_ROWS = {"view", "reshape", "contiguous", "clone", "to", "type", "float", "double"}
+LIKE_ITS_ROWS = {"zeros_like", "ones_like", "full_like"}
 TURNING = {"transpose", "swapaxes", "swapdims", "permute"}
 # these return what they are given, or a view of it
 VIEWS = SAME_ROWS | TURNING | {"squeeze", "unsqueeze", "flatten", "unflatten", "t", "mT", "T"}
@@ -243,6 +249,8 @@ class Operation:
         """The result, on a row of each shared parameter for each record."""
         if self.name == "__setitem__" and set_where(self):
             return None
+        if (product := product_of_matrices(self)) is not None:
+            return product
         elementwise = expand_elementwise if self.name.strip("_") in ELEMENTWISE else None
         expand = EXPANDED.get(self.name, elementwise)
         rows = None if expand is None else expand(self)
@@ -309,8 +317,16 @@ class Operation:
             return max(1, first.copies) * (result.shape[0] // max(1, first.shape[0]))
         if self.name in TURNING:
             return 0 if 0 in moved_axes(self.name, self.args, first.dim()) else first.copies
+        if self.name.strip("_") in ELEMENTWISE:
+            return self._copies_of_operands(result)
         whole = first.copies > 0 and result.shape[0] % first.copies == 0
-        return first.copies if whole and self.name in SAME_ROWS else 0
+        return first.copies if whole and self.name in SAME_ROWS | LIKE_ITS_ROWS else 0
+
+    def _copies_of_operands(self, result: Tensor) -> int:
+        """Copies in an elementwise result: those of all operands that have several rows."""
+        several = [t for t in self.leaves if t.dim() == result.dim() and t.shape[0] != 1]
+        counts = {t.copies if isinstance(t, SharedParameter) else 0 for t in several}
+        return counts.pop() if len(counts) == 1 else 0
 
 
 def moved_axes(name: str, args: Any, axes: int) -> set[int]:
