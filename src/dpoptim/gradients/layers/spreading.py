@@ -73,23 +73,10 @@ def expand_product(call: Call) -> int | None:
     return rows if fits and shared[0].fits(rows, axes) else None
 
 
-def product_of_matrices(call: Call) -> Tensor | None:
-    """Do ``F.linear``, or ``x @ weight`` for records' vectors, as products that `expand_product`
-    knows; None where the call is another.
-
-    Of weights that were made of parameters (clamped, scaled): for a parameter itself there is a
-    rule.
-    """
-    names = ("input", "weight", "bias") if call.name == "linear" else ("input", "other")
-    given = dict(zip(names, call.args, strict=False)) | call.kwargs
-    x, weight, bias = given.get("input"), given.get(names[1]), given.get("bias")
-    if not any(s is weight for s in call.shared) or not any(t is x for t in call.data):
-        return None
-    if call.name == "linear" and weight.dim() == 2:
-        out = x @ weight.transpose(0, 1)
-        return out if bias is None else out + bias
-    vectors = call.name in PRODUCTS and x.dim() == weight.dim() == 2
-    return (x[:, None] @ weight)[:, 0] if vectors else None
+def rows_of_copies(call: Call) -> int | None:
+    """How many records any operation has on copies of what is shared, one for each record."""
+    rows = {len(s) if s.dim() and s.rows_are_equal else 0 for s in call.shared}
+    return max(rows) or None if rows == {call.shared[0].owner.rows} else None
 
 
 def set_where(call: Call) -> bool:
