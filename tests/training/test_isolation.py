@@ -32,7 +32,7 @@ class Transposed(nn.Module):
         self.first, self.second = nn.Linear(D, D), nn.Linear(D, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.linear(self.first(x), self.first.weight.t()))
+        return self.second(torch.tensordot(self.first(x), self.first.weight, ([1], [0])))
 
 
 class Deciding(Transposed):
@@ -491,3 +491,73 @@ def test_a_trial_takes_the_memory_of_few_models(monkeypatch: pytest.MonkeyPatch)
     assert found.isolation == Isolation()
     # a copy of the model, sums in float64, and gradients of one record after the other
     assert live.peak < 5 * 4 * sum(p.numel() for p in model.parameters())
+
+
+class OfAnItem(nn.Module):
+    """Takes a history, an item, and a grid that is nobody's; may mix, by what it does with both."""
+
+    def __init__(self, mixed: float = 0.0) -> None:
+        super().__init__()
+        self.layer, self.mixed = nn.Linear(D, 3), mixed
+        self.register_buffer("grid", torch.linspace(0, 1, 4 * D).view(4, D))
+
+    def forward(self, x: Tensor, item: Tensor | None = None, grid: Tensor | None = None) -> Tensor:
+        found = self.layer(x)
+        if item is not None and grid is not None:
+            found = found + self.layer(grid).mean(0) * item[:, None]
+            found = found + self.mixed * found.mean(0)
+        return found
+
+
+def items() -> list[Any]:
+    return [{"history": torch.ones(D), "item": torch.ones(()), "y": torch.tensor(1)}] * N
+
+
+def of_item(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    out = model(batch["history"], batch["item"], grid=torch.ones(9, D))
+    return F.cross_entropy(out, batch["y"], reduction="none")
+
+
+def test_the_loss_shows_how_the_model_is_called() -> None:
+    """By its own names of what a record has, and beside tensors that are nobody's."""
+    records: Any = items()
+    without = choose_isolation(OfAnItem(), records)
+    assert without.sample is not None
+    assert not without.sample.kwargs  # the first of a record's tensors alone
+    chosen = choose_isolation(OfAnItem(), records, loss=of_item)
+    assert chosen.sample is not None
+    assert len(chosen.sample.args) == 2
+    assert chosen.sample.kwargs["grid"].shape == (9, D)
+    assert chosen.sample.rows == 6  # unlike axes of buffers, too
+    assert not chosen.isolation.alone
+    choose_isolation(OfAnItem(1.0), records)
+    with pytest.raises(dpoptim.SamplesInteractError, match="mixed in the forward pass"):
+        choose_isolation(OfAnItem(1.0), records, loss=of_item)
+
+
+def test_a_loss_that_raises_shows_nothing() -> None:
+    def broken(model: nn.Module, batch: Any) -> Tensor:
+        raise KeyError(batch)
+
+    records: Any = items()
+    model = OfAnItem()
+    assert choose_isolation(model, records, loss=broken).sample is not None
+    assert not model._forward_pre_hooks
+
+
+class AcrossRows(nn.Module):
+    """Attends to all rows of a batch, and takes none of another width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, 1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(1)[None]
+        return self.attention(rows, rows, rows)[0][0]
+
+
+def test_models_that_take_no_records_turned_round_are_told_of_mixing() -> None:
+    records = TensorDataset(torch.randn(N, D, 1), torch.ones(N))
+    with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed"):
+        choose_isolation(AcrossRows(), records)

@@ -140,8 +140,11 @@ class Prepared:
 
     def _chosen_isolation(self, row: Any, batch_axis: int | None) -> Chosen:
         one: Any = [row]
-        isolation, collate = self._request.isolation, self._request.collate_fn
-        return choose_isolation(self.model, one, isolation, batch_axis, self.wrapping, collate)
+        asked = self._request
+        return choose_isolation(
+            *(self.model, one, asked.isolation, batch_axis, self.wrapping, asked.collate_fn),
+            loss=asked.loss,
+        )
 
     @contextmanager
     def _trying(self) -> Iterator[None]:

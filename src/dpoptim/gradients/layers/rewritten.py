@@ -3,6 +3,7 @@
 Each function is given a call, and returns its result; None where the call is another.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,14 +30,13 @@ def product_of_matrices(call: Call) -> Tensor | None:
     """
     names = ("input", "weight", "bias") if call.name == "linear" else ("input", "other")
     given: dict[str, Any] = dict(zip(names, call.args, strict=False)) | call.kwargs
-    x, weight, bias = (given.get(name) for name in (*names[:2], "bias"))
-    if x is None or weight is None or not any(s is weight for s in call.shared):
-        return None
-    if not any(t is x for t in call.data):
+    x: Any = given.get("input")
+    weight: Any = given.get(names[1])
+    if not among(call.shared, weight) or not among(call.data, x):
         return None
     if call.name == "linear" and weight.dim() == 2:
         out = x @ weight.transpose(0, 1)
-        return out if bias is None else out + bias
+        return out if given.get("bias") is None else out + given["bias"]
     if call.name not in (*PRODUCTS, "mm"):
         return None
     if weight.turned is not None:
@@ -50,7 +50,7 @@ def sum_of_products(call: Call) -> Tensor | None:
     if equation is None:
         return None
     terms, after, operands = equation
-    ours = [any(s is operand for s in call.shared) for operand in operands]
+    ours = [among(call.shared, operand) for operand in operands]
     rows = rows_of_letter(terms, ours, operands)
     record = terms[ours.index(False)][:1]
     if rows is None or record not in after:
@@ -105,3 +105,7 @@ def chosen_by_records(call: Call) -> Tensor | None:
     records = torch.arange(rows, device=places[0].device)
     each = table.per_record(rows, table.dim() + 1)
     return each[records.view(-1, *[1] * (places[0].dim() - 1)), *places]
+
+
+def among(tensors: Iterable[Any], one: Any) -> bool:
+    return any(one is each for each in tensors)
