@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpoptim.torch_internals import pytree
+from dpoptim.torch_internals import never_compiled, pytree
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 # what a model may want to be called without
@@ -25,8 +25,9 @@ class Called(BaseException):
 def call_of_loss(
     loss: Callable[[nn.Module, Any], Any] | None, model: nn.Module, batch: Any
 ) -> list[Call]:
-    """What a loss calls the model with first, if it does."""
+    """Arguments of a loss's first call of the model; none if it makes no call."""
 
+    @never_compiled
     def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise Called((args, kwargs))
 

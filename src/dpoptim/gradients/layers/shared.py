@@ -131,11 +131,11 @@ class SharedParameter(torch.Tensor):
             return getattr(args[0], method)(LIKE_ANOTHER[name](args[1]), **kwargs)
         operation = Operation(func, name, args, kwargs)
         owner = operation.shared[0].owner
-        if not operation.data:
-            operation = operation.repeatable()
+        alone = not operation.data
+        operation = operation.repeatable() if alone else operation
         if operation.in_place:
             raise operation.unsupported()
-        if not operation.data:
+        if alone:
             return operation.derived()
         if all(each.itself for each in operation.shared):
             if operation.weight_first:
