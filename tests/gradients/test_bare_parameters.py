@@ -559,3 +559,23 @@ class TableOfPositions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         table = self.drop(self.norm(self.places.weight))[: x.shape[1]]
         return self.words(x) @ table.unsqueeze(0).repeat(len(x), 1, 1).transpose(1, 2)
+
+
+class Copied(nn.Module):
+    """Copies of a parameter, scaled by numbers that are nobody's, but as many as records."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.p, self.first = nn.Parameter(torch.rand(2, D)), nn.Linear(D, D)
+        self.register_buffer("scale", torch.rand(rows, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(self.p.repeat(len(x), 1, 1) * self.scale) * x.mean(1, keepdim=True)
+
+
+def test_copies_that_were_made_unequal_are_not_taken_for_equal() -> None:
+    """Else all records would get the first one's, in the forward pass as well."""
+    x = torch.randn(ROWS, T, D, dtype=torch.float64)
+    assert mismatch(Copied(1).double(), x) < 1e-7
+    with pytest.raises(PrivacyError, match="first axis is not the batch"):
+        mismatch(Copied(ROWS).double(), x)
