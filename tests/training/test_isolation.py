@@ -561,3 +561,5 @@ def test_models_that_take_no_records_turned_round_are_told_of_mixing() -> None:
     records = TensorDataset(torch.randn(N, D, 1), torch.ones(N))
     with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed"):
         choose_isolation(AcrossRows(), records)
+    with pytest.raises(dpoptim.SamplesInteractError, match=r"attention .* across.* The loss uses"):
+        trained(AcrossRows(), records, loss=lambda model, b: model(b[0]).square().mean(1))

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import wrapping_of
-from dpoptim.errors import NotByThisWayError, PrivacyError
+from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gate import SelectedRows
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation, require_choice
@@ -80,10 +80,13 @@ class Prepared:
             try:
                 chosen = self._chosen_isolation(self._row, self._request.batch_axis)
                 loss = self._checked_loss(chosen)
-            except OutputsMixedError:
+            except OutputsMixedError as mixed:
                 if self._request.loss is None or not self._may_be_slower():
                     raise
-                chosen, loss = self._alone_by_loss()
+                try:
+                    chosen, loss = self._alone_by_loss()
+                except SamplesInteractError as error:
+                    raise SamplesInteractError(f"{mixed} The loss uses them: {error}") from None
             except NotByThisWayError as error:
                 if not self._may_be_slower():
                     raise
