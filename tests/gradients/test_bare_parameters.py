@@ -128,6 +128,11 @@ EXACT += [
 # other operations tell what these do
 EXACT += [
     ((D, D), "torch.einsum('btd,de->bte', h, p)"),
+    ((D, D), "torch.einsum('btd,ed->bte', h, p) * torch.einsum('bd,de->be', h[:, 0], p)[:, None]"),
+    (
+        (D, D),
+        "torch.einsum('btd,dd->btd', h, p) + torch.einsum('btd,be->bte', h[..., :1], h[:, 0])",
+    ),
     ((2, D, D), "torch.einsum('btd, kde, k->bte', h, p, p[:, 0, 0])"),
     ((D, D), "torch.einsum('btd,td,de->bte', [h, p[:T], p.exp()])"),
     ((D, D), "F.linear(h, p * 2)"),

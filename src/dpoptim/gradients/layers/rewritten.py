@@ -50,6 +50,8 @@ def sum_of_products(call: Call) -> Tensor | None:
     if equation is None:
         return None
     terms, after, operands = equation
+    if (product := as_linear(call, terms, after, operands)) is not None:
+        return product
     ours = [among(call.shared, operand) for operand in operands]
     rows = rows_of_letter(terms, ours, operands)
     record = terms[ours.index(False)][:1]
@@ -63,6 +65,19 @@ def sum_of_products(call: Call) -> Tensor | None:
             named[place] = record + named[place]
             each[place] = each[place].per_record(rows, each[place].dim() + 1)
     return torch.einsum(f"{','.join(named)}->{after}", *each)
+
+
+def as_linear(call: Call, terms: list[str], after: str, operands: list[Any]) -> Tensor | None:
+    """Do ``einsum("bti,ij->btj", x, weight)`` as the layer that it is; None where it is none."""
+    if len(terms) != 2 or not among(call.data, operands[0]) or not among(call.shared, operands[1]):
+        return None
+    (of_x, of_weight), (x, weight) = terms, operands
+    if len(of_weight) != 2 or len({*of_x, *of_weight}) != len(of_x) + 1:
+        return None
+    if of_x[-1] == of_weight[0] and after == of_x[:-1] + of_weight[1]:
+        return x @ weight
+    last = of_x[-1] == of_weight[1] and after == of_x[:-1] + of_weight[0]
+    return F.linear(x, weight) if last else None
 
 
 def terms_of(call: Call) -> tuple[list[str], str, list[Any]] | None:
