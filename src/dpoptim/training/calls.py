@@ -33,7 +33,8 @@ def call_of_loss(
 
     if loss is None:
         return []
-    hook = model.register_forward_pre_hook(stop, with_kwargs=True)
+    # before those of others, which may gather parameters for a forward pass that never comes
+    hook = model.register_forward_pre_hook(stop, prepend=True, with_kwargs=True)
     try:
         with torch.no_grad():
             loss(model, batch)
