@@ -563,3 +563,39 @@ def test_models_that_take_no_records_turned_round_are_told_of_mixing() -> None:
         choose_isolation(AcrossRows(), records)
     with pytest.raises(dpoptim.SamplesInteractError, match=r"attention .* across.* The loss uses"):
         trained(AcrossRows(), records, loss=lambda model, b: model(b[0]).square().mean(1))
+
+
+class AtPositions(nn.Module):
+    """Looks a parameter up, or multiplies it, at positions: as many as there are records."""
+
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.p, self.head, self.use = nn.Parameter(torch.randn(N, D) / 3), nn.Linear(D, 3), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = {"p": self.p, "at": torch.arange(N), "torch": torch, "F": F}
+        found |= {"eye": torch.eye(N, D) + 1, "square": torch.eye(N)}
+        return self.head((x + eval(self.use, found)).tanh()).mean(1)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "p[at]",
+        "p[at, at % 5][:, None]",
+        "torch.einsum('td,de->te', eye, p[:5])",
+        "torch.einsum('td,de->te', square, p)",
+        "F.cosine_similarity(p[0].expand(len(at), -1), eye, -1)[:, None]",
+        "square @ (p * 2)",
+        "F.linear(eye, p.clamp(-0.1, 0.1))[:, :5]",
+    ],
+)
+def test_as_many_positions_as_records_are_not_taken_for_these(use: str) -> None:
+    torch.manual_seed(0)
+    model, results = AtPositions(use), []
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for isolation in ("auto", "alone"):
+        model.load_state_dict(before)
+        results.append(trained(model, data(N, D), isolation=isolation)[0])
+    for ours, alone in zip(*results, strict=True):
+        torch.testing.assert_close(ours, alone, rtol=1e-4, atol=1e-6)

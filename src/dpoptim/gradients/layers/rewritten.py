@@ -74,6 +74,8 @@ def as_linear(call: Call, terms: list[str], after: str, operands: list[Any]) -> 
     (of_x, of_weight), (x, weight) = terms, operands
     if len(of_weight) != 2 or len({*of_x, *of_weight}) != len(of_x) + 1:
         return None
+    if weight.owner.records_on(len(x)) is None:
+        return None
     if of_x[-1] == of_weight[0] and after == of_x[:-1] + of_weight[1]:
         return x @ weight
     last = of_x[-1] == of_weight[1] and after == of_x[:-1] + of_weight[0]
