@@ -343,6 +343,101 @@ class Disentangled(nn.Module):
         )
 
 
+class Queries(nn.Module):
+    """Learnt queries of a table, repeated for each record beside zeros, as DETR's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.query, self.head = nn.Embedding(3, D), linear(), linear()
+        self.attention = nn.MultiheadAttention(D, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.table.weight.unsqueeze(0).repeat(len(x), 1, 1)
+        found = torch.zeros_like(places)
+        for _ in range(2):
+            query = self.query(found + places)
+            found = found + self.attention(query, x, x)[0]
+        return self.head(found)
+
+
+class Clamped(nn.Module):
+    """Reads a layer's weight outside of the layer, and clamps it first, as Gemma 3n does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.head = linear(), linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = F.linear(x, self.mix.weight.clamp(-0.2, 0.2), self.mix.bias)
+        return self.head(mixed.tanh()) @ self.head.weight.T
+
+
+class Slots(nn.Module):
+    """Slots with a learnt first state that a recurrent cell updates, all slots in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.spread = parameter(1, 1, D), parameter(1, 3, D)
+        self.query, self.cell, self.norm = linear(), nn.GRUCell(D, D), nn.LayerNorm(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        slots = (self.first + self.spread).expand(len(x), -1, -1)
+        for _ in range(2):
+            share = (x @ self.query(self.norm(slots)).mT).softmax(-1)
+            update = (share / share.sum(1, keepdim=True)).mT @ x
+            slots = self.cell(update.reshape(-1, D), slots.reshape(-1, D)).view(len(x), 3, D)
+        return slots
+
+
+class Pointers(nn.Module):
+    """Points at positions in turn: a recurrent cell with a learnt first input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.cell = nn.LSTM(D, D, batch_first=True), nn.LSTMCell(D, D)
+        self.start, self.key = parameter(D), linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen, (h, c) = self.read(x)
+        state, given, found = (h[0], c[0]), self.start.expand(len(x), -1), []
+        for _ in range(2):
+            state = self.cell(given, state)
+            found.append((self.key(seen) * state[0][:, None]).sum(-1).log_softmax(-1))
+            given = x[torch.arange(len(x)), found[-1].argmax(-1)]
+        return torch.stack(found, 1)
+
+
+class Transitions(nn.Module):
+    """A conditional random field's scores of the labels that records bring."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.head = nn.LSTM(D, 4, batch_first=True), nn.Linear(4, 3)
+        self.start, self.step = parameter(3), parameter(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, labels = self.head(self.read(x)[0]), x[..., :3].argmax(-1)
+        alpha = self.start + scores[:, 0]
+        for t in range(1, T):
+            alpha = (alpha[:, :, None] + self.step).logsumexp(1) + scores[:, t]
+        own = self.start[labels[:, 0]] + self.step[labels[:, :-1], labels[:, 1:]].sum(1)
+        return alpha.logsumexp(1) - own - scores.gather(2, labels[..., None]).sum((1, 2))
+
+
+class Relative(nn.Module):
+    """Attention of Transformer-XL: keys of positions meet queries in an einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.place, self.content = linear(), linear(), parameter(D)
+        self.register_buffer("waves", torch.linspace(-1, 1, T * D).view(T, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.place(self.waves)
+        scores = torch.einsum("bid,jd->bij", self.query(x) + self.content, places)
+        return torch.einsum("bij,bjd->bid", scores.softmax(-1), x)
+
+
 class Packed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -750,4 +845,10 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
         ),
         (D,),
     ),
+    "queries repeated beside zeros": (Queries, (T, D)),
+    "weights clamped where they are read": (Clamped, (T, D)),
+    "slot attention": (Slots, (T, D)),
+    "pointer network": (Pointers, (T, D)),
+    "conditional random field": (Transitions, (T, D)),
+    "positions in an einsum": (Relative, (T, D)),
 }

@@ -69,6 +69,15 @@ BY_RULES = {
         "a table read outside of its layer",
         "a table changed where it is read",
     ),
+    *(
+        "tied autoencoder",
+        "queries repeated beside zeros",
+        "weights clamped where they are read",
+        "slot attention",
+        "pointer network",
+        "conditional random field",
+        "positions in an einsum",
+    ),
     *("time-first lstm", "time-first encoder", "time-first transformer"),
     *(
         "prompt",

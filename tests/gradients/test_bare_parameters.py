@@ -125,13 +125,37 @@ EXACT += [
     ((D, 2, 1, 1), "F.conv2d(h.mT[..., None], p, padding='same', groups=3)[..., 0].mT"),
 ]
 
-FALLBACK = [
+# other operations tell what these do
+EXACT += [
     ((D, D), "torch.einsum('btd,de->bte', h, p)"),
+    ((D, D), "torch.einsum('btd,ed->bte', h, p) * torch.einsum('bd,de->be', h[:, 0], p)[:, None]"),
+    (
+        (D, D),
+        "torch.einsum('btd,dd->btd', h, p) + torch.einsum('btd,be->bte', h[..., :1], h[:, 0])",
+    ),
+    ((2, D, D), "torch.einsum('btd, kde, k->bte', h, p, p[:, 0, 0])"),
+    ((D, D), "torch.einsum('btd,td,de->bte', [h, p[:T], p.exp()])"),
     ((D, D), "F.linear(h, p * 2)"),
-    ((D, 1, 2), "F.conv1d(h.mT, p.flip(2), None, 1, 1, groups=D)[..., :T].mT"),
-    # to be seen as no parameter: a view without its gradient
+    ((D, D), "F.linear(h[:, 0], p.clamp(0.6, 1.2), p[0] * 2)"),
+    ((D, D), "h.mean(1) @ (p * p[0, 0])"),
+    ((D, D), "F.linear(h, p.t(), self.wave) @ p.T"),
+    ((D, D), "torch.mm(h[:, 0], p) + F.linear(h[:, 1], p.mT.contiguous())"),
+    # to be seen as no parameter, nor as its transposition: views without its gradient
     ((D, D), "F.linear(h, p) + F.linear(h, p.squeeze().detach().view(D, D))"),
+    ((D, D), "F.linear(h, p.detach().T) + h @ p.detach() + F.linear(h, p.T)"),
+    ((D, D), "h + p[h[:, 0].argmax(1)][:, None] * p[-1 - h.argmax(2)]"),
+    ((D, D), "h * p[h.argmax(2), h.argmin(2)][..., None] + p[0][h[:, 0].argmin(1)][:, None, None]"),
+    # copies of a memory or of queries, one for each record
+    ((T, D), "F.cosine_similarity(p.expand(B, -1, -1), h[:, :1], -1)[..., None] * h"),
+    ((2, D), "F.scaled_dot_product_attention(p[None].repeat(B, 1, 1), h, h)"),
+    ((D, D), "torch.einsum('btd,be->bte', h, p[:1].expand(B, -1))"),
+    ((2, D), "self.first(torch.zeros_like(q := p.repeat(B, 1, 1)) + q) * h.mean(1, keepdim=True)"),
+]
+
+FALLBACK = [
+    ((D, 1, 2), "F.conv1d(h.mT, p.flip(2), None, 1, 1, groups=D)[..., :T].mT"),
     ((T,), "F.prelu(h, p)"),
+    ((D, D), "torch.tensordot(h, p, ([2], [0]))"),
 ]
 
 
@@ -241,10 +265,10 @@ def test_lists_and_dictionaries_of_parameters() -> None:
 
 REFUSED = [
     ("h * model.owner.p", "'owner.p' was used outside"),  # not in the owner's forward pass
-    ("torch.einsum('btd,d->bt', h, model.owner(h))", "'owner' meets data in 'einsum'"),
+    ("torch.tensordot(h, model.owner(h), ([2], [0]))", "'owner' meets data in 'tensordot'"),
     ("h * model.owner(h) + 0 * model.owner.p.square().sum()", "'owner.p' was used outside"),
     (
-        "F.linear(model.owner(h).expand(B, D), model.linear.weight) + h",
+        "F.linear(model.owner(h).expand(B, 1, D), model.linear.weight) + h",
         "was used outside|meets data|saw different",
     ),
 ]
@@ -540,3 +564,23 @@ class TableOfPositions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         table = self.drop(self.norm(self.places.weight))[: x.shape[1]]
         return self.words(x) @ table.unsqueeze(0).repeat(len(x), 1, 1).transpose(1, 2)
+
+
+class Copied(nn.Module):
+    """Copies of a parameter, scaled by numbers that are nobody's, but as many as records."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.p, self.first = nn.Parameter(torch.rand(2, D)), nn.Linear(D, D)
+        self.register_buffer("scale", torch.rand(rows, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(self.p.repeat(len(x), 1, 1) * self.scale) * x.mean(1, keepdim=True)
+
+
+def test_copies_that_were_made_unequal_are_not_taken_for_equal() -> None:
+    """Else all records would get the first one's, in the forward pass as well."""
+    x = torch.randn(ROWS, T, D, dtype=torch.float64)
+    assert mismatch(Copied(1).double(), x) < 1e-7
+    with pytest.raises(PrivacyError, match="first axis is not the batch"):
+        mismatch(Copied(ROWS).double(), x)

@@ -361,7 +361,7 @@ class Borrower(nn.Module):
         self.weight = nn.Parameter(torch.ones(5, 5))
 
     def forward(self, x: Tensor, layer: nn.Module) -> Tensor:
-        return torch.einsum("bi,ij->bj", layer(x), self.weight)
+        return torch.tensordot(layer(x), self.weight, ([1], [0]))
 
 
 def test_a_module_without_a_rule_that_borrows_a_layer_is_refused() -> None:
@@ -506,10 +506,10 @@ class Masked(nn.Module):
 
     def forward(self, x: Tensor, extra: Any) -> Tensor:
         if isinstance(extra, Extras):
-            return torch.einsum("btd,de->bte", x, self.v) * extra.mask[:, :, None]
+            return torch.tensordot(x, self.v, ([2], [0])) * extra.mask[:, :, None]
         if isinstance(extra, list):
-            return torch.einsum("btd,de->bte", x, self.v) * torch.tensor(extra)[:, None, None]
-        return torch.einsum("btd,de->bte", x, self.v) * extra.T[:, :, None]
+            return torch.tensordot(x, self.v, ([2], [0])) * torch.tensor(extra)[:, None, None]
+        return torch.tensordot(x, self.v, ([2], [0])) * extra.T[:, :, None]
 
 
 class Outside(nn.Module):

@@ -32,7 +32,7 @@ class Transposed(nn.Module):
         self.first, self.second = nn.Linear(D, D), nn.Linear(D, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.linear(self.first(x), self.first.weight.t()))
+        return self.second(torch.tensordot(self.first(x), self.first.weight, ([1], [0])))
 
 
 class Deciding(Transposed):
@@ -491,3 +491,111 @@ def test_a_trial_takes_the_memory_of_few_models(monkeypatch: pytest.MonkeyPatch)
     assert found.isolation == Isolation()
     # a copy of the model, sums in float64, and gradients of one record after the other
     assert live.peak < 5 * 4 * sum(p.numel() for p in model.parameters())
+
+
+class OfAnItem(nn.Module):
+    """Takes a history, an item, and a grid that is nobody's; may mix, by what it does with both."""
+
+    def __init__(self, mixed: float = 0.0) -> None:
+        super().__init__()
+        self.layer, self.mixed = nn.Linear(D, 3), mixed
+        self.register_buffer("grid", torch.linspace(0, 1, 4 * D).view(4, D))
+
+    def forward(self, x: Tensor, item: Tensor | None = None, grid: Tensor | None = None) -> Tensor:
+        found = self.layer(x)
+        if item is not None and grid is not None:
+            found = found + self.layer(grid).mean(0) * item[:, None]
+            found = found + self.mixed * found.mean(0)
+        return found
+
+
+def items() -> list[Any]:
+    return [{"history": torch.ones(D), "item": torch.ones(()), "y": torch.tensor(1)}] * N
+
+
+def of_item(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    out = model(batch["history"], batch["item"], grid=torch.ones(9, D))
+    return F.cross_entropy(out, batch["y"], reduction="none")
+
+
+def test_the_loss_shows_how_the_model_is_called() -> None:
+    """By its own names of what a record has, and beside tensors that are nobody's."""
+    records: Any = items()
+    without = choose_isolation(OfAnItem(), records)
+    assert without.sample is not None
+    assert not without.sample.kwargs  # the first of a record's tensors alone
+    chosen = choose_isolation(OfAnItem(), records, loss=of_item)
+    assert chosen.sample is not None
+    assert len(chosen.sample.args) == 2
+    assert chosen.sample.kwargs["grid"].shape == (9, D)
+    assert chosen.sample.rows == 6  # unlike axes of buffers, too
+    assert not chosen.isolation.alone
+    choose_isolation(OfAnItem(1.0), records)
+    with pytest.raises(dpoptim.SamplesInteractError, match="mixed in the forward pass"):
+        choose_isolation(OfAnItem(1.0), records, loss=of_item)
+
+
+def test_a_loss_that_raises_shows_nothing() -> None:
+    def broken(model: nn.Module, batch: Any) -> Tensor:
+        raise KeyError(batch)
+
+    records: Any = items()
+    model = OfAnItem()
+    assert choose_isolation(model, records, loss=broken).sample is not None
+    assert not model._forward_pre_hooks
+
+
+class AcrossRows(nn.Module):
+    """Attends to all rows of a batch, and takes none of another width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, 1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(1)[None]
+        return self.attention(rows, rows, rows)[0][0]
+
+
+def test_models_that_take_no_records_turned_round_are_told_of_mixing() -> None:
+    records = TensorDataset(torch.randn(N, D, 1), torch.ones(N))
+    with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed"):
+        choose_isolation(AcrossRows(), records)
+    with pytest.raises(dpoptim.SamplesInteractError, match=r"attention .* across.* The loss uses"):
+        trained(AcrossRows(), records, loss=lambda model, b: model(b[0]).square().mean(1))
+
+
+class AtPositions(nn.Module):
+    """Looks a parameter up, or multiplies it, at positions: as many as there are records."""
+
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.p, self.head, self.use = nn.Parameter(torch.randn(N, D) / 3), nn.Linear(D, 3), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = {"p": self.p, "at": torch.arange(N), "torch": torch, "F": F}
+        found |= {"eye": torch.eye(N, D) + 1, "square": torch.eye(N)}
+        return self.head((x + eval(self.use, found)).tanh()).mean(1)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "p[at]",
+        "p[at, at % 5][:, None]",
+        "torch.einsum('td,de->te', eye, p[:5])",
+        "torch.einsum('td,de->te', square, p)",
+        "F.cosine_similarity(p[0].expand(len(at), -1), eye, -1)[:, None]",
+        "square @ (p * 2)",
+        "F.linear(eye, p.clamp(-0.1, 0.1))[:, :5]",
+    ],
+)
+def test_as_many_positions_as_records_are_not_taken_for_these(use: str) -> None:
+    torch.manual_seed(0)
+    model, results = AtPositions(use), []
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for isolation in ("auto", "alone"):
+        model.load_state_dict(before)
+        results.append(trained(model, data(N, D), isolation=isolation)[0])
+    for ours, alone in zip(*results, strict=True):
+        torch.testing.assert_close(ours, alone, rtol=1e-4, atol=1e-6)

@@ -91,3 +91,30 @@ def test_missing_numbers_are_tried_on_cpus_and_it_is_said_elsewhere(
     assert "not on ones with missing numbers" not in attach(loss, labels)
     monkeypatch.setattr("dpoptim.training.trials.loss_check.tries_missing", lambda model: False)
     assert "not on ones with missing numbers" in attach(loss, labels)
+
+
+class InTraining(nn.Linear):
+    """Notes in which modes it runs: in evaluation timm's LeViT keeps what it made of weights."""
+
+    modes: set[bool]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.modes.add(self.training)
+        return super().forward(x)
+
+
+def test_losses_that_are_no_numbers_are_not_taken_for_random_ones() -> None:
+    """They differ from themselves: models would be compared in evaluation mode from then on."""
+    model = InTraining(FEATURES, 3)
+    model.modes = set()
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(X, torch.randn(N, 3))
+
+    def loss(m: nn.Module, b: Any) -> Tensor:
+        return (m(b[0]) - b[1]).square().mean(1)
+
+    with dpoptim.attach(plan, model, optimizer, data, loss=loss):
+        assert model.modes == {True}

@@ -121,8 +121,9 @@ class BackwardRecorder:
             raise PrivacyError(
                 "a backward pass ran on rows that private.batches() did not deliver, or a "
                 "second time on rows that it did. Fix: draw every batch from "
-                "private.batches(), and call private.backward(losses) once for each; a loss that "
-                "only trains another model through this one (a GAN's generator): "
+                "private.batches(), and call private.backward(losses) once for each; no backward() "
+                "inside custom functions, such as those of reversible layers; a loss that only "
+                "trains another model through this one (a GAN's generator): "
                 "loss.backward(inputs=[*generator.parameters()])."
             )
 

@@ -83,7 +83,10 @@ class Prepared:
             except OutputsMixedError as mixed:
                 if self._request.loss is None or not self._may_be_slower():
                     raise
-                chosen, loss = self._alone_by_loss(mixed.where)
+                try:
+                    chosen, loss = self._alone_by_loss()
+                except SamplesInteractError as error:
+                    raise SamplesInteractError(f"{mixed} The loss uses them: {error}") from None
             except NotByThisWayError as error:
                 if not self._may_be_slower():
                     raise
@@ -91,25 +94,14 @@ class Prepared:
                 chosen, loss = self._by_another_way(chosen, error.reason)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
 
-    def _alone_by_loss(self, where: str) -> tuple[Chosen, LossCheck | None]:
+    def _alone_by_loss(self) -> tuple[Chosen, LossCheck | None]:
         """Records alone, for a model that returns mixtures of them, which the loss leaves out.
-
-        Args:
-            where: they meet in the model, in words; or "".
 
         Raises:
             SamplesInteractError: it does not.
         """
-        try:
+        with suppress(NotByThisWayError):
             self._checked_loss(Chosen(Isolation.of("rules"), (), None))
-        except NotByThisWayError:
-            pass
-        except SamplesInteractError as error:
-            if not where:
-                raise
-            raise SamplesInteractError(
-                f"{error} In the model, records meet first {where}."
-            ) from None
         self._by_loss = True
         reason = "each record's loss is its own, though the model returns mixtures of records"
         other = after_loss(Isolation.of("alone"), None, reason)
@@ -151,8 +143,11 @@ class Prepared:
 
     def _chosen_isolation(self, row: Any, batch_axis: int | None) -> Chosen:
         one: Any = [row]
-        isolation, collate = self._request.isolation, self._request.collate_fn
-        return choose_isolation(self.model, one, isolation, batch_axis, self.wrapping, collate)
+        asked = self._request
+        return choose_isolation(
+            *(self.model, one, asked.isolation, batch_axis, self.wrapping, asked.collate_fn),
+            loss=asked.loss,
+        )
 
     @contextmanager
     def _trying(self) -> Iterator[None]:

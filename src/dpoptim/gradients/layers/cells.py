@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.layers.bare import BareParameters
+from dpoptim.gradients.layers.shared import SharedParameter
+from dpoptim.torch_internals import pytree
 
 KINDS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 
@@ -24,13 +26,16 @@ def is_cell(module: nn.Module) -> bool:
 class CellLayer(BareParameters):
     """Runs a recurrent cell by its formulas."""
 
-    def __init__(self, recorder: BackwardRecorder, module: nn.Module, label: str) -> None:
+    def __init__(
+        self, recorder: BackwardRecorder, module: nn.Module, label: str, *, windows: bool = False
+    ) -> None:
         trainable = [name for name, p in module.named_parameters() if p.requires_grad]
-        super().__init__(recorder, module, label, trainable)
+        super().__init__(recorder, module, label, trainable, windows=windows)
         self.original = self._step
 
     def _step(self, input: Tensor, hx: Any = None) -> Any:
         cell: Any = self.module
+        input, hx = pytree.tree_map(each_with_its_own, (input, hx))
         if hx is None:
             zeros = input.new_zeros(*input.shape[:-1], cell.hidden_size)
             hx = (zeros, zeros) if isinstance(cell, nn.LSTMCell) else zeros
@@ -43,6 +48,12 @@ class CellLayer(BareParameters):
             return gru(of_input, of_state, h)
         bend = torch.tanh if cell.nonlinearity == "tanh" else F.relu
         return bend(of_input + of_state)
+
+
+def each_with_its_own(x: Any) -> Any:
+    """``x``; where it is copies of a learnt first input or state, a row of it for each record."""
+    copies = isinstance(x, SharedParameter) and x.dim() > 1 and len(x) > 1
+    return x.per_record(len(x), x.dim()) if copies and x.fits(len(x), x.dim()) else x
 
 
 def lstm(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

@@ -111,6 +111,16 @@ class Parameter:
         return values[self.key]
 
 
+@dataclass(frozen=True)
+class Transposed:
+    """How the transposition of a parameter is made of it."""
+
+    key: int
+
+    def __call__(self, values: Values) -> Tensor:
+        return values[self.key].mT
+
+
 class ExpandParameter(torch.autograd.Function):
     """One row per record, or several, of what all records share.
 

@@ -94,6 +94,7 @@ FUNCTIONS = {
     "linear": linear,
     "matmul": matmul,
     "__matmul__": matmul,
+    "mm": matmul,
     "embedding": embedding,
     "layer_norm": layer_norm,
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),

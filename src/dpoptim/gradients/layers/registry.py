@@ -67,7 +67,6 @@ def takes_more_axes(rule: AnyRule) -> bool:
 # Layers that their runners know as a whole.
 WHOLE: tuple[tuple[Callable[[nn.Module], bool], Callable[..., Runner]], ...] = (
     (is_recurrent, RecurrentLayer),
-    (is_cell, CellLayer),
     (is_attention, AttentionLayer),
     (is_embedding_bag, EmbeddingBagLayer),
 )
@@ -92,6 +91,8 @@ def runner_for(
     for known, runner in WHOLE:
         if known(module) and by_class:
             return runner(recorder, module, label)
+    if is_cell(module) and by_class:
+        return CellLayer(recorder, module, label, windows=windows)
     if not places_of(module):
         return None
     return BareParameters(recorder, module, label, trainable, windows=windows)

@@ -30,36 +30,35 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import RuleFunction
-from dpoptim.gradients.layers.expanded import ExpandParameter, Owner, Parameter, Values
+from dpoptim.gradients.layers.expanded import (
+    ExpandParameter,
+    Owner,
+    Parameter,
+    Transposed,
+    Values,
+)
 from dpoptim.gradients.layers.folded import FoldedRule
+from dpoptim.gradients.layers.operations import (
+    ELEMENTWISE,
+    LIKE_ANOTHER,
+    LIKE_ITS_ROWS,
+    OUT_OF_PLACE,
+    REPEATING,
+    SAME_ROWS,
+    TURNING,
+    VIEWS,
+    in_place,
+    moved_axes,
+)
+from dpoptim.gradients.layers.rewritten import rewritten
 from dpoptim.gradients.layers.rule import AnyRule
-from dpoptim.gradients.layers.spreading import EXPANDED, expand_elementwise, set_where
+from dpoptim.gradients.layers.spreading import (
+    EXPANDED,
+    expand_elementwise,
+    rows_of_copies,
+    set_where,
+)
 from dpoptim.torch_internals import DisableTorchFunctionSubclass, pytree
-
-# names of functions and methods, without the underscores of operators and in-place variants
-ELEMENTWISE = {
-    *("add", "radd", "iadd", "sub", "subtract", "rsub", "isub", "mul", "multiply", "rmul", "imul"),
-    *("div", "divide", "true_divide", "truediv", "rtruediv", "itruediv", "rdiv", "pow", "rpow"),
-    *("where", "maximum", "minimum", "addcmul", "addcdiv", "lerp"),
-}
-IN_PLACE_OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
-# by the names under which PyTorch reports ``x += y`` and the like
-OUT_OF_PLACE: dict[str, Any] = {
-    **{"add_": torch.add, "sub_": torch.sub, "mul_": torch.mul, "div_": torch.div},
-    **{"__iadd__": torch.add, "__isub__": torch.sub},
-    **{"__imul__": torch.mul, "__itruediv__": torch.div},
-}
-REPEATING = {"expand", "repeat", "broadcast_to", "tile"}
-# these keep row-major order
-SAME_ROWS = {"view", "reshape", "contiguous", "clone", "to", "type", "float", "double"}
-TURNING = {"transpose", "swapaxes", "swapdims", "permute"}
-# these return what they are given, or a view of it
-VIEWS = SAME_ROWS | TURNING | {"squeeze", "unsqueeze", "flatten", "unflatten", "t", "mT", "T"}
-LIKE_ANOTHER: dict[str, Callable[[Tensor], Any]] = {
-    "expand_as": lambda t: t.shape,
-    "type_as": lambda t: t.dtype,
-    "to": lambda t: t.dtype,
-}
 
 
 class UnsupportedUseError(PrivacyError):
@@ -101,6 +100,17 @@ class SharedParameter(torch.Tensor):
         return shared
 
     @property
+    def itself(self) -> bool:
+        """Whether it is a parameter, and not made of some."""
+        return isinstance(self.make, Parameter)
+
+    @property
+    def turned(self) -> "SharedParameter | None":
+        """The parameter whose transposition it is, if it is one."""
+        turned = isinstance(self.make, Transposed)
+        return SharedParameter.of(self.owner, self.parameters[0]) if turned else None
+
+    @property
     def rows_are_equal(self) -> bool:
         """Whether all rows are equal: there is one for each record."""
         return self.copies > 0 and self.copies == self.shape[0]
@@ -121,14 +131,13 @@ class SharedParameter(torch.Tensor):
             return getattr(args[0], method)(LIKE_ANOTHER[name](args[1]), **kwargs)
         operation = Operation(func, name, args, kwargs)
         owner = operation.shared[0].owner
-        if not operation.data:
-            operation = operation.repeatable()
-            if operation.in_place:
-                raise operation.unsupported()
-            return operation.derived()
+        alone = not operation.data
+        operation = operation.repeatable() if alone else operation
         if operation.in_place:
             raise operation.unsupported()
-        if all(isinstance(each.make, Parameter) for each in operation.shared):
+        if alone:
+            return operation.derived()
+        if all(each.itself for each in operation.shared):
             if operation.weight_first:
                 return F.linear(args[1].mT, args[0]).mT
             found = owner.layer(name, *pytree.tree_map(as_parameter, (args, kwargs)))
@@ -243,17 +252,21 @@ class Operation:
         """The result, on a row of each shared parameter for each record."""
         if self.name == "__setitem__" and set_where(self):
             return None
-        elementwise = expand_elementwise if self.name.strip("_") in ELEMENTWISE else None
-        expand = EXPANDED.get(self.name, elementwise)
-        rows = None if expand is None else expand(self)
+        if (result := rewritten(self)) is not None:
+            return result
+        otherwise = expand_elementwise if self.name.strip("_") in ELEMENTWISE else rows_of_copies
+        for expand in (EXPANDED.get(self.name, otherwise), rows_of_copies):
+            if (rows := expand(self)) is not None:
+                break
         if rows is None or any(s.owner.records_on(rows) is None for s in self.shared):
             raise self.unsupported()
         axes = max(t.dim() for t in self.data)
         joint = self._joint_shape(axes) if expand is expand_elementwise else None
 
         def expanded(leaf: Any) -> Any:
-            shared = isinstance(leaf, SharedParameter)
-            return leaf.per_record(rows, axes, joint) if shared else leaf
+            if not isinstance(leaf, SharedParameter):
+                return leaf
+            return leaf.per_record(rows, leaf.dim() if expand is rows_of_copies else axes, joint)
 
         args, kwargs = pytree.tree_map(expanded, (self.args, self.kwargs))
         return self.func(*args, **kwargs)
@@ -273,17 +286,21 @@ class Operation:
         leaves, structure = pytree.tree_flatten(result)
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
-                again = self._is_again(leaf, parameters[0])
-                make = Parameter(id(parameters[0])) if again else partial(self._remade, i)
                 leaves[i] = SharedParameter._wrap(
-                    leaf, first.owner, make, parameters, self._copies(leaf)
+                    *(leaf, first.owner, self._make(i, leaf), parameters, self._copies(leaf))
                 )
         return pytree.tree_unflatten(leaves, structure)
 
-    def _is_again(self, result: Tensor, parameter: nn.Parameter) -> bool:
-        """Whether a view is the parameter itself, such as ``p.squeeze(1).unsqueeze(1)``."""
+    def _make(self, place: int, result: Tensor) -> Callable[[Values], Tensor]:
+        """How one of the results is made, maybe a parameter again (``p.squeeze(1)[:, None]``)."""
+        parameter = self.parameters[0]
         with DisableTorchFunctionSubclass():
-            return self.name in VIEWS and result.requires_grad and result.is_set_to(parameter)
+            if self.name in VIEWS and result.requires_grad:
+                if result.is_set_to(parameter):
+                    return Parameter(id(parameter))
+                if parameter.dim() == 2 and result.is_set_to(parameter.detach().mT):
+                    return Transposed(id(parameter))
+        return partial(self._remade, place)
 
     def _remade(self, place: int, values: Values) -> Any:
         """One of the results, from other values of the parameters."""
@@ -309,19 +326,16 @@ class Operation:
             return max(1, first.copies) * (result.shape[0] // max(1, first.shape[0]))
         if self.name in TURNING:
             return 0 if 0 in moved_axes(self.name, self.args, first.dim()) else first.copies
+        if self.name.strip("_") in ELEMENTWISE:
+            return self._copies_of_operands(result)
         whole = first.copies > 0 and result.shape[0] % first.copies == 0
-        return first.copies if whole and self.name in SAME_ROWS else 0
+        return first.copies if whole and self.name in SAME_ROWS | LIKE_ITS_ROWS else 0
 
-
-def moved_axes(name: str, args: Any, axes: int) -> set[int]:
-    """Axes that a transposition or permutation moves; the first one, where that is not plain."""
-    order = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
-    if len(order) < 2 or not all(isinstance(axis, int) for axis in order):
-        return {0}
-    named = [axis % axes for axis in order]
-    if name == "permute":
-        return {axis for place, axis in enumerate(named) if place != axis}
-    return set(named)
+    def _copies_of_operands(self, result: Tensor) -> int:
+        """Copies in an elementwise result: those of all operands that have several rows."""
+        several = [t for t in self.leaves if t.dim() == result.dim() and t.shape[0] != 1]
+        counts = {t.copies if isinstance(t, SharedParameter) else 0 for t in several}
+        return counts.pop() if len(counts) == 1 else 0
 
 
 def as_parameter(leaf: Any) -> Any:
@@ -333,7 +347,3 @@ def constant(t: Tensor, owner: Owner) -> bool:
         return False
     one_for_all = t.dim() == 0 or (t.shape[0] == 1 and owner.rows not in (None, 1))
     return one_for_all or owner.sees_constants_only or id(t) in owner.constants
-
-
-def in_place(name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS

@@ -73,6 +73,12 @@ def expand_product(call: Call) -> int | None:
     return rows if fits and shared[0].fits(rows, axes) else None
 
 
+def rows_of_copies(call: Call) -> int | None:
+    """How many records any operation has on copies of what is shared, one for each record."""
+    rows = {len(s) if s.dim() and s.rows_are_equal else 0 for s in call.shared}
+    return max(rows) or None if rows == {call.shared[0].owner.rows} else None
+
+
 def set_where(call: Call) -> bool:
     """Do ``data[mask] = shared``, of mask tokens say; False where the call is another.
 

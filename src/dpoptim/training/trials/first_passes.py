@@ -55,6 +55,7 @@ def first_sample(
     train_set: Dataset[Any],
     batch_axis: int | None,
     collate: Callable[[list[Any]], Any] | None,
+    loss: Callable[[nn.Module, Any], Any] | None = None,
 ) -> tuple[Sample | None, str]:
     """A call that the model takes, returning records on their axis; else None, and why.
 
@@ -66,7 +67,7 @@ def first_sample(
         for module in model.modules():
             if follows_weights(module):  # between batches
                 module.eval()
-        found = working_sample(model, train_set, batch_axis, collate)
+        found = working_sample(model, train_set, batch_axis, collate, loss)
         refuse_written(values)
     return found
 
@@ -76,10 +77,11 @@ def working_sample(
     train_set: Dataset[Any],
     batch_axis: int | None,
     collate: Callable[[list[Any]], Any] | None,
+    loss: Callable[[nn.Module, Any], Any] | None = None,
 ) -> tuple[Sample | None, str]:
     """`first_sample`, which puts everything back."""
     reasons = []
-    for candidate in samples(model, train_set, collate):
+    for candidate in samples(model, train_set, collate, loss):
         sample = candidate.time_first() if batch_axis == 1 and not candidate.axis else candidate
         try:
             sample = sample.tried(model)

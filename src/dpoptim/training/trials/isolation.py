@@ -77,6 +77,7 @@ def choose_isolation(
     batch_axis: int | None = None,
     placement: Placement = IN_PLACE,
     collate: Callable[[list[Any]], Any] | None = None,
+    loss: Callable[[nn.Module, Any], Any] | None = None,
 ) -> Chosen:
     """Find the fastest way to keep records apart that gives each record its own gradient.
 
@@ -87,6 +88,7 @@ def choose_isolation(
         batch_axis: the records' axis in the model's inputs; None to find out.
         placement: of the model's parameters.
         collate: makes the loop's batches; None: torch's.
+        loss: shows how the loop calls the model; None: as batches and models look.
 
     Raises:
         SamplesInteractError: the model mixes records, so that only each record's own batch could
@@ -97,10 +99,10 @@ def choose_isolation(
     """
     watch_batch_statistics(model)
     if choice == "alone" or mixed_by_outliers(model):
-        return records_alone(model, train_set, choice, batch_axis, collate)
+        return records_alone(model, train_set, choice, batch_axis, collate, loss)
     if choice == "vmap":
         placement.refuse(Isolation.of("vmap"))
-    found, reason = first_sample(model, train_set, batch_axis, collate)
+    found, reason = first_sample(model, train_set, batch_axis, collate, loss)
     if found is None:
         return unprobed(choice, batch_axis, reason)
     with quiet(model, lambda: found.outputs(model)) as quieted:
@@ -140,6 +142,7 @@ def records_alone(
     choice: Choice,
     batch_axis: int | None,
     collate: Callable[[list[Any]], Any] | None,
+    loss: Callable[[nn.Module, Any], Any] | None,
 ) -> Chosen:
     """Records alone: by choice, or since some layer is known to mix them, which is then told.
 
@@ -149,7 +152,7 @@ def records_alone(
     mixing = "" if choice == "alone" else mixed_by_outliers(model)
     if mixing and choice != "auto":
         raise SamplesInteractError(f'{mixing}; or isolation="alone".')
-    found, reason = first_sample(model, train_set, batch_axis, collate)
+    found, reason = first_sample(model, train_set, batch_axis, collate, loss)
     alone = Isolation.of("alone")
     message = in_this_way(alone, None, mixing).message if mixing else ""
     if found is None:
@@ -277,7 +280,7 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
         turned = sample.positions_first()
         return turned if neighbours_are_invisible(model, turned) else None
     if batch_axis is None:
-        with suppress(RuntimeError):
+        with suppress(Exception):  # whatever the user's model raises on records turned round
             turned = sample.time_first().tried(model)
             if turned.returned and neighbours_are_invisible(model, turned):
                 return turned

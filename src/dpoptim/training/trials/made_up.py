@@ -1,6 +1,5 @@
 """Made-up records of the data set's form, and how the model is called with them."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +11,10 @@ from torch.utils.data import Dataset, default_collate
 from dpoptim.gradients.hooks.seen_outputs import tensors_of
 from dpoptim.torch_internals import pytree
 from dpoptim.training.batches.records import made_up
+from dpoptim.training.trials.calls import call_of_loss, calls
 from dpoptim.training.trials.quiet import Quieted
 
 Model = Callable[..., Any]
-# what a model may want to be called without
-LABELS = ("labels", "label", "target", "targets", "y")
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class Sample:
         """With every tensor of records changed; it is handed over with the records first."""
 
         def map_one(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
+            if not isinstance(leaf, Tensor) or no_records(leaf, self.rows):
                 return leaf
             axis = self.axis if leaf.dim() > self.axis else 0
             return change(leaf.movedim(axis, 0)).movedim(0, axis)
@@ -164,7 +162,7 @@ class Sample:
         def turn(leaf: Any) -> Any:
             return (
                 leaf.transpose(0, 1).contiguous()
-                if isinstance(leaf, Tensor) and leaf.dim() > 1
+                if isinstance(leaf, Tensor) and leaf.dim() > 1 and not no_records(leaf, self.rows)
                 else leaf
             )
 
@@ -228,9 +226,12 @@ def collated_batch(
 
 
 def samples(
-    model: nn.Module, train_set: Dataset[Any], collate: Callable[[list[Any]], Any] | None
+    model: nn.Module,
+    train_set: Dataset[Any],
+    collate: Callable[[list[Any]], Any] | None,
+    loss: Callable[[nn.Module, Any], Any] | None = None,
 ) -> Iterator[Sample]:
-    """Calls that a loop might make, likeliest first.
+    """Calls that a loop might make, likeliest first: what its loss calls the model with.
 
     Where the loop's collate function runs on made-up records, models are given what it makes: by
     another one, as lists are stacked, a model may run that treats them otherwise.
@@ -242,54 +243,33 @@ def samples(
     batch, rows = found
     likely = [
         Sample(args, kwargs, rows, axis)
-        for args, kwargs in calls(model, batch)
+        for args, kwargs in (*call_of_loss(loss, model, batch), *calls(model, batch))
         if (axis := axis_of_records(pytree.tree_leaves((args, kwargs)), rows)) is not None
     ]
     yield from likely
     yield from (sample.from_one() for sample in likely)
 
 
+def no_records(x: Tensor, rows: int) -> bool:
+    """Whether a tensor is none of so many records: no axis is as long, or a multiple of it."""
+    return all(size % rows for size in x.shape)
+
+
 def axis_of_records(leaves: Sequence[Any], rows: int) -> int | None:
-    """The axis that all tensors have records on, the only one if they have one; None: not all."""
-    shapes = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor)]
-    sizes = [
-        [shape[a if len(shape) > a else 0] if shape else 0 for shape in shapes] for a in (0, 1)
-    ]
+    """The axis that all tensors of records have these on, the only one if they have one.
+
+    None: there is none.
+    """
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    shapes = [tensor.shape for tensor in tensors if not no_records(tensor, rows)]
+    sizes = [[shape[a if len(shape) > a else 0] for shape in shapes] for a in (0, 1)]
     return next((axis for axis in (0, 1) if set(sizes[axis]) == {rows}), None)
-
-
-def calls(model: nn.Module, batch: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Ways to hand a collated batch to a model: its first part, several, or parts by name."""
-    if isinstance(batch, dict):
-        named = accepted(model, batch)
-        yield (), named
-        yield (), {key: value for key, value in named.items() if key not in LABELS}
-        yield (batch,), {}
-        yield (next(iter(batch.values())),), {}
-    elif isinstance(batch, tuple | list):
-        yield from calls(model, batch[0])
-        for count in range(2, len(batch) + 1):
-            yield tuple(batch[:count]), {}
-        yield (batch,), {}
-    elif isinstance(batch, Tensor):
-        yield (batch,), {}
-
-
-def accepted(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a record that the model's forward pass has arguments for."""
-    parameters = inspect.signature(model.forward).parameters
-    if (
-        any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        and not parameters.keys() & batch.keys()
-    ):
-        return dict(batch)
-    return {key: value for key, value in batch.items() if key in parameters}
 
 
 def odd_batch_size(model: nn.Module, leaves: list[Tensor], *, least: int = 3) -> int:
     """The least number of records from ``least`` on that no other axis can be confused with."""
     taken = {size for leaf in leaves for size in leaf.shape[1:]}
-    taken |= {size for p in model.parameters() for size in p.shape}
+    taken |= {size for p in (*model.parameters(), *model.buffers()) for size in p.shape}
     return next(
         size
         for size in range(max(3, least), 10**6)
