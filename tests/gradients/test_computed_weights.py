@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import clipped_sums, gradients_alone
@@ -34,7 +36,7 @@ def network() -> nn.Module:
 
 
 @pytest.mark.parametrize("tier", ["rules", "vmap", "alone"])
-def test_their_parameters_train_and_buffers_follow_between_batches(tier: str) -> None:
+def test_their_parameters_train_and_buffers_follow_between_steps(tier: str) -> None:
     model, x = network(), torch.randn(ROWS, 2, 6, dtype=torch.float64)
     model(x)
     keys, hooks = [*model.state_dict()], [dict(m._forward_pre_hooks) for m in model]
@@ -43,13 +45,15 @@ def test_their_parameters_train_and_buffers_follow_between_batches(tier: str) ->
         model, Clipping(0.3), capacity=ROWS, reduction="sum", isolation=Isolation.of(tier)
     )
     engine.attach()
-    size = 1 if tier == "alone" else ROWS
-    for part in x.split(size):
-        engine.begin_microbatch(size)
-        u = model[2].weight_u.clone()
-        assert not torch.equal(u, before)
-        loss(model, (part,)).sum().backward()
-        assert torch.equal(model[2].weight_u, u)  # the forward pass writes nothing
+    moved = None
+    for part in x.split(1 if tier == "alone" else ROWS - 1):
+        engine.begin_microbatch(len(part))
+        moved = model[2].weight_u.clone() if moved is None else moved
+        loss(model, part[None]).sum().backward()
+        # neither forward passes nor later microbatches write, whose number is private
+        assert torch.equal(model[2].weight_u, moved)
+    assert moved is not None
+    assert not torch.equal(moved, before)
     engine.refuse_changes(everything=True)
     assert not engine.writes_attributes
     sums = [t.clone() for t in engine.split(engine.take())]
@@ -57,12 +61,59 @@ def test_their_parameters_train_and_buffers_follow_between_batches(tier: str) ->
     assert [*model.state_dict()] == keys
     assert [dict(m._forward_pre_hooks) for m in model] == hooks
     assert all("forward" not in vars(module) for module in model.modules())
-    if tier != "alone":
-        model[2].eval()
-        alone = gradients_alone(model, loss, [(each,) for each in x.split(1)])
-        expected = clipped_sums(alone, Clipping(0.3), ROWS, "sum")
-        off = joint_norm([a - b for a, b in zip(sums, expected, strict=True)])
-        assert off < 1e-6 * joint_norm(expected)
+    model[2].eval()
+    alone = gradients_alone(model, loss, [(each,) for each in x.split(1)])
+    expected = clipped_sums(alone, Clipping(0.3), ROWS, "sum")
+    off = joint_norm([a - b for a, b in zip(sums, expected, strict=True)])
+    assert off < 1e-6 * joint_norm(expected)
+
+
+class Tied(nn.Module):
+    """Reads a weight outside of the layer that computes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.weight_norm(nn.Linear(4, 4))
+        with torch.no_grad():
+            self.layer(torch.zeros(1, 4))  # from now on what is there has no graph
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.layer(x.to(self.layer.weight.dtype)), self.layer.weight)
+
+
+def test_computed_weights_are_for_their_layers_alone() -> None:
+    """One from before attaching would be taken for a constant."""
+    model, x = Tied(), torch.randn(ROWS, 4)
+    engine = Engine(model, Clipping(0.3), capacity=ROWS)
+    engine.attach()
+    engine.begin_microbatch(ROWS)
+    with pytest.raises(PrivacyError, match=r"'layer.weight' was read .* Fix: .*parametrizations"):
+        model(x)
+    for read in (lambda: model.layer.weight.norm(), lambda: x @ model.layer.weight):
+        with pytest.raises(PrivacyError, match="was read outside"):
+            read()
+    engine.detach()
+    torch.testing.assert_close(model.layer.weight, weight_of(model.layer))
+    assert model(x).shape == x.shape
+
+
+def weight_of(layer: nn.Module) -> Tensor:
+    return torch._weight_norm(layer.weight_v, layer.weight_g, 0)
+
+
+def test_recurrent_layers_hold_no_weights_of_a_pass() -> None:
+    """They list their weights beside the attributes that are set."""
+    layer = nn.utils.weight_norm(nn.LSTM(3, 2, batch_first=True), "weight_hh_l0")
+    engine = Engine(
+        layer, Clipping(0.3), capacity=1, reduction="sum", isolation=Isolation.of("alone")
+    )
+    engine.attach()
+    engine.begin_microbatch(1)
+    layer(torch.randn(1, 4, 3))[0].sum().backward()
+    engine.refuse_changes(everything=True)
+    assert not engine.writes_attributes
+    engine.detach()
+    assert any(each is layer.weight_hh_l0 for each in layer._flat_weights)
 
 
 def test_a_copy_of_an_attached_model_computes_its_own() -> None:

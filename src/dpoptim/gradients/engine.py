@@ -333,13 +333,13 @@ class Engine:
 
     def restart(self) -> None:
         """Begin the logical batch again: what was added of it is forgotten."""
-        self._begin_step()
+        self._begin_step(again=True)
         self.totals.restart()
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, *, again: bool = False) -> None:
         self.rows_open = 0
-        if self.state is not None:
-            self.state.end()
+        if self.hooks is not None:
+            self.hooks.end_step(again=again)
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:
         """Write the gate's sums, divided and rounded to the parameters' dtype, into ``.grad``."""

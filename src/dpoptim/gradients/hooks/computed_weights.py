@@ -6,16 +6,22 @@ sees them made.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.hooks.device_map import forward_of, replace_forward
 from dpoptim.gradients.hooks.forwards import OwnForward
-from dpoptim.torch_internals import SpectralNormalised, never_compiled, pre_forward_hooks
+from dpoptim.torch_internals import (
+    SpectralNormalised,
+    never_compiled,
+    pre_forward_hooks,
+    pytree,
+)
 
 WeightHook = WeightNorm | SpectralNorm
 
@@ -32,24 +38,68 @@ def follows_weights(module: nn.Module) -> bool:
     return isinstance(module, SpectralNormalised) or any(isinstance(h, SpectralNorm) for h in hooks)
 
 
+class OutsideOfForward:
+    """Stands for a computed weight while its layer's forward pass does not run.
+
+    One of an earlier step would be taken for it unseen.
+    """
+
+    def __init__(self, name: str, weight: Tensor) -> None:
+        self._name = name
+        self.dtype, self.device, self.shape = weight.dtype, weight.device, weight.shape
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("__"):  # which copies and the like ask for
+            raise AttributeError(attribute)
+        raise self._refusal()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = pytree.tree_leaves((args, kwargs))
+        raise next(each for each in given if isinstance(each, cls))._refusal()
+
+    def _refusal(self) -> PrivacyError:
+        return PrivacyError(
+            f"{self._name!r} was read outside of its layer's forward pass, within which a hook "
+            "computes it. Fix: torch.nn.utils.parametrizations has weight_norm and spectral_norm "
+            "for weights that are read anywhere."
+        )
+
+
 class ComputedWeights(OwnForward):
     """A forward pass that first computes weights, as the module's hooks would; see `put_on`."""
 
     def __init__(
-        self, module: nn.Module, forward: Callable[..., Any], hooks: dict[int, WeightHook]
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        hooks: dict[int, WeightHook],
+        outside: dict[str, OutsideOfForward],
     ) -> None:
         super().__init__(module, forward)
-        self._hooks = hooks
+        self._hooks, self._outside = hooks, outside
+
+    @classmethod
+    def of(cls, module: nn.Module, label: str) -> "ComputedWeights | None":
+        """That of a module whose hooks compute weights; None: it has no such hooks."""
+        hooks = weight_hooks(module)
+        outside = {
+            hook.name: OutsideOfForward(f"{label}.{hook.name}", getattr(module, hook.name))
+            for hook in hooks.values()
+        }
+        return cls(module, forward_of(module), hooks, outside) if hooks else None
 
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        before = {hook.name: getattr(self._module, hook.name) for hook in self._hooks.values()}
         try:
             self._compute()
             return self._forward(*args, **kwargs)
         finally:
-            for name, weight in before.items():  # what is computed for records may not stay
-                setattr(self._module, name, weight)
+            self._hide()  # what is computed for records may not stay
+
+    def _hide(self) -> None:
+        for name, outside in self._outside.items():
+            setattr(self._module, name, outside)  # recurrent layers list their weights by it
 
     def _compute(self) -> None:
         for hook in self._hooks.values():
@@ -63,6 +113,7 @@ class ComputedWeights(OwnForward):
         for key in self._hooks:
             del hooks[key]
         restore = replace_forward(self._module, self)
+        self._hide()
 
         def undo() -> None:
             restore()
@@ -89,7 +140,7 @@ class ComputedWeights(OwnForward):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ComputedWeights":
         copy = memo[id(self._module)]
-        return ComputedWeights(copy, type(copy).forward.__get__(copy), self._hooks)
+        return ComputedWeights(copy, type(copy).forward.__get__(copy), self._hooks, self._outside)
 
 
 def computed_weights(module: nn.Module) -> ComputedWeights | None:

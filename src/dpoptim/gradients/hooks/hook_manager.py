@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction
 from dpoptim.gradients.hooks import refusals
-from dpoptim.gradients.hooks.computed_weights import ComputedWeights, weight_hooks
+from dpoptim.gradients.hooks.computed_weights import ComputedWeights
 from dpoptim.gradients.hooks.device_map import forward_of, has_own_forward, replace_forward
 from dpoptim.gradients.hooks.forwards import (
     FrozenForward,
@@ -68,6 +68,7 @@ class HookManager:
         self._inside = False  # of the model's forward pass
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
         self._computed: dict[str, ComputedWeights] = {}  # by the names of their modules
+        self._iterates = True  # when the next microbatch comes, the first one of its step
         self._watched = refusals.watch_batch_statistics(model)
         self._state: ModelWatch | None = None
         try:
@@ -100,8 +101,21 @@ class HookManager:
         self.rows = self._delivered = rows
         self._inside = False  # of one that raised
         self.outputs.begin()
-        if self._still or self._computed:
+        if self._iterates and (self._still or self._computed):
             self._iterate_spectral_norms()
+            if self._state is not None:
+                self._state.note_iterated()
+        self._iterates = False
+
+    def end_step(self, *, again: bool = False) -> None:
+        """A step's sums were taken, or ``again``: forgotten, to be added up once more.
+
+        **Guarantee.** Spectral norms follow the weights once a step. How many microbatches it has
+        is private: nothing that later steps or other records meet may count them.
+        """
+        self._iterates = self._iterates or not again
+        if self._state is not None:
+            self._state.end()
 
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note how many records the model is given, and that no layer uses batch statistics."""
@@ -202,9 +216,9 @@ class HookManager:
                 if isinstance(part, SpectralNormalised):
                     self._still[name] = module
                     self._replace_forward(part, StillForward(part, forward_of(part)))
-            if hooks := weight_hooks(module):
-                self._computed[name] = ComputedWeights(module, forward_of(module), hooks)
-                self._undo.append(self._computed[name].put_on())
+            if computed := ComputedWeights.of(module, name or type(module).__name__):
+                self._computed[name] = computed
+                self._undo.append(computed.put_on())
 
     @torch.no_grad()
     def _iterate_spectral_norms(self) -> None:
@@ -220,7 +234,7 @@ class HookManager:
             computed.iterate()
 
     def iterated(self) -> Iterator[tuple[str, Tensor]]:
-        """Buffers that are written between batches."""
+        """Buffers that are written between steps."""
         for name, chain in self._still.items():
             yield from chain.named_buffers(prefix=name)
         for name, computed in self._computed.items():

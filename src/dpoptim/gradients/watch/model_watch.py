@@ -28,8 +28,7 @@ class ModelWatch:
 
     Args:
         model: with the engine's hooks in place.
-        iterated: buffers that the engine itself writes between batches, from weights alone, by
-            name.
+        iterated: buffers that the engine itself writes between steps, from weights alone, by name.
 
     Attributes:
         in_turn: whether some constants are read in turn, because they are large.
@@ -77,8 +76,11 @@ class ModelWatch:
         else:
             self._trainable.note()
         self._in_batch = True
-        self._iterated.note()
         self._refuse_new_hooks()
+
+    def note_iterated(self) -> None:
+        """The engine has written into what it iterates."""
+        self._iterated.note()
 
     def end(self) -> None:
         """Let the caller change trainable parameters, the batch's sums being taken."""

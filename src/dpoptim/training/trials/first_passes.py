@@ -65,7 +65,7 @@ def first_sample(
     values = Values([*model.named_buffers(), *model.named_parameters()])
     with put_back(model):
         for module in model.modules():
-            if follows_weights(module):  # between batches
+            if follows_weights(module):  # between steps
                 module.eval()
         found = working_sample(model, train_set, batch_axis, collate, loss)
         refuse_written(values)
