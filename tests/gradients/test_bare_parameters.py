@@ -147,6 +147,7 @@ EXACT += [
     ((D, D), "h * p[h.argmax(2), h.argmin(2)][..., None] + p[0][h[:, 0].argmin(1)][:, None, None]"),
     # copies of a memory or of queries, one for each record
     ((T, D), "F.cosine_similarity(p.expand(B, -1, -1), h[:, :1], -1)[..., None] * h"),
+    ((T, D), "h * p.expand(B, -1, -1).gather(1, h.argsort(1))"),
     ((2, D), "F.scaled_dot_product_attention(p[None].repeat(B, 1, 1), h, h)"),
     ((D, D), "torch.einsum('btd,be->bte', h, p[:1].expand(B, -1))"),
     ((2, D), "self.first(torch.zeros_like(q := p.repeat(B, 1, 1)) + q) * h.mean(1, keepdim=True)"),
@@ -156,6 +157,10 @@ FALLBACK = [
     ((D, 1, 2), "F.conv1d(h.mT, p.flip(2), None, 1, 1, groups=D)[..., :T].mT"),
     ((T,), "F.prelu(h, p)"),
     ((D, D), "torch.tensordot(h, p, ([2], [0]))"),
+    # records' values say whose copy each of them gets, here the first one's
+    ((D,), "h * p.expand(B, -1).gather(0, (h[:, 0] * 0).long())[:, None]"),
+    ((D,), "h * p.expand(B, -1).index_select(0, (h[:, 0, 0] * 0).long())[:, None]"),
+    ((D,), "h * F.embedding((h[:, 0, 0] * 0).long(), p.expand(B, -1))[:, None]"),
 ]
 
 

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 PRODUCTS = ("matmul", "bmm", "__matmul__", "__rmatmul__")
+BY_MATRICES = (*PRODUCTS, "baddbmm", "scaled_dot_product_attention")  # of each row, from 3 axes on
+# the argument that says along which axis they go, and the usual one
+ALONG_AN_AXIS = {"cosine_similarity": (2, 1), "gather": (1, 0)}
 
 
 class Call(Protocol):
@@ -74,9 +77,34 @@ def expand_product(call: Call) -> int | None:
 
 
 def rows_of_copies(call: Call) -> int | None:
-    """How many records any operation has on copies of what is shared, one for each record."""
+    """How many records operations row by row have on copies of what is shared, one a record."""
     rows = {len(s) if s.dim() and s.rows_are_equal else 0 for s in call.shared}
-    return max(rows) or None if rows == {call.shared[0].owner.rows} else None
+    fits = rows == {call.shared[0].owner.rows} and row_by_row(call)
+    return max(rows) or None if fits else None
+
+
+def row_by_row(call: Call) -> bool:
+    """Whether a row of the result is made of the same row of each argument, whatever is in them.
+
+    Others may give a record the copy of another one: those with indices, where the records' values
+    say so, which none of the made-up ones need have had.
+    """
+    axes = {t.dim() for t in (*call.data, *call.shared)}
+    if call.name in ALONG_AN_AXIS:
+        place, usual = ALONG_AN_AXIS[call.name]
+        axis = call.kwargs.get("dim", call.args[place] if len(call.args) > place else usual)
+        return len(axes) == 1 and axis not in (0, -max(axes))
+    if call.name == "einsum":
+        return one_letter_first(str(call.args[0]))
+    return call.name in BY_MATRICES and axes <= {3, 4} and len(axes) == 1
+
+
+def one_letter_first(equation: str) -> bool:
+    """Whether all terms of an einsum, the result's too, begin with one letter and have it once."""
+    terms = equation.replace(" ", "").replace("->", ",").split(",")
+    letters = {term[:1] for term in terms}
+    once = all(term.count(term[0]) == 1 for term in terms if term)
+    return "->" in equation and "." not in equation and len(letters) == 1 and once
 
 
 def set_where(call: Call) -> bool:
