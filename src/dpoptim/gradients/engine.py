@@ -338,8 +338,8 @@ class Engine:
 
     def _begin_step(self, *, again: bool = False) -> None:
         self.rows_open = 0
-        if self.hooks is not None:
-            self.hooks.end_step(again=again)
+        if self.state is not None:
+            self.state.end(again=again)
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:
         """Write the gate's sums, divided and rounded to the parameters' dtype, into ``.grad``."""

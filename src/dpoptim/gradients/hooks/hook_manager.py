@@ -68,7 +68,6 @@ class HookManager:
         self._inside = False  # of the model's forward pass
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
         self._computed: dict[str, ComputedWeights] = {}  # by the names of their modules
-        self._iterates = True  # when the next microbatch comes, the first one of its step
         self._watched = refusals.watch_batch_statistics(model)
         self._state: ModelWatch | None = None
         try:
@@ -101,21 +100,11 @@ class HookManager:
         self.rows = self._delivered = rows
         self._inside = False  # of one that raised
         self.outputs.begin()
-        if self._iterates and (self._still or self._computed):
+        iterates = self._still or self._computed
+        if iterates and (self._state is None or self._state.step_begins):
             self._iterate_spectral_norms()
             if self._state is not None:
                 self._state.note_iterated()
-        self._iterates = False
-
-    def end_step(self, *, again: bool = False) -> None:
-        """A step's sums were taken, or ``again``: forgotten, to be added up once more.
-
-        **Guarantee.** Spectral norms follow the weights once a step. How many microbatches it has
-        is private: nothing that later steps or other records meet may count them.
-        """
-        self._iterates = self._iterates or not again
-        if self._state is not None:
-            self._state.end()
 
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note how many records the model is given, and that no layer uses batch statistics."""
@@ -222,7 +211,11 @@ class HookManager:
 
     @torch.no_grad()
     def _iterate_spectral_norms(self) -> None:
-        """Let spectral norms follow the weights, which are public, as forward passes would."""
+        """Let spectral norms follow the weights, which are public, as forward passes would.
+
+        **Guarantee.** Once a step. How many microbatches it has is private: nothing that later
+        steps or other records meet may count them.
+        """
         for chain in self._still.values():
             value = chain.original
             for part in chain:

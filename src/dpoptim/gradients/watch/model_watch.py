@@ -33,6 +33,7 @@ class ModelWatch:
     Attributes:
         in_turn: whether some constants are read in turn, because they are large.
         plain: what the model keeps in plain attributes.
+        step_begins: whether the next batch is the first part of its step's.
 
     **Guarantee.** From `begin` to `end`, nobody wrote into trainable parameters if
     `refuse_changes` passes; and since the model was attached, buffers, frozen parameters, extra
@@ -64,6 +65,7 @@ class ModelWatch:
         self.plain = PlainAttributes(found)
         self._first_new_hook = self._hooks_seen = RemovableHandle.next_id
         self._in_batch = self._running = False
+        self.step_begins = True
 
     @property
     def in_turn(self) -> bool:
@@ -75,16 +77,20 @@ class ModelWatch:
             self._refuse_written_parameters()
         else:
             self._trainable.note()
-        self._in_batch = True
+        self._in_batch, self.step_begins = True, False
         self._refuse_new_hooks()
 
     def note_iterated(self) -> None:
         """The engine has written into what it iterates."""
         self._iterated.note()
 
-    def end(self) -> None:
-        """Let the caller change trainable parameters, the batch's sums being taken."""
-        self._in_batch = False
+    def end(self, *, again: bool = False) -> None:
+        """Let the caller change trainable parameters, the batch's sums being taken.
+
+        Args:
+            again: they were forgotten, to be added up once more.
+        """
+        self._in_batch, self.step_begins = False, self.step_begins or not again
 
     def refuse_changes(self, *, everything: bool = False) -> None:
         """Refuse what was written.
