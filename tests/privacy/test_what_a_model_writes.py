@@ -253,6 +253,31 @@ def test_a_forward_pass_that_is_replaced_later_is_refused() -> None:
         train(inner, each)
 
 
+class Centred(nn.Tanh):
+    """Mixes records, and has no parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+@pytest.mark.parametrize("by", ["another", "another class", "none"])
+def test_a_part_without_parameters_that_is_replaced_later_is_refused(by: str) -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+
+    def each(private: Any, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        if by == "another":
+            model[1] = Centred()
+        elif by == "another class":
+            model[1].__class__ = Centred
+        else:
+            del model[1]
+        private.backward(F.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step()
+
+    with pytest.raises(dpoptim.PrivacyError, match="module '1' was replaced after attaching"):
+        train(model, each)
+
+
 def test_large_frozen_parameters_are_read_in_turn_and_all_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

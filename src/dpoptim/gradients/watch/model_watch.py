@@ -62,6 +62,7 @@ class ModelWatch:
         self._modules = [
             (name, module, forwards_in(vars(module))) for name, module in found.modules
         ]
+        self._parts = [(name, module, type(module)) for name, module in found.modules]
         self.plain = PlainAttributes(found)
         self._first_new_hook = self._hooks_seen = RemovableHandle.next_id
         self._in_batch = self._running = False
@@ -104,6 +105,7 @@ class ModelWatch:
         if self._in_batch:
             self._refuse_written_parameters()
         found = Contents.of(self.model)
+        self._refuse_swapped_modules(found)
         # the caller may freeze them: the noisy mean of what is frozen moves nothing
         refuse_frozen_or_unfrozen(found, self._trained, may_freeze=True)
         self._refuse_changed_constants(found, everything)
@@ -164,6 +166,16 @@ class ModelWatch:
 
     def _extra_digests(self) -> list[bytes]:
         return [digest(module.get_extra_state()) for _, module in self._extra]
+
+    def _refuse_swapped_modules(self, found: Contents) -> None:
+        """Refuse modules in others' places, which have not been tried for mixing records."""
+        now = {name: (id(module), type(module)) for name, module in found.modules}
+        for name, module, kind in self._parts:
+            if now.get(name) != (id(module), kind):
+                raise PrivacyError(
+                    f"module {label_of(name)} was replaced after attaching. Fix: replace it before "
+                    "dpoptim.attach, which then tries it on made-up records."
+                )
 
     def _refuse_new_hooks(self) -> None:
         """Refuse hooks that came later: they have not been tried for mixing records."""
