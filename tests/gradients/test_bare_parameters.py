@@ -15,11 +15,20 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters
-from dpoptim.gradients.oracle import clipped_sums, gradients_alone
-from support import by_engine, clipped, joint_norm, record_loss, reduced, vmap_gradients
+from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
+from support import (
+    by_engine,
+    clipped,
+    joint_norm,
+    loss_of_outputs,
+    record_loss,
+    reduced,
+    vmap_gradients,
+)
 from support import mismatch as mismatch_with_records_alone
 
 ROWS, T, D = 7, 4, 6
+AS_TRIED = Isolation()
 
 
 def mismatch(model: nn.Module, x: Tensor) -> float:
@@ -33,9 +42,9 @@ def mismatch(model: nn.Module, x: Tensor) -> float:
     return joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) / joint_norm(expected)
 
 
-def falls_back(model: nn.Module, x: Tensor) -> bool:
-    """Whether the model itself went through the fallback; it owns a bare parameter."""
-    engine = Engine(model, Clipping(1.0), capacity=len(x))
+def decided(model: nn.Module, x: Tensor, isolation: Isolation = AS_TRIED) -> bool | None:
+    """The decision of a first call: whether the model itself, with a parameter, falls back."""
+    engine = Engine(model, Clipping(1.0), capacity=len(x), isolation=isolation)
     engine.attach()
     try:
         model(x)
@@ -44,12 +53,18 @@ def falls_back(model: nn.Module, x: Tensor) -> bool:
             for c in model.forward._forward.__closure__
             if isinstance(c.cell_contents, BareParameters)
         )
-        assert runner.falls_back is not None
         # nothing is left on the module
         assert not any(key in vars(m) for m in model.modules() for key in m._parameters)
         return runner.falls_back
     finally:
         engine.detach()
+
+
+def falls_back(model: nn.Module, x: Tensor) -> bool:
+    """Whether the model itself went through the fallback; it owns a bare parameter."""
+    found = decided(model, x)
+    assert found is not None
+    return found
 
 
 def masked(h: Tensor, mask: Tensor, token: Tensor) -> Tensor:
@@ -589,3 +604,29 @@ def test_copies_that_were_made_unequal_are_not_taken_for_equal() -> None:
     assert mismatch(Copied(1).double(), x) < 1e-7
     with pytest.raises(PrivacyError, match="first axis is not the batch"):
         mismatch(Copied(ROWS).double(), x)
+
+
+class AtPositions(nn.Module):
+    """Looks a parameter up at each position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.head = nn.Parameter(torch.randn(9, D)), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((x + self.p[torch.arange(x.shape[1]) * 2]).tanh()).mean(1)
+
+
+@pytest.mark.parametrize("rows", [ROWS, T, 9])
+def test_an_untried_call_with_as_many_records_as_something_else_has_decides_nothing(
+    rows: int,
+) -> None:
+    """As many as positions, or as rows of a parameter: such a call goes through the fallback."""
+    torch.manual_seed(0)
+    model, x = AtPositions().double(), torch.randn(rows, T, D, dtype=torch.float64)
+    untried, target = Isolation(untried=True), torch.randn(rows, dtype=torch.float64)
+    assert (decided(model, x, untried) is None) == (rows != ROWS)
+    truth = vmap_gradients(model, x, target)
+    sums = engine_sums(model, loss_of_outputs, (x, target), rows, Clipping(0.1), "mean", untried)
+    expected = clipped(truth, Clipping(0.1), rows)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) < 1e-6

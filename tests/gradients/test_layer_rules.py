@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import dpoptim
 from dpoptim.audit import check_layer_rule
 from dpoptim.gradients.backward_pass import BackwardRecorder
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.custom_rules import REGISTERED, RegisteredLayer
 from dpoptim.gradients.layers.registry import RULES, runner_for
 from dpoptim.training.trials.isolation import choose_isolation
@@ -61,7 +62,7 @@ def test_the_rule_is_what_runs() -> None:
 
     register(rule)
     assert isinstance(
-        runner_for(BackwardRecorder(), nn.Bilinear(3, 4, 2), "", ["weight"]),
+        runner_for(BackwardRecorder(), nn.Bilinear(3, 4, 2), "", ["weight"], Isolation()),
         RegisteredLayer,
     )
     check_layer_rule(nn.Bilinear(3, 4, 2), *bilinear_inputs())

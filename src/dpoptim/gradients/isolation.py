@@ -36,6 +36,8 @@ class Isolation:
             passes.
         windows: whether tensors in which shared parameters meet data may have several rows for
             each record, one record's after the other's, such as the windows of an image.
+        untried: whether nobody could run the model before the loop does, with a number of records
+            unlike every other axis.
     """
 
     alone: bool = False
@@ -47,6 +49,7 @@ class Isolation:
     both: frozenset[str] = frozenset()
     outside: frozenset[str] = frozenset()
     windows: bool = False
+    untried: bool = False
 
     @property
     def tier(self) -> Tier:

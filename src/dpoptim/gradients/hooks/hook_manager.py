@@ -156,8 +156,7 @@ class HookManager:
         refusals.refuse_wrapped(module, label, serve_containers=True)
         way = self._way(module, name, label, keys)
         if way is None:
-            windows = self.isolation.windows
-            runner = runner_for(self.recorder, module, label, keys, windows=windows)
+            runner = runner_for(self.recorder, module, label, keys, self.isolation)
             if runner is None or runner.hooks_children:
                 for key, child in module.named_children():
                     self._hook(child, f"{name}.{key}" if name else key)
@@ -172,7 +171,7 @@ class HookManager:
         isolation, recorder = self.isolation, self.recorder
         if name in isolation.by_vmap:
             return self._runs(VmapLayer(recorder, module, label, keys, isolation.batch_axis))
-        bare = partial(BareParameters, sees_records=False, windows=isolation.windows)
+        bare = partial(BareParameters, isolation=isolation, sees_records=False)
         if name in isolation.shared:
             return self._runs(bare(recorder, module, label, keys))
         rule = None if has_own_forward(module) else rule_for(module)

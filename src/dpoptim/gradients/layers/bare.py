@@ -1,13 +1,15 @@
 """Modules that use parameters of their own, which all records share (see `shared`)."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
 
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.hooks.device_map import forward_of
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.expanded import Owner
 from dpoptim.gradients.layers.shared import SharedParameter, UnsupportedUseError
 from dpoptim.gradients.layers.vmapped import VmapLayer
@@ -28,9 +30,9 @@ class BareParameters:
     """Runs a module with parameters of its own, shared among the records of its input.
 
     Args:
+        isolation: of the model.
         sees_records: whether its input has records; else it is made of constants, and what comes
             out is shared as well.
-        windows: see `Isolation`.
     """
 
     hooks_children = True
@@ -41,12 +43,13 @@ class BareParameters:
         module: nn.Module,
         label: str,
         trainable: Sequence[str],
+        isolation: Isolation,
         *,
         sees_records: bool = True,
-        windows: bool = False,
     ) -> None:
         self.module, self.original = module, forward_of(module)
-        self.owner = Owner(recorder, label, module, windows=windows)
+        self.owner = Owner(recorder, label, module, windows=isolation.windows)
+        self._untried = isolation.untried
         self.fallback = VmapLayer(recorder, module, label, trainable)
         self.sees_records = sees_records
         # decided by the first call, on public grounds: which operations there are
@@ -60,6 +63,9 @@ class BareParameters:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.owner.sees_constants_only = not self.sees_records or not tensors
         self.owner.first_axes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
+        if self.falls_back is None and self._untried and self._like_records(rows, tensors):
+            with suppress(PrivacyError):  # which vectorising does not serve either
+                return self.fallback(rows, args, kwargs)  # another call decides
         try:
             with self._shared_parameters():
                 outputs = self.original(*args, **kwargs)
@@ -72,6 +78,12 @@ class BareParameters:
             self.falls_back = False
             return outputs
         return self.fallback(rows, args, kwargs)
+
+    def _like_records(self, rows: int | None, tensors: Sequence[Tensor]) -> bool:
+        """Whether another axis is as long as that of records, and might be taken for it."""
+        others = [tensor.shape[1:] for tensor in tensors]
+        others += [parameter.shape for _, _, parameter in self.owner.places]
+        return self.sees_records and any(rows in shape for shape in others)
 
     @contextmanager
     def _shared_parameters(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.torch_internals import pytree
@@ -27,10 +28,10 @@ class CellLayer(BareParameters):
     """Runs a recurrent cell by its formulas."""
 
     def __init__(
-        self, recorder: BackwardRecorder, module: nn.Module, label: str, *, windows: bool = False
+        self, recorder: BackwardRecorder, module: nn.Module, label: str, isolation: Isolation
     ) -> None:
         trainable = [name for name, p in module.named_parameters() if p.requires_grad]
-        super().__init__(recorder, module, label, trainable, windows=windows)
+        super().__init__(recorder, module, label, trainable, isolation)
         self.original = self._step
 
     def _step(self, input: Tensor, hx: Any = None) -> Any:

@@ -8,6 +8,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.hooks.computed_weights import computed_weights
 from dpoptim.gradients.hooks.device_map import has_own_forward
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.cells import CellLayer, is_cell
@@ -77,10 +78,9 @@ def runner_for(
     module: nn.Module,
     label: str,
     trainable: Sequence[str],
-    *,
-    windows: bool = False,
+    isolation: Isolation,
 ) -> Runner | None:
-    """Runs a module without a rule; None: its children hold all. ``windows``: `Isolation`."""
+    """Runs a module without a rule; None: its children hold all."""
     if is_parametrized(module) or computed_weights(module) is not None:
         # its weights are computed inside it
         return VmapLayer(recorder, module, label, trainable)
@@ -92,7 +92,7 @@ def runner_for(
         if known(module) and by_class:
             return runner(recorder, module, label)
     if is_cell(module) and by_class:
-        return CellLayer(recorder, module, label, windows=windows)
+        return CellLayer(recorder, module, label, isolation)
     if not places_of(module):
         return None
-    return BareParameters(recorder, module, label, trainable, windows=windows)
+    return BareParameters(recorder, module, label, trainable, isolation)

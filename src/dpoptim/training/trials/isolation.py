@@ -241,9 +241,11 @@ def as_it_trains(model: nn.Module, chosen: Chosen, choice: Choice, placement: Pl
 
 def unprobed(choice: Choice, batch_axis: int | None, reason: str) -> Chosen:
     """The way that is taken untried."""
-    isolation = Isolation.of("vmap" if choice == "vmap" else "rules", batch_axis or 0)
-    whole = (enforced(WHOLE),) if choice == "vmap" else ()
-    return Chosen(isolation, (*whole, not_probed(reason)), None)
+    if choice == "vmap":
+        whole = Isolation.of("vmap", batch_axis or 0)
+        return Chosen(whole, (enforced(WHOLE), not_probed(reason)), None)
+    untried = replace(Isolation.of("rules", batch_axis or 0), untried=True)
+    return Chosen(untried, (not_probed(reason),), None)
 
 
 def after_loss(isolation: Isolation, sample: Sample | None, reason: str) -> Chosen:
