@@ -17,6 +17,7 @@ from dpoptim.gradients.layers import normalisation
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.watch import values
+from dpoptim.gradients.watch.model_watch import ModelWatch
 from dpoptim.gradients.watch.values import Values
 from dpoptim.training.batches import batch_loader
 from dpoptim.training.losses import coupled_losses, handed_over
@@ -112,6 +113,17 @@ def curvatures_unseen() -> AbstractContextManager[Any]:
 def kinks_unseen() -> AbstractContextManager[Any]:
     """Nobody looks for slopes that turn where the whole batch's loss passes a number."""
     return patch.object(coupled_losses, "under_kinks", lambda loss: [])
+
+
+def norms_at_each_microbatch() -> AbstractContextManager[Any]:
+    """Spectral norms follow the weights once a microbatch."""
+    honest = ModelWatch.begin
+
+    def begin(self: ModelWatch) -> None:
+        honest(self)
+        self.step_begins = True
+
+    return patch.object(ModelWatch, "begin", begin)
 
 
 def large_numbers_untried() -> AbstractContextManager[Any]:

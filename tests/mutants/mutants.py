@@ -475,6 +475,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "spectral norms at each microbatch",
+        "ModelWatch.begin",
+        _i.norms_at_each_microbatch,
+        "isolation",
+    ),
+    Mutant(
         "large numbers untried",
         "training.trials.neighbours.mixed_beside_large",
         _i.large_numbers_untried,

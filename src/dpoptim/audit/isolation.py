@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.refused_loops import FEATURES, accepted, zeros
@@ -49,6 +50,7 @@ def isolation() -> str:
         dropout_by_a_public_seed,
         sorted_for_one_layer,
         formed_a_few_at_once,
+        norms_that_count_microbatches,
     )
     found = [*accepted(), *filter(None, (measure() for measure in sums))]
     return f"refuted: {'; '.join(found)}" if found else ""
@@ -151,6 +153,20 @@ def formed_a_few_at_once() -> str:
     return next(filter(None, found), "")
 
 
+def norms_that_count_microbatches() -> str:
+    """One record more, in a microbatch of its own: do spectral norms go on for it?"""
+    states = []
+    for n in (6, 7):
+        layer = zeros(FEATURES, 3)
+        layer.weight.data[range(3), range(3)] = torch.tensor([1.0, 0.95, 0.9])  # slow to follow
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = parametrizations.spectral_norm(layer)
+        sum_of_a_step(model, torch.ones(n, FEATURES), lambda m, b: m(b).sum(1), n=6, physical=1)
+        states.append(torch.cat([buffer.flatten() for buffer in model.buffers()]))
+    return "" if torch.equal(*states) else "spectral norms counted the microbatches of a step"
+
+
 def sum_of_a_step(
     model: nn.Module,
     x: Tensor,
@@ -158,6 +174,7 @@ def sum_of_a_step(
     *,
     n: int | None = None,
     fixed_shape: bool = False,
+    physical: int | None = None,
     checked: Loss | None = None,
 ) -> Tensor:
     """The sum of one step of all records, without noise: float64. ``checked``: told to `attach`."""
@@ -168,7 +185,7 @@ def sum_of_a_step(
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with attach(plan, model, optimizer, TensorDataset(x), loss=checked) as private:
-        for (batch,) in private.batches(fixed_shape=fixed_shape):
+        for (batch,) in private.batches(physical_batch_size=physical, fixed_shape=fixed_shape):
             private.backward(losses(model, batch))
             optimizer.step()
     return n * (before - parameters_of(model))
