@@ -280,3 +280,16 @@ def test_logarithms_of_probabilities() -> None:
     np.testing.assert_allclose(
         np.exp(model.predict_log_proba(x_test)), model.predict_proba(x_test), atol=1e-12
     )
+
+
+def test_chunks_of_another_unit_are_refused_and_predictions_keep_theirs() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (600, 2))
+    y = x @ [1.0, -2.0]
+    model = DPSGDRegressor(8.0, 1e-4, target_bound=4.0, epochs=2, noise_seed=0, random_state=0)
+    before = model.partial_fit(x[:300], y[:300]).predict(x)
+    model.set_params(target_bound=8.0, noise_seed=1)
+    np.testing.assert_array_equal(model.predict(x), before)
+    with pytest.raises(ValueError, match="target_bound=8 must stay 4"):
+        model.partial_fit(x[300:], y[300:])
+    np.testing.assert_array_equal(model.predict(x), before)

@@ -1,7 +1,7 @@
 """Small networks, private, as in scikit-learn: DP-SGD on Poisson batches."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -148,12 +148,19 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
 
     target_bound: TargetBound | None = None
     clip_norm: float = 0.3
+    _targets: TargetRange = field(init=False)  # those that the network has learnt
 
     def _learn(self, given: Given) -> None:
         x = self._rows(given)
-        targets, _ = bounded_targets(given.y, self.target_bound, rows=len(x))
+        targets, allowed = bounded_targets(given.y, self.target_bound, rows=len(x))
+        if given.chunk and hasattr(self, "_targets") and allowed != self._targets:
+            raise ValueError(
+                f"target_bound={allowed} must stay {self._targets}, the unit of earlier chunks; or "
+                "call fit anew."
+            )
         scaled = torch.from_numpy(targets.astype(np.float32))
         self._train(x, scaled[:, None], 1, squared_errors, (), given)
+        self._targets = allowed
 
     def _learning_rate(self, plan: Plan, parameters: int, by: OptimizerSettings) -> float:
         rate = super()._learning_rate(plan, parameters, by)
@@ -172,7 +179,8 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of shape (n,)."""
-        return TargetRange.of(self.target_bound).unscaled(self._outputs(X)[:, 0])
+        outputs = self._outputs(X)[:, 0]
+        return self._targets.unscaled(outputs)
 
 
 def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
