@@ -58,14 +58,14 @@ class BareParameters:
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.falls_back:
             return self.fallback(rows, args, kwargs)
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if self._tells_nothing(rows, tensors):
+            with suppress(PrivacyError):  # which vectorising does not serve either
+                return self.fallback(rows, args, kwargs)
         self.owner.see_constants()
         self.owner.rows = rows
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.owner.sees_constants_only = not self.sees_records or not tensors
         self.owner.first_axes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
-        if self.falls_back is None and self._untried and self._like_records(rows, tensors):
-            with suppress(PrivacyError):  # which vectorising does not serve either
-                return self.fallback(rows, args, kwargs)  # another call decides
         try:
             with self._shared_parameters():
                 outputs = self.original(*args, **kwargs)
@@ -79,11 +79,15 @@ class BareParameters:
             return outputs
         return self.fallback(rows, args, kwargs)
 
-    def _like_records(self, rows: int | None, tensors: Sequence[Tensor]) -> bool:
-        """Whether another axis is as long as that of records, and might be taken for it."""
+    def _tells_nothing(self, rows: int | None, tensors: Sequence[Tensor]) -> bool:
+        """Whether another axis, as long as that of records, might be taken for it untried.
+
+        Another call decides then.
+        """
         others = [tensor.shape[1:] for tensor in tensors]
         others += [parameter.shape for _, _, parameter in self.owner.places]
-        return self.sees_records and any(rows in shape for shape in others)
+        undecided = self.falls_back is None and self._untried and self.sees_records
+        return undecided and any(rows in shape for shape in others)
 
     @contextmanager
     def _shared_parameters(self) -> Iterator[None]:
