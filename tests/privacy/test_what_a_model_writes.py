@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+from torch.utils.hooks import RemovableHandle
 
 import dpoptim
 from dpoptim.gradients.watch import model_watch
@@ -205,6 +206,14 @@ def test_parameters_are_the_callers_between_batches() -> None:
     train(model, each)
 
 
+def by_hand(hooks: dict[int, Any]) -> RemovableHandle:
+    """Hang up a hook of whose number PyTorch does not know."""
+    handle = RemovableHandle(hooks)
+    RemovableHandle.next_id -= 1
+    hooks[handle.id] = lambda m, x, out: out - out.mean(0)
+    return handle
+
+
 HOOKS: dict[str, Callable[[nn.Module], Any]] = {
     "backward": lambda m: m.register_full_backward_hook(
         lambda m, gi, go: tuple(g and g.mean(0, keepdim=True) for g in gi)
@@ -216,6 +225,7 @@ HOOKS: dict[str, Callable[[nn.Module], Any]] = {
     "forward before": lambda m: m.register_forward_pre_hook(
         lambda m, x: (x[0] - x[0].mean(0),), prepend=True
     ),
+    "written by hand": lambda m: by_hand(m._forward_hooks),
     "everywhere": lambda m: nn.modules.module.register_module_forward_hook(lambda m, x, out: out),
     "gradient": lambda m: m.weight.register_hook(lambda g: g),
 }

@@ -112,7 +112,7 @@ class ModelWatch:
         self.plain.compare(found, everything=everything)
         if self._extra and self._extra_digests() != self._extra_noted:
             raise self._changed("extra state", next(iter(self._extra))[0])
-        self._refuse_new_hooks()
+        self._refuse_new_hooks(everywhere=True)
         if everything and (now := surplus(self.model)) != self._surplus_noted:
             keys = sorted(
                 key
@@ -177,8 +177,12 @@ class ModelWatch:
                     "dpoptim.attach, which then tries it on made-up records."
                 )
 
-    def _refuse_new_hooks(self) -> None:
-        """Refuse hooks that came later: they have not been tried for mixing records."""
+    def _refuse_new_hooks(self, *, everywhere: bool = False) -> None:
+        """Refuse hooks that came later: they have not been tried for mixing records.
+
+        Args:
+            everywhere: look for them also where PyTorch has numbered none since the last look.
+        """
         for name, m, noted in self._modules:
             if any(map(operator.is_not, forwards_in(m.__dict__), noted)):
                 raise PrivacyError(
@@ -186,7 +190,7 @@ class ModelWatch:
                     "replace it before dpoptim.attach."
                 )
         newest = RemovableHandle.next_id  # numbers of hooks only grow, with every one anywhere
-        if newest == self._hooks_seen:
+        if newest == self._hooks_seen and not everywhere:
             return
         first = self._first_new_hook
         for name, m, _ in self._modules:
