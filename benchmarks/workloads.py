@@ -78,7 +78,8 @@ def rotated(x: Tensor) -> Tensor:
     steps, places = (torch.arange(count, device=x.device) for count in (half, x.shape[-2]))
     angles = torch.outer(places, 10_000.0 ** -(steps / half))
     a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
 class Block(nn.Module):
@@ -182,7 +183,9 @@ class Adapted(nn.Module):
         self.up = nn.Linear(rank, linear.out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + self.up(self.down(x))
+        narrow = torch.is_autocast_enabled(x.device.type)
+        wide = x if narrow else x.to(self.down.weight.dtype)  # which a model may be stored below
+        return self.linear(x) + self.up(self.down(wide)).to(x.dtype)
 
 
 def adapted(model: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from dpoptim.gradients.arithmetic.products import consecutive_groups
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.per_sample.lazy import Lazy
 from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
-from dpoptim.gradients.per_sample.sparse import Pairs, Rows, SparseOuter
+from dpoptim.gradients.per_sample.sparse import Pairs, Rows, SparseOuter, distinct_and_zeros
 from dpoptim.gradients.per_sample.tied import TiedHead, merge
 from support import loss_of_outputs, mismatch
 
@@ -211,3 +211,14 @@ def test_a_table_that_is_also_multiplied_by_single_positions() -> None:
     assert isinstance(merged, Lazy)
     truth = rows.materialise(slice(0, ROWS)) + 2 * head.materialise(slice(0, ROWS))
     torch.testing.assert_close(merged.materialise(slice(0, ROWS)), truth)
+
+
+@pytest.mark.parametrize("numbers", [[], [3], [5, 2, 5, 5, 0, 2, 9], [0, 0], [4, 4, 4]])
+def test_lookups_are_merged_without_knowing_how_many_differ(numbers: list[int]) -> None:
+    given = torch.tensor(numbers, dtype=torch.int64)
+    exact, inverse = torch.unique(given, return_inverse=True)
+    found, place = distinct_and_zeros(given)
+    assert torch.equal(place, inverse)
+    assert torch.equal(found[: len(exact)], exact)
+    assert len(found) == len(given)
+    assert not found[len(exact) :].any()

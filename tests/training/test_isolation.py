@@ -294,6 +294,35 @@ def test_a_model_that_mixes_records_is_refused_unless_a_way_is_named() -> None:
         assert choose_isolation(model, data(), named).isolation.enforced
 
 
+class Adapted(nn.Module):
+    """A frozen bfloat16 layer with a low-rank update in float32, as LoRA mostly is.
+
+    It rounds a record's numbers by how many others there are, as kernels for wide layers do.
+    """
+
+    def __init__(self, *, mixes: bool) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(D, D).to(torch.bfloat16).requires_grad_(False)
+        self.down, self.up = nn.Linear(D, 2, bias=False), nn.Linear(2, D, bias=False)
+        self.mixes = mixes
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(torch.bfloat16) * (1 + 2.0**-7 * (len(x) > 1))
+        x = x - x.mean(0) if self.mixes else x
+        return self.frozen(x) + self.up(self.down(x.float())).to(x.dtype)
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_what_is_frozen_in_fewer_digits_is_no_mixing_and_hides_none(mixes: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Adapted(mixes=False), Adapted(mixes=mixes))
+    if not mixes:
+        assert choose_isolation(model, data()).isolation == Isolation()
+        return
+    with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed"):
+        choose_isolation(model, data())
+
+
 def test_value_clipping_takes_no_other_way() -> None:
     plan = dpoptim.ValueClippedSGD(clip_norm=1.0).plan(
         n=N, batch_size=4, steps=2, noise_multiplier=1.0, delta=1e-5

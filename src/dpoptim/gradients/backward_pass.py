@@ -268,10 +268,13 @@ class RuleFunction(torch.autograd.Function):
         else:
             if x.is_floating_point() and x.dtype != torch.float64:  # which autocast leaves alone
                 x = x.to(narrow if rule.narrow else torch.float32)
-            # The cache would hand copies of weights that were made without autograd to functional
-            # uses elsewhere.
-            with torch.autocast(x.device.type, dtype=narrow, cache_enabled=False):
+            if rule.casts:
                 output, saved = rule.forward(module, x)
+            else:
+                # The cache would hand copies of weights that were made without autograd to
+                # functional uses elsewhere.
+                with torch.autocast(x.device.type, dtype=narrow, cache_enabled=False):
+                    output, saved = rule.forward(module, x)
         ctx.save_for_backward(*saved)
         # not ctx.name: on a node of the graph, name() is autograd's
         ctx.recorder, ctx.rule, ctx.module, ctx.layer = recorder, rule, module, name

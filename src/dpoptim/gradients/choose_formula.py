@@ -16,6 +16,8 @@ CLAIMED_POSITIONS = 512
 CLAIMED_FOR_A_NUMBER = 64
 # share of the multiplications for gradients that ghost norms may take on accelerators
 CLAIMED_THERE = 0.5
+# memory of gradients, over that of what they are made of, up to which accelerators keep them
+KEPT_THERE = 1.5
 # entries of a convolution's kernel that make as much work, by whatever products
 LARGE_KERNEL = 1 << 15
 
@@ -83,6 +85,15 @@ class PublicSizes(NamedTuple):
         common factor rounds them: see `worth_claiming`.
         """
         return positions * (p + d) <= CLAIMED_THERE * p * d and not self.common_factor
+
+
+def worth_keeping_there(positions: int, p: int, d: int, size: int) -> bool:
+    """Whether an accelerator is to form a record's gradients once, and keep them (`fused_outer`).
+
+    Args:
+        size: bytes of a number that they are made of; they take four each themselves.
+    """
+    return 4 * p * d <= KEPT_THERE * size * positions * (p + d)
 
 
 def kept(most: int, entries: int) -> bool:

@@ -11,16 +11,18 @@ from dpoptim.clipping import Units
 from dpoptim.gradients.adding.sums import Sums
 from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
-from dpoptim.gradients.per_sample.fused_outer import FusedOuter, squared_norms_together
+from dpoptim.gradients.per_sample.fused_layers import fused_among
+from dpoptim.gradients.per_sample.fused_outer import FusedOuter
 from dpoptim.gradients.per_sample.joined import Joined
 from dpoptim.gradients.per_sample.per_sample_grads import Outer, PerSampleGrad
-from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
 from dpoptim.gradients.per_sample.single_rows import SingleRows, largest
 from dpoptim.gradients.record_by_record import add_record_by_record
 
 # Told the squared norms of the records, the tapers of their factors if there are any, and the
 # squared norms of what each unit has of them. Private.
 Observer = Callable[[Tensor, Tensor | None, Mapping[str, Tensor]], None]
+# gradients of several parameters that are taken together
+Together = SingleRows | Joined | FusedOuter
 
 
 @dataclass
@@ -92,14 +94,14 @@ class ClippedSum:
         of all others are known.
         """
         norms_of = [*gradients]
-        rows = self._together(gradients, sums[0].count)
-        if type(rows) is SingleRows and not gradients and self._at_once(rows, sums, observer):
+        several = self._together(gradients, sums[0].count)
+        if not gradients and len(several) == 1 and self._at_once(several[0], sums, observer):
             for place in range(len(sums)):
                 finish(place)
             return
         in_turn = {i: each for i, g in gradients.items() if (each := g.in_turn()) is not None}
         together = {i: gradients.pop(i) for i in norms_of if i in gradients and i not in in_turn}
-        norms = self.measure(together, norms_of, rows)
+        norms = self.measure(together, norms_of, several)
         if in_turn:
 
             def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -112,24 +114,26 @@ class ClippedSum:
         factors, tapers = self.clip(norms)
         if observer is not None:
             observer(norms.whole(), tapers, norms.squared)
-        self.add_weighted(together, factors, sums, finish, rows)
+        self.add_weighted(together, factors, sums, finish, several)
 
-    def _together(
-        self, gradients: dict[int, PerSampleGrad], count: int
-    ) -> SingleRows | Joined | None:
+    def _together(self, gradients: dict[int, PerSampleGrad], count: int) -> list[Together]:
         """Those of several parameters that are taken together, taken out of ``gradients``."""
-        rows: SingleRows | Joined | None = Joined.among(gradients, self.units.of)
-        if rows is None and count == 1:
-            rows = SingleRows.among(gradients, self.units.of)
-        for place in rows.places if rows is not None else ():
-            del gradients[place]
-        return rows
+        units = self.units.of
+        several: list[Together] = [*fused_among(gradients, units)]
+        if (joined := Joined.among(gradients, units)) is not None:
+            several.append(joined)
+        elif count == 1 and (rows := SingleRows.among(gradients, units)) is not None:
+            several.append(rows)
+        for each in several:
+            for place in each.places:
+                del gradients[place]
+        return several
 
-    def _at_once(self, rows: SingleRows, sums: Sequence[Sums], observer: Observer | None) -> bool:
+    def _at_once(self, rows: Together, sums: Sequence[Sums], observer: Observer | None) -> bool:
         """Measure, clip and add in one call; whether that serves."""
-        if self.scale is not None or self.common_factor or largest(self.groups) > GROUP_ROWS:
+        if type(rows) is not SingleRows or self.scale is not None or self.common_factor:
             return False
-        rules = self.units.in_c(self.margin)
+        rules = self.units.in_c(self.margin) if largest(self.groups) <= GROUP_ROWS else None
         if rules is None:
             return False
         squared = rows.clip_and_add(rules, sums, self.groups, self.block)
@@ -141,42 +145,35 @@ class ClippedSum:
         self,
         gradients: Mapping[int, PerSampleGrad],
         places: Iterable[int],
-        rows: SingleRows | Joined | None = None,
+        several: Sequence[Together] = (),
     ) -> Norms:
         """Measure what is summed together.
 
         Args:
             places: of all parameters that have gradients, in whose units nothing else may be.
-            rows: of those that are not among ``gradients``.
+            several: of those that are not among ``gradients``.
         """
         squared: dict[str, list[Tensor]] = {self.units.of[i]: [] for i in places}
-        of_units: dict[str, Tensor] = {}
-        if rows is not None:
-            of_units = rows.measure(self.block)
-            for unit, of_rows in of_units.items():
-                squared[unit].append(self.scaled_squares(of_rows))
+        own: set[str] = set()  # units whose first part is in memory of its own
+        for taken in several:
+            for unit, of_taken in taken.measure(self.block).items():
+                squared[unit].append(self.scaled_squares(of_taken))
+                own.add(unit)
         Outer.measure_together(
             [each for each in gradients.values() if isinstance(each, Outer)], self.block
         )
-        fused = dict[tuple[str, torch.device], list[FusedOuter]]()
         for i, each in gradients.items():
-            unit = self.units.of[i]
-            if isinstance(each, SequenceOuter) and each.fused:
-                fused.setdefault((unit, each.g.device), []).append(each.fuse())
-            else:
-                measured = each.squared_norms(self.groups, self.block)
-                squared[unit].append(self.scaled_squares(measured))
-        for (unit, _), several in fused.items():
-            squared[unit].append(self.scaled_squares(squared_norms_together(several)))
+            measured = each.squared_norms(self.groups, self.block)
+            squared[self.units.of[i]].append(self.scaled_squares(measured))
         return Norms(
             {
-                unit: parts[0] if unit in of_units and len(parts) == 1 else self._added(parts)
+                unit: parts[0] if unit in own and len(parts) == 1 else self._added(parts)
                 for unit, parts in squared.items()
             },
-            self._longest([*gradients.values(), *([] if rows is None else [rows])]),
+            self._longest([*gradients.values(), *several]),
         )
 
-    def _longest(self, measured: Iterable[PerSampleGrad | SingleRows | Joined]) -> Tensor | None:
+    def _longest(self, measured: Iterable[PerSampleGrad | Together]) -> Tensor | None:
         """As of `Norms`."""
         if not self.common_factor:
             return None
@@ -227,21 +224,24 @@ class ClippedSum:
         factors: Mapping[str, Tensor],
         sums: Sequence[Sums],
         finish: Callable[[int], None] = lambda place: None,
-        rows: SingleRows | Joined | None = None,
+        several: Sequence[Together] = (),
     ) -> None:
         """Add the weighted sums, without records of factor zero; ``gradients`` is emptied."""
         weights = {unit: self.scaled(each) for unit, each in factors.items()}
-        if rows is not None:
-            rows.add(weights, sums, self.groups)
         counted = None  # all records
         if gradients:
             first = next(iter(factors.values()))[0]
-            every = first.shape[0] == 0 or float(first.amin()) > 0
+            # the host does not wait for an accelerator
+            every = first.shape[0] == 0 or (first.is_cpu and float(first.amin()) > 0)
             counted = None if every else first > 0
+        beginning = {each.places[0]: each for each in several}
         for i in range(len(sums)):
+            if (together := beginning.pop(i, None)) is not None:
+                together.add(weights, sums, self.groups)
             if (each := gradients.pop(i, None)) is not None:
                 each = each if counted is None else each.without(counted)
                 of_unit = weights[self.units.of[i]].to(sums[i].device)
                 each.add_weighted_sums(sums[i], of_unit, self.groups)
                 del each  # which others need not have while the sum travels
+            del together
             finish(i)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dpoptim.gradients.arithmetic.position_sums import sum_positions
 from dpoptim.gradients.per_sample.lazy import Lazy
+from dpoptim.gradients.per_sample.over_positions import OverPositions, over_positions
 from dpoptim.gradients.per_sample.per_sample_grads import (
     Bias,
     Chunk,
@@ -128,6 +129,11 @@ def _(rows: Outer, count: int, K: int) -> PerSampleGrad:
 @sum_rows.register
 def _(rows: Bias, count: int, K: int) -> PerSampleGrad:
     return Dense(sum_positions(rows.outer.g.unflatten(0, (-1, K))))
+
+
+@sum_rows.register
+def _(rows: OverPositions, count: int, K: int) -> PerSampleGrad:
+    return over_positions(as_positions(rows.g, K))
 
 
 @sum_rows.register

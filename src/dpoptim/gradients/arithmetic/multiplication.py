@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpoptim.gradients.arithmetic import row_products
+from dpoptim.gradients.arithmetic import odd_rows, row_products
 from dpoptim.gradients.arithmetic.onednn_trial import keeps_rows_apart
 from dpoptim.gradients.arithmetic.precision import EXACT
 from dpoptim.gradients.memory import spare_room
@@ -171,7 +171,9 @@ def linear(
 
 
 def by_mkl(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
-    """`F.linear`, with ``spare`` entries behind a large result."""
+    """`F.linear`, with ``spare`` entries behind a large result; of odd rows on accelerators."""
+    if not x.is_cpu and plain(x):
+        return odd_rows.linear(x, w, bias)
     entries = x.numel() // max(1, w.shape[-1]) * w.shape[0]
     large = entries >= spare_room.LEAST and not torch.is_grad_enabled()
     own = large and x.dtype == torch.float32 and x.is_cpu and fit(x, w, bias)

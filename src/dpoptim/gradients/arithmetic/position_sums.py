@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dpoptim.compiled import library
 from dpoptim.compiled_work import A_NUMBER, Piece, Task, run_in_turn
+from dpoptim.gradients.arithmetic import positions_there
 from dpoptim.gradients.arithmetic.precision import computed_in, widened
 from dpoptim.gradients.choose_formula import MEMORY_CAP
 from dpoptim.gradients.per_sample import native
@@ -40,6 +41,8 @@ def sum_positions(g: Tensor) -> Tensor:
     if native.serves(g):
         _, sums = _compiled_sums(g)
         return sums
+    if positions_there.serves(g):
+        return positions_there.sums_of([g])
     return never_alone(g).sum(1, dtype=computed_in(g.dtype))[: len(g)]
 
 
@@ -57,6 +60,8 @@ def sum_normalised(
     """
     if all(native.serves(each) for each in (x, scale, g)):
         return _compiled_sums(g, x, mean, scale)
+    if positions_there.serves(g, x):
+        return positions_there.normalised_sums(x, mean, scale, g)
     most = IN_CACHE if x.is_cpu else MEMORY_CAP
     step = max(1, most // max(1, x[0].numel())) if len(x) else 1
     parts = []

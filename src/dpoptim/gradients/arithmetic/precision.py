@@ -37,6 +37,13 @@ def widened(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(t.float() if t.dtype in NARROW else t for t in tensors)
 
 
+def like_input(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """A layer's parameters, cast as torch.autocast casts them for a narrow input."""
+    if x.dtype not in NARROW:
+        return weight, bias
+    return weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+
+
 @cache
 def multiplies_narrow(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a device multiplies such matrices to float32 results, as accelerators do fast."""

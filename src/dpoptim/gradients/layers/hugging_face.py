@@ -6,9 +6,9 @@ Their RMSNorms need none: they scale normalised data by a bare parameter (see `s
 from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic.multiplication import linear
-from dpoptim.gradients.arithmetic.position_sums import sum_positions
+from dpoptim.gradients.arithmetic.precision import like_input
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
-from dpoptim.gradients.per_sample.per_sample_grads import Dense
+from dpoptim.gradients.per_sample.over_positions import over_positions
 from dpoptim.gradients.per_sample.sequence_outer import one_axis, positions
 
 
@@ -22,6 +22,7 @@ class TransposedLinearRule(LayerRule[nn.Module]):
     """``x @ weight + bias``."""
 
     narrow = True
+    casts = True
     widens = True
 
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
@@ -29,8 +30,9 @@ class TransposedLinearRule(LayerRule[nn.Module]):
         return x
 
     def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Saved]:
-        weight, bias = module.get_parameter("weight"), module._parameters.get("bias")
-        return linear(x, weight.T, bias), (x, weight)
+        held, own_bias = module.get_parameter("weight"), module._parameters.get("bias")
+        weight, bias = like_input(x, held, own_bias)
+        return linear(x, weight.T, bias), (x, held)
 
     def input_gradient(self, module: nn.Module, saved: Saved, g: Tensor) -> Tensor:
         return linear(g, saved[1])
@@ -39,4 +41,4 @@ class TransposedLinearRule(LayerRule[nn.Module]):
         weight = positions(saved[0], g)
         if module._parameters.get("bias") is None:
             return {"weight": weight}
-        return {"weight": weight, "bias": Dense(sum_positions(one_axis(g)))}
+        return {"weight": weight, "bias": over_positions(one_axis(g))}

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic.multiplication import linear
+from dpoptim.gradients.arithmetic.precision import like_input
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
 from dpoptim.gradients.memory.spare_room import OF_OUTPUTS
 from dpoptim.gradients.per_sample.sequence_outer import positions
@@ -10,6 +11,7 @@ from dpoptim.gradients.per_sample.sequence_outer import positions
 
 class LinearRule(LayerRule[nn.Linear]):
     narrow = True
+    casts = True
     widens = True
 
     def prepare(self, module: nn.Linear, name: str, x: Tensor, rows: int | None) -> Tensor:
@@ -17,8 +19,8 @@ class LinearRule(LayerRule[nn.Linear]):
         return x
 
     def forward(self, module: nn.Linear, x: Tensor) -> tuple[Tensor, Saved]:
-        weight = module.weight
-        return linear(x, weight, module.bias, OF_OUTPUTS), (x, weight)
+        weight, bias = like_input(x, module.weight, module.bias)
+        return linear(x, weight, bias, OF_OUTPUTS), (x, module.weight)
 
     def input_gradient(self, module: nn.Linear, saved: Saved, g: Tensor) -> Tensor:
         return linear(g, saved[1].T)

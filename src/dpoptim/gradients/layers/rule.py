@@ -19,6 +19,7 @@ class LayerRule(ABC, Generic[Module]):
 
     Attributes:
         narrow: whether torch.autocast runs the layer in its narrow dtype; else in float32.
+        casts: whether `forward` itself casts parameters to the dtype of a narrow input.
         at_once: whether the backward pass forms per-sample gradients: see `forms_at_once`.
         widens: whether per-sample gradients take what autocast made narrow as it is, and widen it
             to float32 where they are formed; else they are given float32.
@@ -26,6 +27,7 @@ class LayerRule(ABC, Generic[Module]):
     """
 
     narrow = False
+    casts = False
     at_once = False
     widens = False
     positions = 1

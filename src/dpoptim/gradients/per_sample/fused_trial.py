@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.arithmetic.precision import NARROW
-from dpoptim.gradients.per_sample.fused_outer import WIDE, FusedOuter, Lookups
+from dpoptim.gradients.per_sample.fused_factors import WIDE, Factors, Lookups, Way
+from dpoptim.gradients.per_sample.fused_outer import FusedOuter
 
 KINDS = ("cuda", "xpu")  # of device that Triton compiles for; ROCm's are "cuda", too
 
@@ -33,9 +35,13 @@ def compiles_on(device: torch.device, dtype: torch.dtype) -> bool:
     index = (torch.arange(128, device=device) % 5).view(2, 64)
     exact = torch.einsum("btp,btd->bpd", g.double(), a.double())
     added = exact.scatter_add(1, index[:, :, None].expand_as(a), a.double())
-    ways = [(None, False, exact), (None, True, exact), (Lookups.of(index, a), False, added)]
+    plain, looked_up = Factors.of(g, a), Factors.of(g, a, Lookups.of(index, a))
+    ways: list[tuple[Factors, Way, Tensor]] = [
+        *((plain, "kept", exact), (plain, "claimed", exact), (plain, "twice", exact)),
+        *((looked_up, "kept", added), (looked_up, "twice", added)),
+    ]
     try:
-        right = all(agrees(FusedOuter(g, a, x, ghost_norms=y), z) for x, y, z in ways)
+        right = all(agrees(*each) for each in ways)
         reason = "they compute something else"
     except torch.OutOfMemoryError:
         raise  # says nothing of what the device can do
@@ -52,11 +58,12 @@ def compiles_on(device: torch.device, dtype: torch.dtype) -> bool:
     return False
 
 
-def agrees(fused: FusedOuter, exact: Tensor) -> bool:
+def agrees(layer: Factors, way: Way, exact: Tensor) -> bool:
     """Whether norms and sums are those of such gradients, (B, p, d), but for rounding."""
     squared = exact.flatten(1).square().sum(1)
     weights = torch.ones(1, len(exact), dtype=torch.float64, device=exact.device)
     sums = Sums(exact.shape[1:], exact.device)
-    close = torch.allclose(fused.squared_norms(), squared, rtol=1e-3)
-    fused.add_weighted_sums(sums, weights, [[len(exact)]])
+    fused = FusedOuter({0: layer}, way, ["all"])
+    close = torch.allclose(fused.measure(NORM_BLOCK)["all"], squared, rtol=1e-3)
+    fused.add({"all": weights}, [sums], [[len(exact)]])
     return close and torch.allclose(sums.settle()[0], exact.sum(0), rtol=1e-3)

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from dpoptim.gradients.adding.sums import Sums
 from dpoptim.gradients.arithmetic.norms import row_squared_norms
+from dpoptim.gradients.arithmetic.precision import computed_in
 from dpoptim.gradients.arithmetic.products import Groups, add_weighted_rows
+from dpoptim.gradients.per_sample.over_positions import OverPositions, side_by_side
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 
 SMALL = 1 << 16  # entries of a parameter
 
 
 class Joined:
-    """Stored gradients of several parameters, side by side.
+    """Small gradients of several parameters, side by side.
 
     Args:
         several: by place, of as many records each, on one device.
@@ -27,13 +29,13 @@ class Joined:
     **Guarantee.** As of `Dense`: a record's numbers are copied, whoever else is in the batch.
     """
 
-    def __init__(self, several: Mapping[int, Dense], units: Sequence[str]) -> None:
+    def __init__(self, several: Mapping[int, Dense | OverPositions], units: Sequence[str]) -> None:
         self.places = [*several]
         by_unit: dict[str, list[int]] = {}
         for place in self.places:
             by_unit.setdefault(units[place], []).append(place)
         self._by_unit = {
-            unit: (of_unit, torch.cat([several[place].values.flatten(1) for place in of_unit], 1))
+            unit: (of_unit, side_by_side([several[place] for place in of_unit]))
             for unit, of_unit in by_unit.items()
         }
 
@@ -46,12 +48,9 @@ class Joined:
         small = {
             place: each
             for place, each in gradients.items()
-            if type(each) is Dense
-            and not each.values.is_cpu
-            and each.values.dim() > 1
-            and each.values[:1].numel() <= SMALL
+            if isinstance(each, Dense | OverPositions) and is_small(each)
         }
-        kinds = {(each.values.device, each.values.dtype) for each in small.values()}
+        kinds = {kind_of(each) for each in small.values()}
         return cls(small, units) if len(small) > 1 and len(kinds) == 1 else None
 
     def measure(self, block: int) -> dict[str, Tensor]:
@@ -80,3 +79,17 @@ class Joined:
             taken = [each.split(sizes) for each in joined.take() if each is not None]
             for place, terms in zip(places, zip(*taken, strict=True), strict=False):
                 sums[place].add(terms[0] if len(terms) == 1 else torch.cat(terms))
+
+
+def is_small(each: Dense | OverPositions) -> bool:
+    """Whether the gradients are few, and on an accelerator."""
+    numbers = each.g if isinstance(each, OverPositions) else each.values
+    entries = numbers.shape[2] if isinstance(each, OverPositions) else numbers[:1].numel()
+    return not numbers.is_cpu and numbers.dim() > 1 and entries <= SMALL
+
+
+def kind_of(each: Dense | OverPositions) -> tuple[torch.device, torch.dtype]:
+    """Where the gradients lie, and in which dtype."""
+    if isinstance(each, OverPositions):
+        return each.g.device, computed_in(each.g.dtype)
+    return each.values.device, each.values.dtype

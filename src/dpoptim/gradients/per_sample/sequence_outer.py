@@ -19,14 +19,19 @@ from dpoptim.gradients.arithmetic.multiplication import (
     transposed_product,
 )
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, raised, row_squared_norms
-from dpoptim.gradients.arithmetic.position_sums import sum_positions
 from dpoptim.gradients.arithmetic.precision import NARROW, multiplies_narrow, widened
 from dpoptim.gradients.arithmetic.products import Groups, add_weighted_rows
-from dpoptim.gradients.choose_formula import CLAIMED_POSITIONS, PublicSizes, kept
+from dpoptim.gradients.choose_formula import (
+    CLAIMED_POSITIONS,
+    PublicSizes,
+    kept,
+    worth_keeping_there,
+)
 from dpoptim.gradients.per_sample import fused_trial, native
 from dpoptim.gradients.per_sample.claimed_sums import Claims, add_claimed, add_claimed_in_turn
-from dpoptim.gradients.per_sample.fused_outer import FusedOuter, Lookups
+from dpoptim.gradients.per_sample.fused_factors import Factors, Lookups, Way
 from dpoptim.gradients.per_sample.ghost_norms import ghost_squared_norms
+from dpoptim.gradients.per_sample.over_positions import over_positions
 from dpoptim.gradients.per_sample.parts import (
     add_group,
     all_groups,
@@ -37,7 +42,6 @@ from dpoptim.gradients.per_sample.parts import (
 )
 from dpoptim.gradients.per_sample.per_sample_grads import (
     Chunk,
-    Dense,
     Outer,
     PerSampleGrad,
     record_by,
@@ -59,7 +63,7 @@ class SequenceOuter(PerSampleGrad):
     What autocast made narrow is widened where gradients are formed, a part at a time, or measured,
     unless the device multiplies it to float32 as it is.
 
-    On accelerators they are formed twice, and never kept (`fused_outer`). Elsewhere
+    On accelerators `fused_outer` measures and adds them, several layers at a time. Elsewhere
     they are formed, and kept for the sum where memory allows (see `Lazy`). Where that is dear they
     are formed for one record after the other (`alone`: see `record_by_record`). Where that takes
     too much memory as well, `ghost_norms` gets by without: the norm that enters the clip factor is
@@ -69,7 +73,7 @@ class SequenceOuter(PerSampleGrad):
 
     Attributes:
         most: records that a pass may have, public.
-        fused: whether `fused_outer` measures and adds them.
+        fused: how `fused_outer` measures them, if it does.
         short: whether filling up so few positions for oneDNN costs more than it gains.
         rows: positions of each record where these are a record's rows, each of one position;
             public.
@@ -80,11 +84,10 @@ class SequenceOuter(PerSampleGrad):
     ghost_norms: bool = False
     most: int = 1
     alone: bool = False
-    fused: bool = False
+    fused: Way | None = None
     short: bool = False
     rows: int | None = None
     _kept: Tensor | None = field(default=None, repr=False)
-    _fused: FusedOuter | None = field(default=None, repr=False)
     _ghost: Tensor | None = field(default=None, repr=False)
     _longest: Tensor | None = field(default=None, repr=False)
     _block: int = NORM_BLOCK
@@ -103,15 +106,19 @@ class SequenceOuter(PerSampleGrad):
         return torch.float32 if self.g.dtype in NARROW else self.g.dtype
 
     def chosen(self, public: PublicSizes) -> Self:
-        if fused_trial.serves(self.g):
-            positions = self.rows or public.positions
-            claimed = positions is not None and public.worth_claiming_there(
-                positions, self.g.shape[2], self.a.shape[2]
-            )
-            return replace(self, most=public.most, fused=True, ghost_norms=claimed)
-        kept = replace(self, most=public.most, alone=False, short=False, ghost_norms=False)
         positions = self.rows or public.positions
+        if fused_trial.serves(self.g):
+            return replace(self, most=public.most, fused=self._way_there(public, positions))
+        kept = replace(self, most=public.most, alone=False, short=False, ghost_norms=False)
         return kept if positions is None else kept._by_positions(public, positions)
+
+    def _way_there(self, public: PublicSizes, positions: int | None) -> Way:
+        p, d = self.g.shape[2], self.a.shape[2]
+        if positions is None:
+            return "twice"
+        if worth_keeping_there(positions, p, d, self.g.element_size()):
+            return "kept"
+        return "claimed" if public.worth_claiming_there(positions, p, d) else "twice"
 
     def _by_positions(self, public: PublicSizes, positions: int) -> Self:
         p, d = self.g.shape[2], self.a.shape[2]
@@ -142,9 +149,9 @@ class SequenceOuter(PerSampleGrad):
     def in_turn(self) -> Self | None:
         return self if self.alone and not self.ghost_norms else None
 
-    def bias(self) -> Dense:
+    def bias(self) -> PerSampleGrad:
         """Gradients of the bias beside such a weight."""
-        return Dense(sum_positions(self.g))
+        return over_positions(self.g)
 
     def sides(self, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """``g`` and ``a`` of some records, in the dtype of the gradients."""
@@ -243,8 +250,6 @@ class SequenceOuter(PerSampleGrad):
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         self._block = block
-        if self.fused:
-            return self.fuse().squared_norms()
         if self.ghost_norms:
             self._ghost, self._longest = self._ghost_norms(groups, block)
             # by what measuring reads too high, so that hardly anything is shortened
@@ -263,11 +268,9 @@ class SequenceOuter(PerSampleGrad):
     def _parts(self, group: slice) -> Iterator[slice]:
         return parts_of(group, self.entries, most_at_once(self.g.device))
 
-    def fuse(self) -> FusedOuter:
-        """The gradients as `fused_outer` measures and adds them."""
-        lookups = self._lookups()
-        self._fused = FusedOuter(self.g, self.a, lookups, ghost_norms=self.ghost_norms)
-        return self._fused
+    def factors(self) -> Factors:
+        """Both sides, as `fused_outer` takes them."""
+        return Factors.of(self.g, self.a, self._lookups())
 
     def _lookups(self) -> Lookups | None:
         return None
@@ -277,9 +280,6 @@ class SequenceOuter(PerSampleGrad):
         return ghost_squared_norms(*self.sides())
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
-        if self._fused is not None:
-            self._fused.add_weighted_sums(sums, weights, groups)
-            return
         if self._kept is not None:
             add_weighted_rows(sums, self._kept, weights, groups)
             return
@@ -314,8 +314,6 @@ class SequenceOuter(PerSampleGrad):
         return form
 
     def without(self, keep: Tensor) -> Self:
-        if self._fused is not None:
-            return self  # which takes nothing of records that have no weight
         kept = None if self._kept is None else zero_outside(self._kept, keep)
         ghost = None if self._ghost is None else zero_outside(self._ghost, keep)
         return replace(

@@ -34,6 +34,25 @@ def sparse_rows(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
     )
 
 
+def distinct(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The different ones of (n,), ascending, and where each of ``numbers`` is among them."""
+    if numbers.is_cpu:
+        return torch.unique(numbers, return_inverse=True)
+    return distinct_and_zeros(numbers)
+
+
+def distinct_and_zeros(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """As `distinct`, with zeros after the different ones, n numbers in all.
+
+    So a host need not wait for an accelerator to tell how many there are.
+    """
+    ordered, came_from = numbers.sort()
+    place = torch.zeros_like(ordered)
+    place[1:] = (ordered[1:] != ordered[:-1]).cumsum(0)
+    found = torch.zeros_like(ordered).scatter_(0, place, ordered)
+    return found, torch.empty_like(place).scatter_(0, came_from, place)
+
+
 class TableGrad(PerSampleGrad):
     """Gradients of a table that touch few of its rows.
 
@@ -66,13 +85,14 @@ class Rows(TableGrad):
     _merged: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
     def _merge(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(record, table row, gradient) of each distinct pair: shapes (M,), (M,), (M, d)."""
+        """(record, table row, gradient) of each distinct pair: shapes (M,), (M,), (M, d).
+
+        On accelerators there may be more, of the first record and row, with a gradient of zero.
+        """
         if self._merged is None:
             B, T = self.index.shape
             record = torch.arange(B, device=self.index.device).repeat_interleave(T)
-            pairs, place = torch.unique(
-                record * self.table_rows + self.index.reshape(-1), return_inverse=True
-            )
+            pairs, place = distinct(record * self.table_rows + self.index.reshape(-1))
             merged = self.g.new_zeros(pairs.shape[0], self.g.shape[2])
             merged.index_add_(0, place, self.g.reshape(B * T, -1))
             self._merged = (pairs // self.table_rows, pairs % self.table_rows, merged)

@@ -9,7 +9,7 @@ from torch import Tensor
 from dpoptim.gradients.arithmetic.batch_invariant import aligned_records, gram
 from dpoptim.gradients.arithmetic.position_sums import never_alone
 from dpoptim.gradients.arithmetic.products import Groups
-from dpoptim.gradients.per_sample.fused_outer import Lookups
+from dpoptim.gradients.per_sample.fused_factors import Lookups
 from dpoptim.gradients.per_sample.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.per_sample.lazy import Lazy
 from dpoptim.gradients.per_sample.per_sample_grads import Chunk, PerSampleGrad
@@ -40,7 +40,8 @@ def merge(
         table = join_tables(lookups, records)
         assert isinstance(table, Rows)
         head = heads[0]
-        return TiedHead(head.g, head.a, head.ghost_norms, most, head.alone, head.fused, table=table)
+        way = "twice" if head.fused == "claimed" else head.fused  # no Gram form knows of lookups
+        return TiedHead(head.g, head.a, head.ghost_norms, most, head.alone, way, table=table)
 
     def form(part: slice, _: int) -> Tensor:
         return sum((use.materialise(part) for use in uses[1:]), start=uses[0].materialise(part))
@@ -122,6 +123,4 @@ class TiedHead(SequenceOuter):
 
     def without(self, keep: Tensor) -> "TiedHead":
         assert self.table is not None
-        if self._fused is not None:
-            return self
         return replace(super().without(keep), table=self.table.without(keep))

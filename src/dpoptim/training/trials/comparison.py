@@ -1,6 +1,6 @@
 """The engine's clipped sum of a batch, held against its records taken one at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -34,13 +34,17 @@ TOLERANCE = {  # of the bound, for each record
 NEAR, NEAR_BOUND, AGAIN = 100.0, 1e-2, 2
 
 
-def tolerance_of(model: nn.Module, placement: Placement) -> float:
-    """Tolerance of a model's sums: a share of the bound, for each record."""
-    dtypes = {p.dtype for p in (*trainable(model).values(), *placement.used)}
-    return max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
+def tolerance_of(model: nn.Module, placement: Placement, computed: Iterable[torch.dtype]) -> float:
+    """Tolerance of a model's sums: a share of the bound, for each record.
+
+    Args:
+        computed: `computed_dtypes`.
+    """
+    trained = (p.dtype for p in (*trainable(model).values(), *placement.used))
+    return max(TOLERANCE.get(dtype, 0.0) for dtype in (*trained, *computed))
 
 
-def computed_dtypes(model: nn.Module, run: Callable[[], Tensor]) -> set[torch.dtype]:
+def computed_dtypes(model: nn.Module, run: Callable[[], object]) -> set[torch.dtype]:
     """Dtypes of what modules return meanwhile, and of autocast: others than the parameters'."""
     seen = set[torch.dtype]()
 
@@ -152,9 +156,7 @@ class Comparison:
         self._batches, self._order, self._ways = batches, batches.order, ways
         self._placement, self._on_private = placement, on_private
         dtypes = computed_dtypes(model, lambda: loss(model, batches.alone[0]))
-        self._tolerance = max(
-            tolerance_of(model, placement), *(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
-        )
+        self._tolerance = tolerance_of(model, placement, dtypes)
 
     def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
         """The candidate under which engine and truth agree.

@@ -15,7 +15,7 @@ from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
 from dpoptim.gradients.layers.outside import OutsideUseError
 from dpoptim.gradients.oracle import RecordsAlone, engine_sums, trainable
 from dpoptim.gradients.placement import Placement
-from dpoptim.training.trials.comparison import settled, tolerance_of
+from dpoptim.training.trials.comparison import computed_dtypes, settled, tolerance_of
 from dpoptim.training.trials.isolation_words import first_sentence
 from dpoptim.training.trials.made_up import Sample
 from dpoptim.training.trials.next_way import Failure
@@ -49,7 +49,11 @@ class Trials:
     def __init__(self, model: nn.Module, sample: Sample, placement: Placement) -> None:
         self.model, self.sample, self.placement = model, sample, placement
         with torch.no_grad():
-            self._weights = [torch.randn_like(out) for out in sample.outputs(model)]
+            outputs: list[Tensor] = []
+            dtypes = computed_dtypes(model, lambda: outputs.extend(sample.outputs(model)))
+            self._weights = [torch.randn_like(out) for out in outputs]
+        # what is frozen may be stored in fewer digits than what is trained
+        self._tolerance = tolerance_of(model, placement, dtypes)
         alone = [self._part(range(i, i + 1)) for i in range(sample.rows)]
         with of_one_record():
             self._alone = RecordsAlone(model, self._loss, alone, placement)
@@ -69,8 +73,7 @@ class Trials:
         def agrees() -> bool:
             shares.update(self._shares(isolation))
             again = partial(self._elsewhere, isolation)
-            tolerance = tolerance_of(self.model, self.placement)
-            return settled(list(shares.values()), again, tolerance)
+            return settled(list(shares.values()), again, self._tolerance)
 
         found = self._outcome(isolation, agrees)
         if isinstance(found, Failure):
@@ -153,7 +156,7 @@ class Trials:
         rows, clipping = self.sample.rows, Clipping(bound)
         given = self.model, self._loss, self._part(range(rows)), rows, clipping
         ours = self._sums(*given, "sum", isolation)
-        allowed = bound * rows * tolerance_of(self.model, self.placement)
+        allowed = bound * rows * self._tolerance
         found = self._alone.distances(ours, clipping, list(range(rows)), "sum")
         return [(name, each / allowed) for name, each in found.items()]
 

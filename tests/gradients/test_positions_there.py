@@ -1,0 +1,116 @@
+"""Sums over positions by a Triton kernel: on a GPU, or in Triton's interpreter."""
+
+import contextlib
+import importlib.util
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpoptim.gradients.arithmetic import positions_there
+from dpoptim.gradients.arithmetic.position_sums import sum_normalised, sum_positions
+from dpoptim.gradients.per_sample.over_positions import OverPositions, side_by_side
+from dpoptim.gradients.per_sample.per_sample_grads import Dense
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda:0" if GPU else "cpu")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# the interpreter's, which needs NumPy before 2.4 for that
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
+)
+needs_kernel = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or not (GPU or INTERPRETED),
+    reason="needs Triton and a GPU, or its interpreter (TRITON_INTERPRET=1)",
+)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16] if GPU else [torch.float32, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's tensors lie on the CPU."""
+    if not GPU:
+        monkeypatch.setattr(positions_there, "on_device_of", lambda x: contextlib.nullcontext())
+
+
+def sides(records: int, T: int, n: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    g, x = (torch.randn(records, T, n, device=DEVICE) for _ in range(2))
+    mean, scale = (torch.rand(records, T, device=DEVICE) for _ in range(2))
+    return g.to(dtype), x, mean, scale
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("records", "T", "n"), [(3, 5, 7), (1, 33, 64), (2, 100, 130), (2, 0, 3)])
+@pytest.mark.parametrize("centred", [True, False])
+def test_sums_are_those_of_the_positions(
+    records: int, T: int, n: int, dtype: torch.dtype, centred: bool
+) -> None:
+    g, x, mean, scale = sides(records, T, n, dtype)
+    found, whole = positions_there.normalised_sums(x, mean if centred else None, scale, g)
+    exact, shift = g.double(), mean.double()[:, :, None] if centred else 0.0
+    expected = ((x.double() - shift) * scale.double()[:, :, None] * exact).sum(1)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(whole.double(), exact.sum(1), rtol=1e-5, atol=1e-4)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_several_layers_are_summed_side_by_side(dtype: torch.dtype) -> None:
+    several = [sides(3, T, n, dtype)[0] for T, n in [(5, 7), (40, 130), (0, 2), (33, 64), (1, 1)]]
+    several.append(sides(3, 9, 100, dtype)[0][:, :, 20:61])  # with gaps between rows
+    expected = torch.cat([each.double().sum(1) for each in several], 1)
+    found = positions_there.sums_of(several).double()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    gradients = [OverPositions(several[0]), Dense(expected[:, :2].float())]
+    joined = side_by_side([*gradients, OverPositions(several[1])]).double()
+    wanted = torch.cat([expected[:, :7], expected[:, :2], expected[:, 7:137]], 1)
+    torch.testing.assert_close(joined, wanted, rtol=1e-5, atol=1e-4)
+
+
+@needs_kernel
+def test_a_record_has_the_same_sums_in_any_company_and_layout() -> None:
+    """Also where vectors could be read at a time, and where they could not."""
+    g, x, mean, scale = sides(4, 70, 48, torch.float32)
+    together = *positions_there.normalised_sums(x, mean, scale, g), positions_there.sums_of([g])
+    for i in range(4):
+        own = slice(i, i + 1)
+        for gap in (0, 1, 16):
+            wide = torch.cat([g[own], g[own]], 2)[:, :, : 48 + gap].contiguous()[:, :, :48]
+            alone = (
+                *positions_there.normalised_sums(x[own], mean[own], scale[own], wide),
+                positions_there.sums_of([x, wide.expand(4, -1, -1)])[:1, 48:],
+            )
+            assert all(torch.equal(a, b[own]) for a, b in zip(alone, together, strict=True))
+
+
+@needs_kernel
+def test_the_kernels_are_tried_and_used_where_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions_there, "KINDS", (DEVICE.type,))
+    tried = positions_there.compiles_on.__wrapped__
+    assert tried(DEVICE, torch.float32)
+    monkeypatch.setattr(positions_there, "compiles_on", tried)
+    monkeypatch.setenv("DPOPTIM_NATIVE", "0")
+    g, x, mean, scale = sides(2, 9, 5, torch.float32)
+    torch.testing.assert_close(sum_positions(g), g.sum(1))
+    expected = ((x - mean[:, :, None]) * scale[:, :, None] * g).sum(1)
+    torch.testing.assert_close(sum_normalised(x, mean, scale, g)[0], expected)
+
+
+def test_kernels_that_err_or_fail_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    tried = positions_there.compiles_on.__wrapped__
+    monkeypatch.setattr(positions_there, "sums_of", lambda x: torch.cat([y.sum(1) for y in x], 1))
+
+    def wrong(x: Tensor, mean: Tensor, scale: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        return 2.01 * g.square().sum(1), g.sum(1)
+
+    def fails(*given: Tensor) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("no such instruction")
+
+    for each in (wrong, fails):
+        monkeypatch.setattr(positions_there, "normalised_sums", each)
+        assert not tried(torch.device("cpu"), torch.float32)
+    assert not positions_there.serves(torch.ones(2, 3, 4))
