@@ -56,7 +56,8 @@ def formed(row: Tensor, records: int, like: Tensor, **sizes: Any) -> Tensor:
 
 
 def squared(gradients: Tensor) -> Tensor:
-    return torch.stack([each.double().square().sum() for each in gradients])
+    """Squares as the kernels have them, in float32."""
+    return torch.stack([each.square().double().sum() for each in gradients])
 
 
 def form(
@@ -116,12 +117,16 @@ def gram_products(
     squares.zero_()
     lengths.zero_()
     for layer, row in enumerate(table):
-        of_g, of_a = (x.double() @ x.double().mT for x in sides(row, squares.shape[1], like))
-        squares[layer, :, 0] = (of_g * of_a).sum((1, 2))
+        of_g, of_a = (x @ x.mT for x in sides(row, squares.shape[1], like))
+        products = of_g.double() * of_a.double()
+        squares[layer, :, 0] = products.sum((1, 2))
+        lengths[layer, :, 0] = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(1)
 
 
 def claim(squares: Tensor, lengths: Tensor, claims: Tensor, *given: Any, **sizes: Any) -> None:
-    claims.copy_(squares.sum(2) * (1 + 2**-15))
+    found = squares.sum(2)
+    ghost = torch.where(found > 0, found, found * 0) + lengths.sum(2) ** 2 * 2**-22
+    claims.copy_(ghost + ghost * 2**-15)
 
 
 def hold(

@@ -3,7 +3,9 @@ each example draws one.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.per_sample.fused_factors import Way
 from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
+from outer_by_reference import KERNELS, by_reference
 from support import CASES, LIBRARIES, WITHOUT_ORACLE, Case, by_engine, joint_norm, using
 
 FLOAT_CASES = [case for case in CASES + WITHOUT_ORACLE if not case.integers]
@@ -154,6 +158,64 @@ def test_a_wrong_claim_never_breaks_the_bound(
             for rows in (range(records), keep)
         )
     assert joint_norm([a - b for a, b in zip(whole, without, strict=True)]) <= clip_norm
+
+
+def moved_there(
+    way: Way, size: int, residue: int, clip_norm: float, runs: dict[str, Callable[..., None]]
+) -> list[float]:
+    """What records that all but cancel add alone, and one of them beside others.
+
+    By what accelerators run, with stand-ins for kernels.
+    """
+    model, records = LinearLoss(32, 24), 3
+    signs = torch.tensor([1.0, -1.0]).repeat(8)[None, :, None]
+    x = 10.0**size * (
+        torch.randn(records, 1, 32) * signs + 10.0**residue * torch.randn(records, 16, 32)
+    )
+    g = torch.ones(records, 16, 24) + 10.0**residue * torch.randn(records, 16, 24)
+    with by_reference(runs), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            SequenceOuter, "chosen", lambda self, public: replace(self, most=public.most, fused=way)
+        )
+        sums = [
+            cotangent_sum(model, x[rows], g[rows], clip_norm, records)
+            for rows in (range(1), range(1, 2), range(records), range(1, records))
+        ]
+    return [*map(joint_norm, sums[:2]), joint_norm([a - b for a, b in zip(*sums[2:], strict=True)])]
+
+
+@settings(max_examples=30)
+@given(
+    size=st.integers(-25, 15),
+    residue=st.integers(-9, 0),
+    clip_exponent=st.integers(-6, 3),
+    seed=st.integers(0, 50),
+)
+@pytest.mark.parametrize("way", ["kept", "claimed", "twice"])
+def test_what_accelerators_form_never_breaks_the_bound(
+    way: Way, size: int, residue: int, clip_exponent: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    clip_norm = 10.0**clip_exponent
+    assert max(moved_there(way, size, residue, clip_norm, KERNELS)) <= clip_norm
+
+
+def test_a_claim_that_nobody_is_held_to_breaks_the_bound() -> None:
+    """A seeded bug: so the test above can fail."""
+
+    def trusting(
+        table: Tensor, squares: Tensor, claims: Tensor, weights: Tensor, *given: Any, **sizes: Any
+    ) -> None:
+        given[0].copy_(weights.expand_as(given[0]))
+        given[1].zero_()
+
+    def low(squares: Tensor, lengths: Tensor, claims: Tensor, *given: Any, **sizes: Any) -> None:
+        claims.copy_(squares.sum(2).clamp(min=0))
+
+    held = {**KERNELS, "claim": low}
+    for runs, breaks in ((held, False), ({**held, "hold": trusting}, True)):
+        torch.manual_seed(0)
+        assert (max(moved_there("claimed", 3, -4, 1.0, runs)) > 1.0) == breaks
 
 
 def test_who_is_left_out_changes_no_other_records_layout() -> None:
