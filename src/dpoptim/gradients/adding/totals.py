@@ -13,7 +13,7 @@ from dpoptim.gradients.adding.boxes import Boxes
 from dpoptim.gradients.adding.sums import AS_IT_CAME, Sums
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
 from dpoptim.noise.few_rows import Vector
-from dpoptim.torch_internals import divide_all
+from dpoptim.torch_internals import copy_all, divide_all
 
 MEAN = struct.Struct("=QqqQ")  # as in `totals.c`
 MEAN_BLOCK = 1 << 17  # entries that are rounded and divided at a time: they stay in cache
@@ -178,14 +178,28 @@ def means_of(totals: Sequence[Tensor], divisor: float, likes: Sequence[Tensor]) 
 
 def means_there(totals: Sequence[Tensor], divisor: float, likes: Sequence[Tensor]) -> list[Tensor]:
     """`means_of` on accelerators: in few calls, which take longer than to divide."""
-    means = [
-        (
-            total if like.dtype == total.dtype != torch.float64 else total.to(like.dtype, copy=True)
-        ).view(like.shape)
-        for total, like in zip(totals, likes, strict=True)
-    ]
+    means, fresh, copied = list[Tensor](), list[Tensor](), list[Tensor]()
+    for total, like in zip(totals, likes, strict=True):
+        if given_away(total, like.dtype):
+            means.append(total.view(like.shape))
+            continue
+        means.append(mean := torch.empty(like.shape, dtype=like.dtype, device=total.device))
+        fresh.append(mean.view(-1))
+        copied.append(total.view(-1))
+    if fresh:
+        copy_all(fresh, copied)
     divide_all(means, divisor)
     return [mean.data for mean in means]
+
+
+def given_away(total: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a mean in this dtype may have the memory of ``total``.
+
+    Not where anything else lies there: sums of other parameters, and what noise was never added to,
+    would be a gradient's storage, which is saved with it. float64 is used again by who made it.
+    """
+    alone = total.untyped_storage().nbytes() == total.nbytes
+    return alone and total.dtype == dtype and dtype != torch.float64
 
 
 def mean_of(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
@@ -195,8 +209,7 @@ def mean_of(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
     who made it. On a processor it goes block by block, which stay in cache from one operation to
     the next.
     """
-    alone = total.untyped_storage().nbytes() == total.nbytes
-    if alone and total.dtype == dtype and dtype != torch.float64:
+    if given_away(total, dtype):
         # the same memory, but no view: whoever zeroes gradients in place may detach them
         return total.div_(divisor).data
     if total.numel() <= MEAN_BLOCK:
