@@ -137,11 +137,6 @@ def divide_all(tensors: list[Tensor], divisor: float) -> None:
     torch._foreach_div_(tensors, divisor)
 
 
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each to its target, in few calls, whatever their dtypes."""
-    torch._foreach_copy_(targets, sources)
-
-
 def version_of(tensor: Tensor) -> int:
     """How often a tensor has been written in place; not through ``.data``."""
     return tensor._version

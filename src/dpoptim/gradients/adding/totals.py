@@ -13,7 +13,7 @@ from dpoptim.gradients.adding.boxes import Boxes
 from dpoptim.gradients.adding.sums import AS_IT_CAME, Sums
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
 from dpoptim.noise.few_rows import Vector
-from dpoptim.torch_internals import copy_all, divide_all
+from dpoptim.torch_internals import divide_all
 
 MEAN = struct.Struct("=QqqQ")  # as in `totals.c`
 MEAN_BLOCK = 1 << 17  # entries that are rounded and divided at a time: they stay in cache
@@ -178,16 +178,12 @@ def means_of(totals: Sequence[Tensor], divisor: float, likes: Sequence[Tensor]) 
 
 def means_there(totals: Sequence[Tensor], divisor: float, likes: Sequence[Tensor]) -> list[Tensor]:
     """`means_of` on accelerators: in few calls, which take longer than to divide."""
-    means, fresh, copied = list[Tensor](), list[Tensor](), list[Tensor]()
-    for total, like in zip(totals, likes, strict=True):
-        if given_away(total, like.dtype):
-            means.append(total.view(like.shape))
-            continue
-        means.append(mean := torch.empty(like.shape, dtype=like.dtype, device=total.device))
-        fresh.append(mean.view(-1))
-        copied.append(total.view(-1))
-    if fresh:
-        copy_all(fresh, copied)
+    means = [
+        (total if given_away(total, like.dtype) else total.to(like.dtype, copy=True)).view(
+            like.shape
+        )
+        for total, like in zip(totals, likes, strict=True)
+    ]
     divide_all(means, divisor)
     return [mean.data for mean in means]
 
