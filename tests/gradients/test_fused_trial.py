@@ -8,8 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
+from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.per_sample import fused_trial
+from dpoptim.gradients.per_sample.fused_factors import Factors
+from dpoptim.gradients.per_sample.fused_outer import FusedOuter
 from dpoptim.gradients.per_sample.fused_trial import compiles_on
+from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
 from outer_by_reference import KERNELS, by_reference, measure_or_add
 
 CPU = torch.device("cpu")
@@ -81,3 +87,29 @@ def test_other_numbers_do_not_serve_and_want_of_memory_is_told(
     kernels[name] = full
     with pytest.raises(torch.OutOfMemoryError):
         compiles_on(CPU, torch.float16)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_both_sides_dtypes_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sides of two dtypes are multiplied in float32, which a device may lack."""
+    monkeypatch.setattr(fused_trial, "serves", lambda x: x.dtype == torch.bfloat16)
+    g, a = torch.ones(2, 3, 4, dtype=torch.bfloat16), torch.ones(2, 3, 5)
+    public = PublicSizes(8, 8, 1 << 30, 3)
+    assert SequenceOuter(g, a.bfloat16()).chosen(public).fused is not None
+    assert SequenceOuter(g, a).chosen(public).fused is None
+
+
+@pytest.mark.usefixtures("kernels")
+def test_gradients_of_zero_are_no_longer_than_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of records that reach no expert of a layer: else it would be added up twice."""
+    g = torch.ones(3, 2, 4)
+    g[1] = 0
+    fused = FusedOuter({0: Factors.of(g, torch.ones(3, 2, 5))}, "claimed", ["all"])
+    fused.measure(NORM_BLOCK)
+    held, hold = [], fused._calls.hold
+    monkeypatch.setattr(fused._calls, "hold", lambda *given: held.append(hold(*given)) or held[-1])
+    weights = torch.ones(1, 3, dtype=torch.float64)
+    fused.add({"all": weights}, [Sums([20])], [[3]])
+    (shorter, exceeded), *_ = held
+    assert torch.equal(shorter, weights)
+    assert not exceeded.any()

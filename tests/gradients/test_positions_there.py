@@ -3,6 +3,8 @@
 import contextlib
 import importlib.util
 import os
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -114,3 +116,22 @@ def test_kernels_that_err_or_fail_do_not_serve(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(positions_there, "normalised_sums", each)
         assert not tried(torch.device("cpu"), torch.float32)
     assert not positions_there.serves(torch.ones(2, 3, 4))
+
+
+def test_any_number_of_records_is_asked_for_where_a_device_takes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of programs, a GPU takes 65,535 on any axis but the first."""
+    grids: list[tuple[int, ...]] = []
+
+    class Asked:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *given, **named: None
+
+    stand_in = SimpleNamespace(sum_many=Asked(), sum_normalised=Asked())
+    monkeypatch.setattr(positions_there, "kernels", lambda: stand_in)
+    g = torch.ones(1, 1, 70, device=DEVICE).expand(70_000, -1, -1)
+    positions_there.sums_of([g, g])
+    positions_there.normalised_sums(g, None, g[:, :, 0], g)
+    assert grids == [(4 * 70_000,), (2 * 70_000,)]

@@ -97,3 +97,31 @@ def test_means_by_one_call_are_those_of_each(
     expected = means_of([each.clone().flatten() for each in sums], divisor, likes)
     assert all(map(torch.equal, found, expected))
     assert [each.shape for each in found] == [each.shape for each in sums]
+
+
+def test_means_on_accelerators_share_no_memory_with_other_sums() -> None:
+    """A gradient is saved with its storage: nothing without noise may lie in it."""
+    private = torch.randn(12)
+    taken = [private[:6], torch.randn(3), torch.randn(2).double()]
+    expected = [each.float() / 3 for each in taken]
+    found = totals.means_there(taken, 3.0, [torch.empty(each.shape) for each in taken])
+    assert all(map(torch.equal, found, expected))
+    assert all(each.untyped_storage().nbytes() == each.nbytes for each in found)
+    assert found[1].data_ptr() == taken[1].data_ptr()  # which costs no copy
+
+
+def test_nothing_is_added_to_a_sum_that_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It travels to other processes then. A backward pass finds the last layers first."""
+    layers = [nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)]
+    model = nn.Sequential(nn.EmbeddingBag(9, 3), *layers)
+    engine = Engine(model, Clipping(0.5), capacity=6, reduction="sum")
+    engine.attach()
+    finished: list[bool] = []
+    sums = engine.totals.sums
+    monkeypatch.setattr(
+        engine.totals, "finish", lambda place: finished.append(not sums[place].empty)
+    )
+    engine.begin_microbatch(6)
+    model(torch.randint(9, (6, 4))).square().sum().backward()
+    engine.detach()
+    assert finished == [True] * len(sums)

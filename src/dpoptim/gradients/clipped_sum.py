@@ -234,7 +234,7 @@ class ClippedSum:
             # the host does not wait for an accelerator
             every = first.shape[0] == 0 or (first.is_cpu and float(first.amin()) > 0)
             counted = None if every else first > 0
-        beginning = {each.places[0]: each for each in several}
+        beginning = {min(each.places): each for each in several}  # in no order of places
         for i in range(len(sums)):
             if (together := beginning.pop(i, None)) is not None:
                 together.add(weights, sums, self.groups)

@@ -179,13 +179,23 @@ def means_of(totals: Sequence[Tensor], divisor: float, likes: Sequence[Tensor]) 
 def means_there(totals: Sequence[Tensor], divisor: float, likes: Sequence[Tensor]) -> list[Tensor]:
     """`means_of` on accelerators: in few calls, which take longer than to divide."""
     means = [
-        (
-            total if like.dtype == total.dtype != torch.float64 else total.to(like.dtype, copy=True)
-        ).view(like.shape)
+        (total if given_away(total, like.dtype) else total.to(like.dtype, copy=True)).view(
+            like.shape
+        )
         for total, like in zip(totals, likes, strict=True)
     ]
     divide_all(means, divisor)
     return [mean.data for mean in means]
+
+
+def given_away(total: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a mean in this dtype may have the memory of ``total``.
+
+    Not where anything else lies there: sums of other parameters, and what noise was never added to,
+    would be a gradient's storage, which is saved with it. float64 is used again by who made it.
+    """
+    alone = total.untyped_storage().nbytes() == total.nbytes
+    return alone and total.dtype == dtype and dtype != torch.float64
 
 
 def mean_of(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
@@ -195,8 +205,7 @@ def mean_of(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
     who made it. On a processor it goes block by block, which stay in cache from one operation to
     the next.
     """
-    alone = total.untyped_storage().nbytes() == total.nbytes
-    if alone and total.dtype == dtype and dtype != torch.float64:
+    if given_away(total, dtype):
         # the same memory, but no view: whoever zeroes gradients in place may detach them
         return total.div_(divisor).data
     if total.numel() <= MEAN_BLOCK:

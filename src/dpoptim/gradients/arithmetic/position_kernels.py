@@ -14,18 +14,21 @@ COLUMNS = tl.constexpr(7)  # of the table of `sum_many`
 def rows_of(x, T, n, of_record, of_row, record, t, columns):
     """Some positions of a record, in float32, with zeros where there is nothing."""
     inside = (t < T)[:, None] & (columns < n)[None, :]
-    place = record * of_record + t[:, None] * of_row + columns[None, :]
+    place = record * of_record + t[:, None].to(tl.int64) * of_row + columns[None, :]
     return tl.load(x + place, inside, 0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["width"])
-def sum_many(table, owners, out, like, width, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr):
+@triton.jit(do_not_specialize=["width", "blocks"])
+def sum_many(table, owners, out, like, width, blocks, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr):
     """Sum several tensors (B, T, n) over T, to columns of ``out``, float32, (B, width).
+
+    In so many blocks of columns.
 
     A row of the table is a tensor's address, T, n, numbers from one record to the next and from one
     position to the next, the first of its columns of ``out``, and the first block of its columns.
     """
-    block, record = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    number = tl.program_id(0)
+    block, record = number % blocks, tl.cast(number // blocks, tl.int64)
     row = table + tl.load(owners + block).to(tl.int64) * COLUMNS
     x = tl.load(row).to(tl.pointer_type(like.dtype.element_ty))
     T, n = tl.load(row + 1), tl.load(row + 2)
@@ -65,8 +68,9 @@ def sum_normalised(
     x and g: (B, T, n), with columns side by side; mean, read where CENTRED, and scale: (B, T),
     dense.
     """
-    record = tl.program_id(1).to(tl.int64)
-    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    number, blocks = tl.program_id(0), tl.cdiv(n, BLOCK_N)
+    record = tl.cast(number // blocks, tl.int64)
+    columns = number % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
     sums = tl.zeros((BLOCK_T, BLOCK_N), dtype=tl.float32)
     normalised = tl.zeros((BLOCK_T, BLOCK_N), dtype=tl.float32)
     for start in range(0, T, BLOCK_T):

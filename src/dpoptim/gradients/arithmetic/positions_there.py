@@ -51,8 +51,8 @@ def sums_of(several: Sequence[Tensor]) -> Tensor:
         [[x.data_ptr(), *x.shape[1:], *x.stride()[:2], *at] for x, *at in starts], device
     )
     with on_device_of(first):
-        kernels().sum_many[(sum(blocks), len(first))](
-            *(table, owners(blocks, device), out, first[:0], out.shape[1]),
+        kernels().sum_many[(sum(blocks) * len(first),)](
+            *(table, owners(blocks, device), out, first[:0], out.shape[1], sum(blocks)),
             **{"BLOCK_T": BLOCK_T, "BLOCK_N": BLOCK_N},
         )
     return out
@@ -69,7 +69,7 @@ def normalised_sums(
     scale = scale.contiguous()
     centre = scale if mean is None else mean.contiguous()
     with on_device_of(g):
-        kernels().sum_normalised[(-(-n // BLOCK_N), records)](
+        kernels().sum_normalised[(-(-n // BLOCK_N) * records,)](
             *(x, centre, scale, g, of_x, of_g, T, n, *x.stride()[:2], *g.stride()[:2]),
             **{"CENTRED": mean is not None, "BLOCK_T": BLOCK_T, "BLOCK_N": BLOCK_N},
         )

@@ -225,7 +225,8 @@ def shared(records: int, tiles: int, programs: int, overhead: float) -> int:
 
 @lru_cache(maxsize=1024)
 def ones(layers: int, device: torch.device) -> Tensor:
-    return torch.ones(layers, dtype=torch.int32, device=device)
+    """Written before it returns, as streams that find it here do not wait for this one."""
+    return torch.ones(layers, dtype=torch.int32, device="cpu").to(device)
 
 
 @dataclass(frozen=True)

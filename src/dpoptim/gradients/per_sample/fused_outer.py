@@ -65,7 +65,8 @@ class FusedOuter:
         """Squared norms of each unit's part of the records' gradients: float64, (B,); not low."""
         calls = self._calls
         if self.way == "claimed":
-            self._claims = calls.claim()
+            # so that gradients of zero are not taken to be longer than that
+            self._claims = calls.claim().add_(LEAST_SQUARE * max(self._entries))
             return self._by_unit(self._claims.T, range(len(self._entries)))
         if self.way == "kept":
             self._kept = [calls.empty(calls.records, entries) for entries in self._entries]

@@ -70,9 +70,9 @@ def looked_up(found, index, values, edges, record, tile, tiles, first_row, first
     """Add the gradients of looked-up rows of a table, in the order of `index`."""
     rows = first_row + tl.arange(0, found.shape[0])
     columns = first + tl.arange(0, found.shape[1])
-    first_of = tl.load(edges + record * (tiles + 1) + tile)
-    last_of = tl.load(edges + record * (tiles + 1) + tile + 1)
-    base = record * lookups
+    edge = edges + record.to(tl.int64) * (tiles + 1) + tile
+    first_of, last_of = tl.load(edge), tl.load(edge + 1)
+    base = record.to(tl.int64) * lookups
     for k in range(first_of, last_of):
         row = tl.load(index + base + k)
         value = tl.load(values + (base + k) * d + columns, mask=columns < d, other=0.0)
@@ -249,7 +249,8 @@ def measure_or_add(
             found = tl.zeros((BLOCK_P, BLOCK_D), dtype=tl.float32)
     if work != MEASURE:
         out = tl.load(row + OUT).to(tl.pointer_type(tl.float32))
-        out = tl.multiple_of(out, 16) + turn.to(tl.int64) * of_turn + (r * d + c)
+        out = tl.multiple_of(out, 16) + turn.to(tl.int64) * of_turn
+        out += r.to(tl.int64) * d + c
         store_tile(out, sums, (p - r) * go, d - c, d)
 
 

@@ -107,7 +107,7 @@ class SequenceOuter(PerSampleGrad):
 
     def chosen(self, public: PublicSizes) -> Self:
         positions = self.rows or public.positions
-        if fused_trial.serves(self.g):
+        if all(map(fused_trial.serves, (self.g, self.a))):  # of two dtypes the wider is used
             return replace(self, most=public.most, fused=self._way_there(public, positions))
         kept = replace(self, most=public.most, alone=False, short=False, ghost_norms=False)
         return kept if positions is None else kept._by_positions(public, positions)
