@@ -323,6 +323,18 @@ def test_what_is_frozen_in_fewer_digits_is_no_mixing_and_hides_none(mixes: bool)
         choose_isolation(model, data())
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_layers_of_two_dtypes_are_tried_under_autocast(mixes: bool) -> None:
+    """Norms kept in float32 over layers in bfloat16 run under autocast alone, as QLoRA's do."""
+    first, last = nn.Linear(D, D).to(torch.bfloat16), nn.Linear(D, 3).to(torch.bfloat16)
+    model = nn.Sequential(first, nn.LayerNorm(D), nn.Softmax(0 if mixes else 1), last)
+    if not mixes:
+        assert choose_isolation(model, data()).sample is not None
+        return
+    with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed"):
+        choose_isolation(model, data())
+
+
 def test_value_clipping_takes_no_other_way() -> None:
     plan = dpoptim.ValueClippedSGD(clip_norm=1.0).plan(
         n=N, batch_size=4, steps=2, noise_multiplier=1.0, delta=1e-5

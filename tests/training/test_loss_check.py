@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -644,6 +645,21 @@ def test_what_autocast_would_round_away_is_compared_without_it() -> None:
         attach(nn.Linear(6, 3), TensorDataset(torch.randn(N, 6), torch.arange(N) % 3), loss=loss)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.is_autocast_enabled("cpu")  # as ever
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_losses_of_few_digits_may_round_otherwise_in_a_batch(coupled: bool) -> None:
+    """By what bfloat16 rounds to; records that move others' losses by as little are mixed."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        own = (model(batch[0]).float().sum(1) - 9).square()
+        beside = own.detach().sin().mean() if coupled else 0.25
+        return own * (1 + 2.0**-6 * beside * (len(own) > 1))
+
+    model = nn.Linear(6, 3).to(torch.bfloat16)
+    data = TensorDataset(torch.randn(N, 6).to(torch.bfloat16), torch.arange(N) % 3)
+    with pytest.raises(dpoptim.SamplesInteractError) if coupled else nullcontext():
+        attach(model, data, loss=loss)
 
 
 @pytest.mark.parametrize("coupled", [False, True])

@@ -176,3 +176,17 @@ def samples_of(model: nn.Module) -> tuple[nn.Module, Sample]:
     data = TensorDataset(torch.ones(RECORDS, 8))
     found = next(iter(samples(model, data, None)))
     return model, found.tried(model)
+
+
+class RoundsByLayout(nn.Linear):
+    """Multiplies what is transposed by another kernel, which rounds otherwise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)) * (1 + 2.0**-7 * x.is_contiguous())
+
+
+def test_copies_that_round_otherwise_are_no_mixing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2)), RoundsByLayout(2, 3))
+    model[2].register_forward_pre_hook(lambda _, args: args[0].mT.contiguous().mT)
+    made_up = next(samples(model, TensorDataset(torch.randn(9, 4)), None)).tried(model)
+    assert mixed_beside_large(model, made_up) == ""

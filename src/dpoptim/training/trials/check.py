@@ -23,11 +23,18 @@ from dpoptim.training.losses.label_weights import divided_mean, reduction_of, un
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import read_graph
 from dpoptim.training.randomness.drawing_collates import DRAWS, HeldDraws
-from dpoptim.training.trials.comparison import Batches, Comparison
+from dpoptim.training.trials.comparison import (
+    Batches,
+    Comparison,
+    computed_dtypes,
+    tolerance_of,
+)
 from dpoptim.training.trials.fixed_noise import MIDDLE, RARE
 from dpoptim.training.trials.loss_refusals import (
+    LOSSES_AGREE,
     refuse_draws_elsewhere,
     refuse_losses_lost_beside_others,
+    refuse_losses_moved,
     refuse_other_losses,
     refuse_other_order,
     refuse_single_failures,
@@ -232,7 +239,6 @@ def compare_drawn(
         also whether it draws any that all records share.
     """
     model, collate, per_record = program.model, program.collate, len(records[0])
-    how = program.ways, program.placement, program.on_private
     leaves = [x for _, x in forms.leaves_of(collate([*records[0]])) if isinstance(x, Tensor)]
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -252,6 +258,9 @@ def compare_drawn(
         if int(losses.isfinite().sum()) < min(2, losses.numel()):
             refuse_losses_lost_beside_others(losses, [loss(model, each) for each in alone])
             raise NotFiniteError
+        dtypes = computed_dtypes(model, lambda: loss(model, alone[0]))
+        tolerance = tolerance_of(model, program.placement, dtypes)
+        how = program.ways, program.placement, program.on_private, tolerance
         if losses.dim() == 0:
             compared = Comparison(model, loss, batches, *how)
             divided = Comparison(model, partial(undivided, loss), batches, *how)
@@ -261,7 +270,10 @@ def compare_drawn(
                 return CheckResult("mean", count, by_labels=True), quieted.shares
         else:
             refuse_other_losses(losses, (count, count * per_record), on_private=program.on_private)
-            refuse_other_order(losses, [loss(model, each) for each in alone], batches.order)
+            own = [loss(model, each) for each in alone]
+            refuse_other_order(losses, own, batches.order, tolerance)
+            if tolerance > LOSSES_AGREE:  # what it hides is no rounding in batches of one shape
+                refuse_losses_moved(losses, lambda batch: loss(model, batch), batches)
 
             def summed(model: nn.Module, batch: Any) -> Tensor:
                 return loss(model, batch).sum()

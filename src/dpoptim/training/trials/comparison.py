@@ -1,6 +1,6 @@
 """The engine's clipped sum of a batch, held against its records taken one at a time."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -90,6 +90,10 @@ def meant_by(error: Exception) -> PrivacyError:
     return PrivacyError(hint or f"{type(error).__name__} was raised where layers were hooked")
 
 
+def shapes_in(batch: Any) -> list[torch.Size]:
+    return [leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
 @dataclass(frozen=True)
 class Batches:
     """A few records, together and one at a time.
@@ -124,6 +128,20 @@ class Batches:
     def together(self) -> Any:
         return self.of(self.order)
 
+    def beside_others(self) -> Iterator[tuple[slice, Any]]:
+        """Batches as `together`, but for every other place, which has the next record.
+
+        Of the same shapes, in which what is kept is rounded alike. With the places that are kept.
+        """
+        for kept in (0, 1):
+            order = [
+                i if place % 2 == kept else (i + 1) % len(self.records)
+                for place, i in enumerate(self.order)
+            ]
+            batch = self.of(order)
+            if shapes_in(batch) == shapes_in(self.together):
+                yield slice(kept, None, 2), batch
+
     @cached_property
     def alone(self) -> list[Any]:
         """A batch of one of each record."""
@@ -138,6 +156,7 @@ class Comparison:
         ways: of keeping records apart, see `Program`.
         placement: of the model's parameters.
         on_private: whether the records are private; then no error names a parameter.
+        tolerance: `tolerance_of` the model.
 
     Clipping shows whether the norms are each record's own; without it, a sum read as a mean is off
     by the batch size.
@@ -151,12 +170,11 @@ class Comparison:
         ways: Sequence[Isolation],
         placement: Placement,
         on_private: bool,
+        tolerance: float,
     ) -> None:
         self.model, self.loss, self.rows = model, loss, len(batches.order)
         self._batches, self._order, self._ways = batches, batches.order, ways
-        self._placement, self._on_private = placement, on_private
-        dtypes = computed_dtypes(model, lambda: loss(model, batches.alone[0]))
-        self._tolerance = tolerance_of(model, placement, dtypes)
+        self._placement, self._on_private, self._tolerance = placement, on_private, tolerance
 
     def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
         """The candidate under which engine and truth agree.

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.watch.values import Values
+from dpoptim.training.trials.comparison import Batches
 from dpoptim.training.trials.first_passes import refuse_written
 
+LOSSES_AGREE = 1e-3  # within this share
 DRAWS_ELSEWHERE = (
     "it draws from numpy's or Python's random generators, so that nobody can tell whether records "
     "are mixed"
@@ -81,17 +83,50 @@ def refuse_losses_lost_beside_others(losses: Tensor, alone: Sequence[Tensor]) ->
         )
 
 
-def refuse_other_order(losses: Tensor, alone: Sequence[Tensor], order: Sequence[int]) -> None:
-    """Refuse losses that are not the records' own, in the order of delivery."""
+def refuse_other_order(
+    losses: Tensor, alone: Sequence[Tensor], order: Sequence[int], tolerance: float
+) -> None:
+    """Refuse losses that are not the records' own, in the order of delivery.
+
+    Args:
+        tolerance: `tolerance_of` the model: a batch rounds otherwise than a record alone.
+    """
     own = torch.stack([each.detach().reshape(-1) for each in alone])[order].reshape(-1)
-    scale = float(own[own.isfinite()].abs().max()) if bool(own.isfinite().any()) else 1.0
-    if not torch.allclose(losses.detach(), own, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
-        raise SamplesInteractError(
-            "losses are not those of the records in their order: the batch is sorted or shuffled "
-            "on the way (by collate_fn, say), or the terms are made of each other (divided by a "
-            "count over the whole batch, say). Fix: one loss a record, at the place where the "
-            "record was delivered."
-        )
+    if not agree(losses.detach(), own, max(LOSSES_AGREE, tolerance)):
+        raise other_losses()
+
+
+def refuse_losses_moved(losses: Tensor, loss: Callable[[Any], Tensor], batches: Batches) -> None:
+    """Refuse losses that others' records move, by less than few digits round.
+
+    Args:
+        losses: of all of them together.
+        loss: of a batch.
+
+    **Guarantee.** In whatever digits: batches of one shape round a record's row alike, so that
+    losses which differ by more than `LOSSES_AGREE` are refused.
+    """
+    together = losses.detach().reshape(len(batches.order), -1)
+    for kept, batch in batches.beside_others():
+        found = loss(batch).detach().reshape(together.shape)
+        if not agree(together[kept], found[kept], LOSSES_AGREE):
+            raise other_losses()
+
+
+def agree(losses: Tensor, others: Tensor, tolerance: float) -> bool:
+    """Whether losses are the same, within a share of each, and of the largest."""
+    finite = others[others.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    return torch.allclose(losses, others, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def other_losses() -> SamplesInteractError:
+    return SamplesInteractError(
+        "losses are not those of the records in their order: the batch is sorted or shuffled "
+        "on the way (by collate_fn, say), or the terms are made of each other (divided by a "
+        "count over the whole batch, say). Fix: one loss a record, at the place where the "
+        "record was delivered."
+    )
 
 
 def run_twice(model: nn.Module, run: Callable[[], Tensor]) -> Tensor:

@@ -15,6 +15,7 @@ from dpoptim.training.trials.calls import call_of_loss, calls
 from dpoptim.training.trials.quiet import Quieted
 
 Model = Callable[..., Any]
+NARROW = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Sample:
             has them on an axis of their own.
         least: whole numbers are this or one more.
         quieted: how the model is made deterministic on it, once that is known.
+        autocast: what it is called under; None: what the program is under.
     """
 
     args: tuple[Any, ...]
@@ -61,9 +63,15 @@ class Sample:
     returned: tuple[Returned, ...] = ()
     least: int = 0
     quieted: Quieted | None = None
+    autocast: torch.dtype | None = None
 
     def call(self, model: Model) -> Any:
-        return model(*self.args, **self.kwargs)
+        if self.autocast is None:
+            return model(*self.args, **self.kwargs)
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        device = next(leaf.device.type for leaf in leaves if isinstance(leaf, Tensor))
+        with torch.autocast(device, self.autocast):
+            return model(*self.args, **self.kwargs)
 
     def outputs(self, model: Model) -> list[Tensor]:
         """The tensors that the model returns with a row for each record: records first."""
@@ -234,7 +242,8 @@ def samples(
     """Calls that a loop might make, likeliest first: what its loss calls the model with.
 
     Where the loop's collate function runs on made-up records, models are given what it makes: by
-    another one, as lists are stacked, a model may run that treats them otherwise.
+    another one, as lists are stacked, a model may run that treats them otherwise. Last under
+    autocast, without which a model may not run whose layers differ in dtype.
     """
     found = None if collate is None else collated_batch(model, train_set, collate)
     found = found or made_up_batch(model, train_set)
@@ -246,8 +255,10 @@ def samples(
         for args, kwargs in (*call_of_loss(loss, model, batch), *calls(model, batch))
         if (axis := axis_of_records(pytree.tree_leaves((args, kwargs)), rows)) is not None
     ]
+    likely += [sample.from_one() for sample in likely]
     yield from likely
-    yield from (sample.from_one() for sample in likely)
+    narrow = next((p.dtype for p in model.parameters() if p.dtype in NARROW), torch.bfloat16)
+    yield from (replace(sample, autocast=narrow) for sample in likely)
 
 
 def no_records(x: Tensor, rows: int) -> bool:

@@ -43,11 +43,12 @@ def mixed_beside_large(model: nn.Module, sample: Sample) -> str:
     outliers: what a record is given outside, above all where it is made of tokens, shows it only
     where it happens to be the largest inside.
     """
-    before = sample.outputs(model)
 
     def mixed(*layers: nn.Module) -> bool | None:
         """None: they do not take such numbers."""
-        with first_made_large(layers, sample.rows):
+        with first_made(layers, sample.rows, large=False):  # a copy may be rounded otherwise
+            before = sample.outputs(model)
+        with first_made(layers, sample.rows, large=True):
             try:
                 after = sample.outputs(model)
             except Exception:  # whatever the user's model raises on such numbers
@@ -118,15 +119,19 @@ def passed_on(model: nn.Module, sample: Sample) -> list[tuple[str, list[Tensor]]
 
 
 @contextmanager
-def first_made_large(layers: Iterable[nn.Module], rows: int) -> Iterator[None]:
-    """Scale what layers are given of the first record, so that `LARGE` is the largest number."""
+def first_made(layers: Iterable[nn.Module], rows: int, *, large: bool) -> Iterator[None]:
+    """Give layers copies, with the first record scaled where it is to be made ``large``.
+
+    `LARGE` is then the largest number. Copies lie in memory otherwise than what was given, where
+    this was transposed, say; kernels for few digits may round them otherwise.
+    """
 
     def scale(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         x = args[0] if args else None
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[:1] != (rows,):
             return None
-        factor = LARGE / x[:1].abs().max().clamp(min=1 / LARGE)
-        return torch.cat([x[:1] * factor.to(x.dtype), x[1:]]), *args[1:]
+        factor = LARGE / x[:1].abs().max().clamp(min=1 / LARGE) if large else torch.ones(())
+        return torch.cat([x[:1] * factor.to(x), x[1:]]), *args[1:]
 
     hooks = [layer.register_forward_pre_hook(scale) for layer in layers]
     try:
