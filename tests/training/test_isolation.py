@@ -312,6 +312,37 @@ class Adapted(nn.Module):
         return self.frozen(x) + self.up(self.down(x.float())).to(x.dtype)
 
 
+class MixingBackwards(torch.autograd.Function):
+    """The identity; gradients are mixed with those of other records."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g + 0.03 * (g.mean(0) - g)
+
+
+class BesideNarrow(nn.Module):
+    """Mixes gradients a little, beside a frozen layer of few digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained, self.frozen = nn.Linear(D, D), nn.Linear(D, D).to(torch.bfloat16)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = MixingBackwards.apply(self.trained(x))
+        return y + 0.1 * self.frozen(x.to(self.frozen.weight.dtype)).to(x.dtype)
+
+
+def test_few_digits_elsewhere_hide_no_mixing_of_gradients() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(BesideNarrow(), nn.Tanh(), nn.Linear(D, D))
+    assert choose_isolation(model, data()).isolation != Isolation()
+
+
 @pytest.mark.parametrize("mixes", [False, True])
 def test_what_is_frozen_in_fewer_digits_is_no_mixing_and_hides_none(mixes: bool) -> None:
     torch.manual_seed(0)

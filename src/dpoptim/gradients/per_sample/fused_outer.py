@@ -127,8 +127,8 @@ class FusedOuter:
         """
         calls, end = self._calls, self._starts()[-1]
         if self.way == "kept":
-            total = calls.empty(end, dtype=torch.float64 if exact else torch.float32)
-            sums = self._split(total)
+            dtype = torch.float64 if exact else torch.float32
+            sums = [calls.empty(entries, dtype=dtype) for entries in self._entries]
             calls.add_kept(self._kept, sums, weights, group)
             return sums
         if not exact:

@@ -1,5 +1,6 @@
 """Trials of a way of keeping records apart, on made-up records."""
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
+from dpoptim.gradients.arithmetic.precision import NARROW
 from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
 from dpoptim.gradients.layers.outside import OutsideUseError
 from dpoptim.gradients.oracle import RecordsAlone, engine_sums, trainable
@@ -21,6 +23,8 @@ from dpoptim.training.trials.made_up import Sample
 from dpoptim.training.trials.next_way import Failure
 from dpoptim.training.trials.probe import positions_per_layer
 from dpoptim.training.trials.quiet import other_weights
+
+WIDENED = 1 << 27  # entries of a model that is copied, at most
 
 
 @contextmanager
@@ -43,6 +47,21 @@ def of_one_record() -> Iterator[None]:
         ) from error
 
 
+def widened(model: nn.Module) -> nn.Module | None:
+    """Copy a model, and widen to float32 what is narrow; None where that fails, or takes much."""
+    held = [*model.parameters(), *model.buffers()]
+    if sum(each.numel() for each in held) > WIDENED:
+        return None
+    try:
+        copied = copy.deepcopy(model)
+    except Exception:  # whatever the user's modules raise
+        return None
+    for each in (*copied.parameters(), *copied.buffers()):
+        if each.dtype in NARROW:
+            each.data = each.data.float()
+    return copied
+
+
 class Trials:
     """Clipped sums of made-up records, compared with those of batches of one."""
 
@@ -54,6 +73,7 @@ class Trials:
             self._weights = [torch.randn_like(out) for out in outputs]
         # what is frozen may be stored in fewer digits than what is trained
         self._tolerance = tolerance_of(model, placement, dtypes)
+        self._least = tolerance_of(model, placement, ())
         alone = [self._part(range(i, i + 1)) for i in range(sample.rows)]
         with of_one_record():
             self._alone = RecordsAlone(model, self._loss, alone, placement)
@@ -73,7 +93,8 @@ class Trials:
         def agrees() -> bool:
             shares.update(self._shares(isolation))
             again = partial(self._elsewhere, isolation)
-            return settled(list(shares.values()), again, self._tolerance)
+            agreed = settled(list(shares.values()), again, self._tolerance)
+            return agreed and self._agrees_in_all_digits(isolation, shares)
 
         found = self._outcome(isolation, agrees)
         if isinstance(found, Failure):
@@ -84,6 +105,30 @@ class Trials:
         wrong = [name for name, share in shares.items() if not share <= 1]
         modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in wrong))
         return Failure(f"the gradient of {wrong[-1]!r} was not each record's own", modules)
+
+    def _agrees_in_all_digits(self, isolation: Isolation, shares: dict[str, float]) -> bool:
+        """Whether what few digits may hide is rounding, told by a copy that has all of them.
+
+        Only where something was off by more than what is trained may round, and a copy can be made
+        and run; else few digits have to do.
+
+        Args:
+            shares: distances in tolerances; those of the copy where it disagrees.
+        """
+        rounded = self._tolerance / self._least
+        copied = None if all(s * rounded <= 1 for s in shares.values()) else widened(self.model)
+        if copied is None:
+            return True
+        try:
+            trials = Trials(copied, self.sample, self.placement)
+            found = trials._shares(isolation)
+        except Exception:  # whatever the user's model raises in other dtypes
+            return True
+        again = partial(trials._elsewhere, isolation)
+        if trials._tolerance > self._least or settled([*found.values()], again, self._least):
+            return True
+        shares.update(found)
+        return False
 
     def raised(self, isolation: Isolation) -> Failure | None:
         """Why this way cannot be run; None if it can, whatever it gives."""
