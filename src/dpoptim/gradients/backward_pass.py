@@ -150,10 +150,11 @@ class BackwardRecorder:
         """
         if self._narrow is not None:
             raise PrivacyError(
-                f"layer {self._narrow!r} ran in bfloat16 or float16 with a loss that is a mean: "
-                "its factor, one over the realised batch, would be rounded together with every "
-                "record's gradient, and the bound on a record would not hold. Fix: "
-                "private.backward(losses) with one loss for each record; or train in float32."
+                f"layer {self._narrow!r} ran in bfloat16 or float16 with a loss that is a mean "
+                "(instead of one loss for each record, given to private.backward): its factor, one "
+                "over the realised batch, would be rounded together with every record's gradient, "
+                "and the bound on a record would not hold. Fix: private.backward(losses) with one "
+                "loss for each record; or train in float32."
             )
 
     def current(self) -> BackwardPass:
