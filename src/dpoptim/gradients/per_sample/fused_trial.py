@@ -9,11 +9,10 @@ from torch import Tensor
 
 from dpoptim.gradients.adding.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
+from dpoptim.gradients.arithmetic.positions_there import KINDS
 from dpoptim.gradients.arithmetic.precision import NARROW
 from dpoptim.gradients.per_sample.fused_factors import WIDE, Factors, Lookups, Way
 from dpoptim.gradients.per_sample.fused_outer import FusedOuter
-
-KINDS = ("cuda", "xpu")  # of device that Triton compiles for; ROCm's are "cuda", too
 
 
 def serves(x: Tensor) -> bool:
