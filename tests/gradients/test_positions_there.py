@@ -112,9 +112,10 @@ def test_kernels_that_err_or_fail_do_not_serve(monkeypatch: pytest.MonkeyPatch) 
     def fails(*given: Tensor) -> tuple[Tensor, Tensor]:
         raise RuntimeError("no such instruction")
 
-    for each in (wrong, fails):
+    for each, reason in ((wrong, "compute something else"), (fails, "no such instruction")):
         monkeypatch.setattr(positions_there, "normalised_sums", each)
-        assert not tried(torch.device("cpu"), torch.float32)
+        with pytest.warns(RuntimeWarning, match=reason):
+            assert not tried(torch.device("cpu"), torch.float32)
     assert not positions_there.serves(torch.ones(2, 3, 4))
 
 

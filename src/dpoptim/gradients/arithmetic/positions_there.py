@@ -7,6 +7,7 @@ depends on how many there are alone.
 """
 
 import importlib.util
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache
@@ -87,11 +88,21 @@ def compiles_on(device: torch.device, dtype: torch.dtype) -> bool:
     expected = [torch.cat([exact, exact], 1), 2 * g.double().square().sum(1), exact]
     try:
         found = [sums_of([g, g]), *normalised_sums(g.float() + 1, mean, mean + 1, g)]
+        right = all(torch.equal(a.double(), b) for a, b in zip(found, expected, strict=True))
+        reason = "they compute something else"
     except torch.OutOfMemoryError:
         raise  # says nothing of what the device can do
-    except Exception:  # compilers and drivers raise their own kinds; PyTorch's operations serve
-        return False
-    return all(torch.equal(a.double(), b) for a, b in zip(found, expected, strict=True))
+    except Exception as error:  # compilers and drivers raise their own kinds
+        right, reason = False, f"{type(error).__name__}: {str(error)[:300]}"
+    if right:
+        return True
+    warnings.warn(
+        f"sums over positions on {device} are formed by PyTorch's operations, which takes longer: "
+        f"Triton's kernels failed there for {dtype} ({reason}).",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
 
 
 def upload(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic.batch_invariant import ALIGNMENT, aligned
+from dpoptim.gradients.arithmetic.odd_rows import IN_A_READ
 from dpoptim.gradients.arithmetic.precision import NARROW
 
 # Whether a layer's gradients are written once and kept for the sum; or their norms are claimed
@@ -15,7 +16,6 @@ from dpoptim.gradients.arithmetic.precision import NARROW
 Way = Literal["kept", "claimed", "twice"]
 
 WIDE, LEAST = 128, 16  # rows or columns of a tile, at most and at least
-IN_A_READ = 16  # bytes; rows that begin on such boundaries take half the time
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from dpoptim.gradients.arithmetic.precision import NARROW
 from dpoptim.gradients.hooks.seen_outputs import tensors_of
 from dpoptim.torch_internals import pytree
 from dpoptim.training.batches.records import made_up
@@ -15,7 +16,6 @@ from dpoptim.training.trials.calls import call_of_loss, calls
 from dpoptim.training.trials.quiet import Quieted
 
 Model = Callable[..., Any]
-NARROW = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
