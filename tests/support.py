@@ -1,6 +1,6 @@
 """What several tests need: the vmap(grad) oracle and small models of every supported layer."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -93,9 +93,10 @@ def by_engine(
     capacity: int,
     reduction: str = "mean",
     microbatches: int = 1,
+    positions: Mapping[str, int] | None = None,
 ) -> list[Tensor]:
     """The engine's sums, the batch delivered in ``microbatches``."""
-    engine = Engine(model, clipping, capacity=capacity, reduction=reduction)
+    engine = Engine(model, clipping, capacity=capacity, reduction=reduction, positions=positions)
     engine.attach()
     try:
         for part_x, part_t in zip(x.chunk(microbatches), target.chunk(microbatches), strict=True):

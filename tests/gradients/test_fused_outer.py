@@ -8,7 +8,8 @@ place of the kernels.
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -19,8 +20,15 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients.adding.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.choose_formula import PublicSizes
+from dpoptim.gradients.layers import convolution
+from dpoptim.gradients.layers.geometry import Convolution
 from dpoptim.gradients.per_sample import fused_calls, fused_layers, fused_trial
-from dpoptim.gradients.per_sample.fused_factors import Factors, Lookups, Way
+from dpoptim.gradients.per_sample.fused_factors import (
+    Factors,
+    FusedLayer,
+    Lookups,
+    Way,
+)
 from dpoptim.gradients.per_sample.fused_outer import FusedOuter
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
 from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
@@ -70,7 +78,7 @@ def sides(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, T
 
 def one(g: Tensor, a: Tensor, table: Lookups | None = None, way: Way = "twice") -> FusedOuter:
     """Gradients of one layer."""
-    return FusedOuter({0: Factors.of(g, a, table)}, way, ["all"])
+    return FusedOuter({0: FusedLayer.of(Factors.of(g, a, table), way)}, ["all"])
 
 
 def norms(fused: FusedOuter) -> Tensor:
@@ -180,6 +188,7 @@ def test_records_that_are_not_finite_are_not_claimed() -> None:
 def test_negated_views_are_read_with_their_signs() -> None:
     g, a, exact = sides((2, 3, 4, 5), torch.float32)
     fused = one(torch._neg_view(g), a)
+    norms(fused)
     found = added(fused, torch.ones(2, device=DEVICE), slice(0, 2))
     torch.testing.assert_close(found, -exact.sum(0).flatten(), rtol=0, atol=1e-5)
 
@@ -241,7 +250,9 @@ def test_several_layers_units_and_ways_to_weigh_are_kept_apart(units: list[str],
     """Layers of several sizes in one call; each weighed as its unit is."""
     shapes = [(4, 5, 70, 50), (4, 33, 130, 70), (4, 2, 65, 90)]
     each = [sides(shape, torch.float32) for shape in shapes]
-    fused = FusedOuter({i: Factors.of(g, a) for i, (g, a, _) in enumerate(each)}, way, units)
+    fused = FusedOuter(
+        {i: FusedLayer.of(Factors.of(g, a), way) for i, (g, a, _) in enumerate(each)}, units
+    )
     weights = {
         unit: torch.rand(2, 4, dtype=torch.float64, device=DEVICE) for unit in sorted({*units})
     }
@@ -307,18 +318,76 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.inner(self.words(x))))
 
 
+def words() -> tuple[nn.Module, Tensor]:
+    """A model, and a batch of seven for it."""
+    return Tied(), torch.randint(0, 19, (7, 5))
+
+
+def images() -> tuple[nn.Module, Tensor]:
+    """Convolutions with and without steps, gaps, padding of several kinds, groups and biases."""
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh()),
+        *(nn.Conv2d(8, 6, (2, 3), stride=2, dilation=(2, 1), bias=False), nn.Tanh()),
+        *(nn.Conv2d(6, 6, 3, padding="same", padding_mode="reflect"), nn.Tanh()),
+        *(nn.Conv2d(6, 4, 3, padding=1, groups=2), nn.Flatten(2)),
+        *(nn.Conv1d(4, 5, 4, stride=3, padding=2), nn.Tanh()),
+        *(nn.Unflatten(2, (1, 3, 3)), nn.Conv3d(5, 2, (1, 2, 3)), nn.Flatten()),
+    )
+    return model, torch.randn(7, 3, 13, 9).contiguous(memory_format=torch.channels_last)
+
+
+def rows_of_images() -> tuple[nn.Module, Tensor]:
+    """Images of which one has nothing to tell, in layers whose gradients are large or small."""
+    model = nn.Sequential(nn.Conv2d(1, 40, 1), nn.Tanh(), nn.Conv2d(40, 20, 3), nn.Flatten())
+    x = torch.randn(7, 1, 4, 4)
+    x[3] = 0.0
+    return model, x
+
+
 @pytest.mark.parametrize("style", ["flat", "automatic", "per-layer"])
-def test_engines_sum_as_without_it(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+@pytest.mark.parametrize("made", [words, images, rows_of_images])
+def test_engines_sum_as_without_it(
+    made: Callable[[], tuple[nn.Module, Tensor]], style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, taken = [], list[str]()
+
+    def seen(self: FusedOuter, block: int) -> dict[str, Tensor]:
+        taken.extend([self.way] * len(self.places))
+        return measured(self, block)
+
+    measured = FusedOuter.measure
+    monkeypatch.setattr(FusedOuter, "measure", seen)
     for fused in (True, False):
         torch.manual_seed(0)
-        model, x = Tied().to(DEVICE), torch.randint(0, 19, (7, 5), device=DEVICE)
+        model, x = (each.to(DEVICE) for each in made())
         target = torch.randn(7, device=DEVICE)
         if not fused:
             monkeypatch.setattr(fused_trial, "serves", lambda x: False)
         found.append(by_engine(model, x, target, Clipping(0.5, style), capacity=7))
     difference = joint_norm([a - b for a, b in zip(*found, strict=True)])
     assert 0 < difference < 1e-5 * joint_norm(found[1])
+    assert len(taken) == {words: 2, images: 5, rows_of_images: 2}[made]
+
+
+def test_patches_are_made_when_they_are_needed_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many layers at a time as memory has room for, where gradients are kept."""
+    made, alive = list[int](), list[weakref.ref[Tensor]]()
+    once = convolution.patches_in_rows
+
+    def note(x: Tensor, module: Convolution) -> Tensor:
+        made.append(sum(each() is not None for each in alive))
+        found = once(x, module)
+        alive.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(convolution, "patches_in_rows", note)
+    monkeypatch.setattr(fused_layers, "FORMED_AT_ONCE", 0)
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)), nn.Flatten())
+    x = torch.randn(7, 4, 9, 9, device=DEVICE)
+    positions = {"0": 81, "1": 81, "2": 81}
+    model, target = model.to(DEVICE), torch.randn(7, device=DEVICE)
+    by_engine(model, x, target, Clipping(0.5), capacity=7, positions=positions)
+    assert made == [0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,7 +12,7 @@ from dpoptim.gradients.adding.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.per_sample import fused_trial
-from dpoptim.gradients.per_sample.fused_factors import Factors
+from dpoptim.gradients.per_sample.fused_factors import Factors, FusedLayer
 from dpoptim.gradients.per_sample.fused_outer import FusedOuter
 from dpoptim.gradients.per_sample.fused_trial import compiles_on
 from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
@@ -104,7 +104,7 @@ def test_gradients_of_zero_are_no_longer_than_claimed(monkeypatch: pytest.Monkey
     """As of records that reach no expert of a layer: else it would be added up twice."""
     g = torch.ones(3, 2, 4)
     g[1] = 0
-    fused = FusedOuter({0: Factors.of(g, torch.ones(3, 2, 5))}, "claimed", ["all"])
+    fused = FusedOuter({0: FusedLayer.of(Factors.of(g, torch.ones(3, 2, 5)), "claimed")}, ["all"])
     fused.measure(NORM_BLOCK)
     held, hold = [], fused._calls.hold
     monkeypatch.setattr(fused._calls, "hold", lambda *given: held.append(hold(*given)) or held[-1])

@@ -13,10 +13,19 @@ from dpoptim.gradients.arithmetic.batch_invariant import record_products
 from dpoptim.gradients.arithmetic.multiplication import onednn_multiplies
 from dpoptim.gradients.arithmetic.position_sums import never_alone
 from dpoptim.gradients.arithmetic.precision import widened
+from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.layers import small_convolutions
-from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
+from dpoptim.gradients.layers.geometry import (
+    Convolution,
+    padding_inside,
+    padding_outside,
+    patches,
+    patches_in_rows,
+)
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches, Compiled, Formed
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
+from dpoptim.gradients.per_sample import fused_trial
+from dpoptim.gradients.per_sample.fused_factors import Factors, FusedLayer, Sizes, way_there
 from dpoptim.gradients.per_sample.lazy import Lazy
 from dpoptim.gradients.per_sample.parts import flat, most_at_once
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, OneByOne
@@ -115,6 +124,7 @@ class ConvolutionRule(LayerRule[Convolution]):
             singly=singly,
             at_once=most_at_once(g.device),
             at_any_size=compiled,
+            there=partial(fused_layer, module, x, g) if serves_there(module, x, g) else None,
         )
         if module.bias is None:
             return {"weight": weight}
@@ -209,6 +219,23 @@ def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
     for axis, size in enumerate(module.kernel_size, 2):
         slid = slid.narrow(axis, 0, size)  # strides may have left entries at the edge unused
     return slid.reshape(len(x), -1)
+
+
+def serves_there(module: Convolution, x: Tensor, g: Tensor) -> bool:
+    """Whether an accelerator measures and adds such gradients in `fused_outer`."""
+    return module.groups == 1 and all(map(fused_trial.serves, (x, g)))
+
+
+def fused_layer(module: Convolution, x: Tensor, g: Tensor, public: PublicSizes) -> FusedLayer:
+    """The layer as a product of output gradients and patches, which are made when needed."""
+    p, d = module.weight.flatten(1).shape
+    sizes = Sizes(len(g), p, d, torch.promote_types(x.dtype, g.dtype), g.device)
+
+    def form() -> Factors:
+        return Factors.of(g.flatten(2).mT, patches_in_rows(x, module))
+
+    way = way_there(public, public.positions, p, d, sizes.dtype)
+    return FusedLayer(way, sizes, form, numbers=g[:, 0].numel() * (p + d))
 
 
 def formed_by_patches(module: Convolution, x: Tensor, g: Tensor, part: slice, most: int) -> Tensor:

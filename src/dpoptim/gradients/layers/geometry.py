@@ -1,6 +1,5 @@
 """Places of a convolution's patches."""
 
-import math
 from collections.abc import Sequence
 
 import torch.nn.functional as F
@@ -10,7 +9,7 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def output_size(module: Convolution, padded: Sequence[int]) -> list[int]:
-    """SequenceOuter along each axis of an input that is padded already."""
+    """Output positions along each axis of an input that is padded already."""
     return [
         (size - gap * (k - 1) - 1) // step + 1
         for size, k, gap, step in zip(
@@ -23,19 +22,34 @@ def patches(x: Tensor, module: Convolution) -> Tensor:
     """Unfold (b, C, space...) into (b, positions, C * kernel entries), as weights are flattened.
 
     One strided copy: twice as fast as ``F.unfold``, which walks through the records one by one.
+    It has the positions of an entry one after the other.
     """
+    image = windows(x, module)
+    axes = len(module.kernel_size)
+    return image.flatten(1, axes + 1).flatten(2).transpose(1, 2)
+
+
+def patches_in_rows(x: Tensor, module: Convolution) -> Tensor:
+    """As `patches`, with the entries of a position one after the other."""
+    image = windows(x, module)
+    axes = len(module.kernel_size)
+    in_rows = image.permute(0, *range(axes + 2, 2 * axes + 2), *range(1, axes + 2))
+    return in_rows.flatten(1, axes).flatten(2)
+
+
+def windows(x: Tensor, module: Convolution) -> Tensor:
+    """View of (b, C, space...), padded, as (b, C, kernel..., positions...)."""
     padding = [side for axis in reversed(padding_inside(module)) for side in (axis, axis)]
-    image = F.pad(x, padding)
+    image = F.pad(x, padding) if any(padding) else x
     positions = output_size(module, image.shape[2:])
     records, channels, *space = image.stride()
     inside = [gap * stride for gap, stride in zip(module.dilation, space, strict=True)]
     between = [step * stride for step, stride in zip(module.stride, space, strict=True)]
-    windows = image.as_strided(
+    return image.as_strided(
         (*image.shape[:2], *module.kernel_size, *positions),
         (records, channels, *inside, *between),
         image.storage_offset(),
     )
-    return windows.reshape(len(image), -1, math.prod(positions)).transpose(1, 2)
 
 
 def padding_outside(module: Convolution) -> bool:

@@ -32,18 +32,18 @@ class Calls:
     """
 
     def __init__(self, layers: Sequence[Factors]) -> None:
-        first = layers[0]
-        if any((x.tile, x.divisor) != (first.tile, first.divisor) for x in layers):
+        first, of = layers[0], layers[0].sizes
+        if any((x.sizes.tile, x.sizes.divisor) != (of.tile, of.divisor) for x in layers):
             raise ValueError("layers must be alike in their tiles; see `fused_among`.")
         self._layers = list(layers)
-        self._device, self.records = first.g.device, len(first.g)
-        self._tiles = tuple(each.tiles for each in layers)
+        self._device, self.records = of.device, of.records
+        self._tiles = tuple(each.sizes.tiles for each in layers)
         self.tiles = sum(self._tiles)
         self._like = torch.empty(0, dtype=first.g.dtype, device=self._device)
         self._rest = placeholders(self._device)
-        rows, columns = first.tile
+        rows, columns = of.tile
         self._warps = 8 if rows * columns > 64 * 64 else 4
-        self._precision = "ieee" if first.narrow else "tf32x3"
+        self._precision = "ieee" if of.narrow else "tf32x3"
         table = (self._rest.whole, self._rest.single, self._rest.whole, 0)
         if first.lookups is not None:
             index = first.lookups.index
@@ -51,8 +51,8 @@ class Calls:
             table = index, first.lookups.values, edges, index.shape[1]
         self._given = {
             **dict(zip(("index", "values", "edges", "lookups"), table, strict=True)),
-            **{"LOOKED_UP": first.lookups is not None, "DIVISOR": first.divisor},
-            **{"BLOCK_T": 64 if first.narrow else 32, "BLOCK_P": rows, "BLOCK_D": columns},
+            **{"LOOKED_UP": first.lookups is not None, "DIVISOR": of.divisor},
+            **{"BLOCK_T": 64 if of.narrow else 32, "BLOCK_P": rows, "BLOCK_D": columns},
             **{"PRECISION": self._precision, "DESCRIBED": self._rest.described},
         }
 

@@ -1,7 +1,9 @@
 """A layer's part in `fused_outer`, in the form that its kernels read."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +12,61 @@ from torch import Tensor
 from dpoptim.gradients.arithmetic.batch_invariant import ALIGNMENT, aligned
 from dpoptim.gradients.arithmetic.odd_rows import IN_A_READ
 from dpoptim.gradients.arithmetic.precision import NARROW
+from dpoptim.gradients.choose_formula import PublicSizes, worth_keeping_there
 
 # Whether a layer's gradients are written once and kept for the sum; or their norms are claimed
 # from Gram products, and they are formed for the sum; or they are formed for both.
 Way = Literal["kept", "claimed", "twice"]
 
 WIDE, LEAST = 128, 16  # rows or columns of a tile, at most and at least
+
+
+def way_there(
+    public: PublicSizes, positions: int | None, p: int, d: int, dtype: torch.dtype
+) -> Way:
+    """How gradients (p, d) that are sums over so many positions, if that is public, are measured.
+
+    Args:
+        dtype: of what they are made of.
+    """
+    if positions is None:
+        return "twice"
+    if worth_keeping_there(positions, p, d, dtype.itemsize):
+        return "kept"
+    return "claimed" if public.worth_claiming_there(positions, p, d) else "twice"
+
+
+class Sizes(NamedTuple):
+    """Sizes of a layer's gradients (p, d), and what the sums that they are are made of."""
+
+    records: int
+    p: int
+    d: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def entries(self) -> int:
+        return self.p * self.d
+
+    @property
+    def narrow(self) -> bool:
+        return self.dtype in NARROW
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a tile."""
+        return tile_of(self.p, self.d, self.narrow)
+
+    @property
+    def tiles(self) -> int:
+        rows, columns = self.tile
+        return -(-self.p // rows) * -(-self.d // columns)
+
+    @property
+    def divisor(self) -> int:
+        """A divisor of the columns; kernels write more at a time where it is sixteen."""
+        return LEAST if self.d % LEAST == 0 else 1
 
 
 @dataclass(frozen=True)
@@ -70,29 +121,9 @@ class Factors:
             g, a = (x.new_zeros(len(x), 1, x.shape[2]) for x in (g, a))
         return cls(in_rows(g), in_rows(a), p, d, lookups)
 
-    @property
-    def entries(self) -> int:
-        return self.p * self.d
-
-    @property
-    def narrow(self) -> bool:
-        return self.g.dtype in NARROW
-
-    @property
-    def tile(self) -> tuple[int, int]:
-        """Rows and columns of a tile."""
-        most = WIDE if self.narrow else WIDE // 2
-        return min(most, power_of_two(self.p)), min(most, power_of_two(self.d))
-
-    @property
-    def tiles(self) -> int:
-        rows, columns = self.tile
-        return -(-self.p // rows) * -(-self.d // columns)
-
-    @property
-    def divisor(self) -> int:
-        """A divisor of the columns; kernels write more at a time where it is sixteen."""
-        return LEAST if self.d % LEAST == 0 else 1
+    @cached_property
+    def sizes(self) -> Sizes:
+        return Sizes(len(self.g), self.p, self.d, self.g.dtype, self.g.device)
 
     def row(self, out: int, first: int) -> list[int]:
         """The layer's row of a table of `outer_kernels`.
@@ -103,7 +134,31 @@ class Factors:
         """
         g, a = self.g, self.a
         sizes = [g.shape[1], self.p, self.d, g.stride(1), a.stride(1)]
-        return [g.data_ptr(), a.data_ptr(), out, *sizes, first, self.tiles]
+        return [g.data_ptr(), a.data_ptr(), out, *sizes, first, self.sizes.tiles]
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """A layer whose gradients `fused_outer` measures and adds.
+
+    Attributes:
+        way: to measure them.
+        form: makes their factors, of these sizes, when they are needed.
+        numbers: that are new in memory then.
+        looked_up: whether the factors have lookups.
+    """
+
+    way: Way
+    sizes: Sizes
+    form: Callable[[], Factors]
+    numbers: int = 0
+    looked_up: bool = False
+
+    @classmethod
+    def of(cls, factors: Factors, way: Way) -> "FusedLayer":
+        """From factors that are there."""
+        looked_up = factors.lookups is not None
+        return cls(way, factors.sizes, lambda: factors, looked_up=looked_up)
 
 
 def in_rows(x: Tensor) -> Tensor:
@@ -129,6 +184,13 @@ def one_after_the_other(x: Tensor) -> bool:
         and of_row * x.element_size() % IN_A_READ == 0
         and (of_record == T * of_row or len(x) == 1)
     )
+
+
+@lru_cache(maxsize=4096)
+def tile_of(p: int, d: int, narrow: bool) -> tuple[int, int]:
+    """See `Sizes`."""
+    most = WIDE if narrow else WIDE // 2
+    return min(most, power_of_two(p)), min(most, power_of_two(d))
 
 
 def power_of_two(size: int) -> int:

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dpoptim.gradients.choose_formula import MEMORY_CAP
-from dpoptim.gradients.per_sample.fused_factors import Factors, Way
+from dpoptim.gradients.per_sample.fused_factors import FusedLayer
 from dpoptim.gradients.per_sample.fused_outer import FusedOuter
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
-from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
 
 KEPT_AT_ONCE = 4 * MEMORY_CAP  # entries of all records' gradients: 1 GiB
 ADDED_AT_ONCE = MEMORY_CAP  # entries of sums
+FORMED_AT_ONCE = MEMORY_CAP  # numbers of factors that are only made for them
 
 
 def fused_among(
@@ -20,29 +20,30 @@ def fused_among(
 
     So many at a time that what they take beside the model stays small.
     """
-    alike: dict[tuple[Any, ...], dict[int, Factors]] = {}
+    alike: dict[tuple[Any, ...], dict[int, FusedLayer]] = {}
     for place, each in gradients.items():
-        if not isinstance(each, SequenceOuter) or each.fused is None:
+        if (layer := each.fused_layer()) is None:
             continue
-        of = each.factors()
-        alone = place if of.lookups is not None else None
-        key = each.fused, of.g.device, of.g.dtype, of.tile, of.divisor, alone
-        alike.setdefault(key, {})[place] = of
-    for (way, *_), layers in alike.items():
-        for some in in_parts(layers, way):
-            yield FusedOuter(some, way, units)
+        of, alone = layer.sizes, place if layer.looked_up else None
+        key = layer.way, of.records, of.device, of.dtype, of.tile, of.divisor, alone
+        alike.setdefault(key, {})[place] = layer
+    for layers in alike.values():
+        for some in in_parts(layers):
+            yield FusedOuter(some, units)
 
 
-def in_parts(layers: Mapping[int, Factors], way: Way) -> Iterator[dict[int, Factors]]:
+def in_parts(layers: Mapping[int, FusedLayer]) -> Iterator[dict[int, FusedLayer]]:
     """Layers in their order, one at least in each part."""
-    part: dict[int, Factors] = {}
-    entries = 0
+    part: dict[int, FusedLayer] = {}
+    entries = formed = 0
     for place, each in layers.items():
-        at_once = KEPT_AT_ONCE // max(1, len(each.g)) if way == "kept" else ADDED_AT_ONCE
-        if part and entries + each.entries > at_once:
+        of = each.sizes
+        at_once = KEPT_AT_ONCE // max(1, of.records) if each.way == "kept" else ADDED_AT_ONCE
+        full = entries + of.entries > at_once or formed + each.numbers > FORMED_AT_ONCE
+        if part and full:
             yield part
-            part, entries = {}, 0
+            part, entries, formed = {}, 0, 0
         part[place] = each
-        entries += each.entries
+        entries, formed = entries + of.entries, formed + each.numbers
     if part:
         yield part

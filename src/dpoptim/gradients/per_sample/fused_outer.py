@@ -35,7 +35,7 @@ from dpoptim.gradients.arithmetic.positions_there import firsts
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
 from dpoptim.gradients.choose_formula import MEMORY_CAP
 from dpoptim.gradients.per_sample.fused_calls import ADD, BOTH, MEASURE, Calls
-from dpoptim.gradients.per_sample.fused_factors import Factors, Way
+from dpoptim.gradients.per_sample.fused_factors import FusedLayer
 from dpoptim.gradients.per_sample.parts import all_groups, parts_of
 
 MEASURED_ABOVE, LEAST_SQUARE = 2.0**-16, 2.0**-126  # as in `gram_kernels`
@@ -47,23 +47,24 @@ class FusedOuter:
     """Gradients of several layers that are measured and added up together.
 
     Args:
-        layers: by place; see `Calls`.
-        way: to measure them.
+        layers: by place, that are measured in one way; see `Calls`.
         units: of each place.
     """
 
-    def __init__(self, layers: Mapping[int, Factors], way: Way, units: Sequence[str]) -> None:
-        self.places, self.way = [*layers], way
+    def __init__(self, layers: Mapping[int, FusedLayer], units: Sequence[str]) -> None:
+        self.places, self._layers = [*layers], [*layers.values()]
+        self.way = self._layers[0].way
         self._units = [units[place] for place in layers]
-        self._entries = [each.entries for each in layers.values()]
-        self._owners = owners_of(tuple(each.tiles for each in layers.values()))
-        self._calls = Calls([*layers.values()])
+        self._entries = [each.sizes.entries for each in self._layers]
+        self._owners = owners_of(tuple(each.sizes.tiles for each in self._layers))
         self._kept: list[Tensor] = []
         self._claims: Tensor | None = None
 
     def measure(self, block: int) -> dict[str, Tensor]:
         """Squared norms of each unit's part of the records' gradients: float64, (B,); not low."""
-        calls = self._calls
+        layers, self._layers = self._layers, []  # which have what gradients are made of
+        self._calls = calls = Calls([each.form() for each in layers])
+        del layers
         if self.way == "claimed":
             # so that gradients of zero are not taken to be longer than that
             self._claims = calls.claim().add_(LEAST_SQUARE * max(self._entries))

@@ -11,7 +11,13 @@ from dpoptim.gradients.adding.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.arithmetic.positions_there import KINDS
 from dpoptim.gradients.arithmetic.precision import NARROW
-from dpoptim.gradients.per_sample.fused_factors import WIDE, Factors, Lookups, Way
+from dpoptim.gradients.per_sample.fused_factors import (
+    WIDE,
+    Factors,
+    FusedLayer,
+    Lookups,
+    Way,
+)
 from dpoptim.gradients.per_sample.fused_outer import FusedOuter
 
 
@@ -62,7 +68,7 @@ def agrees(layer: Factors, way: Way, exact: Tensor) -> bool:
     squared = exact.flatten(1).square().sum(1)
     weights = torch.ones(1, len(exact), dtype=torch.float64, device=exact.device)
     sums = Sums(exact.shape[1:], exact.device)
-    fused = FusedOuter({0: layer}, way, ["all"])
+    fused = FusedOuter({0: FusedLayer.of(layer, way)}, ["all"])
     close = torch.allclose(fused.measure(NORM_BLOCK)["all"], squared, rtol=1e-3)
     fused.add({"all": weights}, [sums], [[len(exact)]])
     return close and torch.allclose(sums.settle()[0], exact.sum(0), rtol=1e-3)

@@ -11,6 +11,7 @@ from dpoptim.gradients.adding.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.arithmetic.products import Groups, add_weighted_rows
 from dpoptim.gradients.choose_formula import PublicSizes, kept
+from dpoptim.gradients.per_sample.fused_factors import FusedLayer
 from dpoptim.gradients.per_sample.parts import CACHE_BLOCK, add_group, all_groups, parts_of
 from dpoptim.gradients.per_sample.per_sample_grads import OneByOne, PerSampleGrad, zero_outside
 
@@ -34,6 +35,8 @@ class Lazy(PerSampleGrad):
         at_once: elements that are best formed at once; see `most_at_once`.
         at_any_size: whether that is the faster way for small gradients, too.
         alone: whether they are formed in that way, and not kept.
+        there: how accelerators form them, from public sizes, if `fused_outer` serves.
+        fused: that, once it is chosen.
     """
 
     form: Callable[[slice, int], Tensor]
@@ -46,14 +49,21 @@ class Lazy(PerSampleGrad):
     at_once: int = CACHE_BLOCK
     at_any_size: bool = False
     alone: bool = False
+    there: Callable[[PublicSizes], FusedLayer] | None = None
+    fused: FusedLayer | None = None
     _kept: Tensor | None = field(default=None, repr=False)
 
     def chosen(self, public: PublicSizes) -> "Lazy":
         worth = public.whole_fits if self.at_any_size else public.large_kernel(self.entries)
-        return replace(self, most=public.most, alone=self.singly is not None and worth)
+        fused = None if self.there is None else self.there(public)
+        alone = self.singly is not None and worth
+        return replace(self, most=public.most, alone=alone, fused=fused)
 
     def in_turn(self) -> OneByOne | None:
         return self.singly if self.alone else None
+
+    def fused_layer(self) -> FusedLayer | None:
+        return self.fused
 
     def materialise(self, records: slice) -> Tensor:
         values = self.form(records, self.most) if self._kept is None else self._kept[records]

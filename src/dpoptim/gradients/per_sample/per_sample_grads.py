@@ -26,6 +26,7 @@ from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, row_squared_norms, sq
 from dpoptim.gradients.arithmetic.precision import NARROW
 from dpoptim.gradients.arithmetic.products import Groups, add_weighted_outer, add_weighted_rows
 from dpoptim.gradients.choose_formula import PublicSizes
+from dpoptim.gradients.per_sample.fused_factors import FusedLayer
 
 # of a product that is not zero: longer ones would leave float32 when they are weighted; as long
 # as `norms.SAFE_SQUARES` allow
@@ -74,6 +75,10 @@ class PerSampleGrad(ABC):
 
         They are then measured and summed in that way (see `record_by_record`).
         """
+        return None
+
+    def fused_layer(self) -> FusedLayer | None:
+        """The gradients as `fused_outer` takes them, if they are `chosen` for that."""
         return None
 
     def longest(self) -> Tensor | None:

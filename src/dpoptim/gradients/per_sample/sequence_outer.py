@@ -25,11 +25,16 @@ from dpoptim.gradients.choose_formula import (
     CLAIMED_POSITIONS,
     PublicSizes,
     kept,
-    worth_keeping_there,
 )
 from dpoptim.gradients.per_sample import fused_trial, native
 from dpoptim.gradients.per_sample.claimed_sums import Claims, add_claimed, add_claimed_in_turn
-from dpoptim.gradients.per_sample.fused_factors import Factors, Lookups, Way
+from dpoptim.gradients.per_sample.fused_factors import (
+    Factors,
+    FusedLayer,
+    Lookups,
+    Way,
+    way_there,
+)
 from dpoptim.gradients.per_sample.ghost_norms import ghost_squared_norms
 from dpoptim.gradients.per_sample.over_positions import over_positions
 from dpoptim.gradients.per_sample.parts import (
@@ -108,17 +113,11 @@ class SequenceOuter(PerSampleGrad):
     def chosen(self, public: PublicSizes) -> Self:
         positions = self.rows or public.positions
         if all(map(fused_trial.serves, (self.g, self.a))):  # of two dtypes the wider is used
-            return replace(self, most=public.most, fused=self._way_there(public, positions))
+            p, d = self.g.shape[2], self.a.shape[2]
+            way = way_there(public, positions, p, d, self.g.dtype)
+            return replace(self, most=public.most, fused=way)
         kept = replace(self, most=public.most, alone=False, short=False, ghost_norms=False)
         return kept if positions is None else kept._by_positions(public, positions)
-
-    def _way_there(self, public: PublicSizes, positions: int | None) -> Way:
-        p, d = self.g.shape[2], self.a.shape[2]
-        if positions is None:
-            return "twice"
-        if worth_keeping_there(positions, p, d, self.g.element_size()):
-            return "kept"
-        return "claimed" if public.worth_claiming_there(positions, p, d) else "twice"
 
     def _by_positions(self, public: PublicSizes, positions: int) -> Self:
         p, d = self.g.shape[2], self.a.shape[2]
@@ -268,9 +267,10 @@ class SequenceOuter(PerSampleGrad):
     def _parts(self, group: slice) -> Iterator[slice]:
         return parts_of(group, self.entries, most_at_once(self.g.device))
 
-    def factors(self) -> Factors:
-        """Both sides, as `fused_outer` takes them."""
-        return Factors.of(self.g, self.a, self._lookups())
+    def fused_layer(self) -> FusedLayer | None:
+        if self.fused is None:
+            return None
+        return FusedLayer.of(Factors.of(self.g, self.a, self._lookups()), self.fused)
 
     def _lookups(self) -> Lookups | None:
         return None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.freed_memory import freed_memory_given_back
+from dpoptim.gradients.layers.geometry import Convolution
 from dpoptim.gradients.layers.hugging_face import is_transposed_linear
 from dpoptim.training.trials.made_up import Sample
 from dpoptim.training.trials.quiet import quiet, quiet_as_before
@@ -21,20 +22,16 @@ def positions_per_layer(model: nn.Module, sample: Sample | None) -> dict[str, in
         return {}
     sample, rows, seen = sample.records([0, 1]), 2, dict[str, int]()
 
-    def note(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
-        x = args[0] if args else None
-        if isinstance(x, Tensor) and x.dim() > 1:
-            # recurrent layers and attention
-            time_first = x.dim() == 3 and not getattr(module, "batch_first", True)
-            if x.shape[1 if time_first else 0] == rows:
-                seen[name] = max(seen.get(name, 1), x.numel() // (rows * x.shape[-1]))
-                if isinstance(module, nn.MultiheadAttention):
-                    seen[f"{name}.out_proj"] = seen[name]  # which it uses functionally
+    def note(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if (found := positions_in(module, args, output, rows)) is not None:
+            seen[name] = max(seen.get(name, 1), found)
+            if isinstance(module, nn.MultiheadAttention):
+                seen[f"{name}.out_proj"] = seen[name]  # which it uses functionally
 
     hooks = [
-        module.register_forward_pre_hook(partial(note, name or type(module).__name__))
+        module.register_forward_hook(partial(note, name or type(module).__name__))
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.RNNBase | nn.MultiheadAttention)
+        if isinstance(module, nn.Linear | nn.RNNBase | nn.MultiheadAttention | Convolution)
         or is_transposed_linear(module)
     ]
     try:
@@ -46,6 +43,19 @@ def positions_per_layer(model: nn.Module, sample: Sample | None) -> dict[str, in
         for hook in hooks:
             hook.remove()
     return seen
+
+
+def positions_in(module: nn.Module, args: tuple[Any, ...], output: Any, rows: int) -> int | None:
+    """Positions of each of so many records in one use of a layer; None if it has none of them."""
+    if isinstance(module, Convolution):
+        found = isinstance(output, Tensor) and output.dim() == len(module.kernel_size) + 2
+        return output[0, 0].numel() if found and len(output) == rows else None
+    x = args[0] if args else None
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        return None
+    # recurrent layers and attention
+    time_first = x.dim() == 3 and not getattr(module, "batch_first", True)
+    return x.numel() // (rows * x.shape[-1]) if x.shape[1 if time_first else 0] == rows else None
 
 
 def show_the_batch_axis(model: nn.Module, sample: Sample | None) -> None:
