@@ -59,11 +59,11 @@ def meaning(path: Path) -> object:
 
 
 def test_no_flipped_byte_changes_what_is_read(filled: Path) -> None:
-    """600 flips: each is refused in one line, or changes nothing."""
+    """300 flips: each is refused in one line, or changes nothing."""
     good, right = filled.read_bytes(), meaning(filled)
     chance = random.Random(1)
     refused: list[str] = []
-    for _ in range(600):
+    for _ in range(300):
         place = chance.randrange(len(good))
         filled.write_bytes(
             good[:place] + bytes([good[place] ^ (1 << chance.randrange(8))]) + good[place + 1 :]
@@ -73,7 +73,7 @@ def test_no_flipped_byte_changes_what_is_read(filled: Path) -> None:
         except LedgerError as error:
             refused.append(str(error))
         Path(f"{filled}-journal").unlink(missing_ok=True)
-    assert len(refused) > 150
+    assert len(refused) > 75
     # one line, with the fix
     assert [text for text in refused if "\n" in text or "; " not in text] == []
 

@@ -662,6 +662,44 @@ def test_losses_of_few_digits_may_round_otherwise_in_a_batch(coupled: bool) -> N
         attach(model, data, loss=loss)
 
 
+@pytest.mark.parametrize("narrow", ["stored", "base", "autocast"])
+def test_a_mean_in_few_digits_is_taken_of_each_record_alone(narrow: str) -> None:
+    """Where a step would refuse it, attach already goes another way."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow == "autocast"):
+            scores = model(batch[0])
+        return F.cross_entropy(scores.float(), batch[1])
+
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    x = torch.randn(N, 6)
+    if narrow == "stored":
+        model, x = model.to(torch.bfloat16), x.to(torch.bfloat16)
+    if narrow == "base":
+        model = nn.Sequential(model[0], Halved(), model[1].to(torch.bfloat16).requires_grad_(False))
+    data = TensorDataset(x, torch.arange(N) % 3)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="a mean over the batch, and an operation below it"):
+        private = dpoptim.attach(plan, model, optimizer, data, loss=loss)
+    with private:
+        for batch in private.batches():
+            private.backward(loss(model, batch))
+            optimizer.step()
+    with pytest.raises(dpoptim.SamplesInteractError, match="Fix: one loss for each record"):
+        attach(model, data, loss=loss, isolation="rules")
+
+
+class Halved(nn.Module):
+    """Half as many digits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16)
+
+
 @pytest.mark.parametrize("coupled", [False, True])
 def test_losses_under_autocast_round_as_it_does(coupled: bool) -> None:
     """Other than in float32, by more than a check of float32 allows; records are found mixed all

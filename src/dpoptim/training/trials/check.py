@@ -37,6 +37,7 @@ from dpoptim.training.trials.loss_refusals import (
     refuse_losses_moved,
     refuse_other_losses,
     refuse_other_order,
+    refuse_rounded_mean,
     refuse_single_failures,
     run_twice,
 )
@@ -266,6 +267,7 @@ def compare_drawn(
             divided = Comparison(model, partial(undivided, loss), batches, *how)
             reading = divided_mean(losses, count) if program.by_labels and per_record == 1 else None
             found = reduction_of(compared, divided, reading)
+            refuse_rounded_mean(found, losses)
             if found == "by labels":
                 return CheckResult("mean", count, by_labels=True), quieted.shares
         else:
