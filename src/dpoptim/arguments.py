@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 from numbers import Real
 
+LEAST_BOUND, LARGEST_BOUND = 2.0**-100, 2.0**100
+
 
 def real_number(name: str, value: object) -> float:
     """Return ``value`` as a float; numpy's numbers are fine, text and booleans are not."""
@@ -17,6 +19,16 @@ def positive_number(name: str, value: object) -> float:
     number = real_number(name, value)
     if not 0 < number < math.inf:
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
+    return number
+
+
+def bound(name: str, value: object) -> float:
+    """Return ``value`` as a float from 2^-100 to 2^100: squares of squares are finite."""
+    number = real_number(name, value)
+    if not LEAST_BOUND <= number <= LARGEST_BOUND:
+        raise ValueError(
+            f"{name} must be between {LEAST_BOUND:.2g} and {LARGEST_BOUND:.2g}, got {value!r}."
+        )
     return number
 
 
@@ -36,14 +48,15 @@ def proportion(name: str, value: object) -> float:
     return number
 
 
-def whole_number(name: str, value: object, *, least: int) -> int:
-    """Return ``value`` as an int of at least ``least``; floats without a fraction are fine."""
+def whole_number(name: str, value: object, *, least: int, most: float = math.inf) -> int:
+    """Return ``value`` as an int in this range; floats without a fraction are fine."""
     number = real_number(name, value)
     if math.isfinite(number):
         whole = int(number)
-        if whole == number and whole >= least:
+        if whole == number and least <= whole <= most:
             return whole
-    raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+    range_ = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+    raise ValueError(f"{name} must be a whole number {range_}, got {value!r}.")
 
 
 def one_of(name: str, value: object, choices: Iterable[object]) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, Decimal, localcontext
 from typing import Any
 
 from dp_accounting import NeighboringRelation
@@ -190,6 +190,9 @@ def _require_text(name: str, value: object) -> None:
         raise ValueError(f"{name}: expected a non-empty string, got {value!r}")
 
 
+MOST_DIGITS = 400  # before the point, that a float has, and some
+
+
 def rounded_up(value: float, digits: int = 3) -> str:
     """So many significant digits (or all digits before the point), never below `value`."""
     if not math.isfinite(value) or value == 0:
@@ -197,7 +200,9 @@ def rounded_up(value: float, digits: int = 3) -> str:
     # repr, not the binary value: 1e-5 is a hair above its decimal, and would be shown as 1.01e-05.
     exact = Decimal(repr(value))
     last = Decimal((0, (1,), min(exact.adjusted() - digits + 1, 0)))
-    return f"{exact.quantize(last, rounding=ROUND_CEILING):f}"
+    with localcontext() as digits_at_hand:
+        digits_at_hand.prec = MOST_DIGITS
+        return f"{exact.quantize(last, rounding=ROUND_CEILING):f}"
 
 
 def _trimmed(value: float) -> str:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 
 from dpoptim.estimators.repeats import uncounted
+from dpoptim.estimators.setting_types import refuse_other_types
 from dpoptim.estimators.table import table
 
 
@@ -62,6 +63,7 @@ class Fits(ABC):
         """Train; see ``fit``."""
 
     def _fitted(self, given: Given) -> Self:
+        refuse_other_types(self)
         if given.chunk and hasattr(self, "_chunks"):
             with uncounted():  # a record is in one chunk alone; the first one counts for all
                 self._learn(given)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from dpoptim.arguments import positive_number, real_number, whole_number
+from dpoptim.arguments import bound, positive_number, real_number, whole_number
 from dpoptim.data.sparse_rows import SparseRows, rows_at_once
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.chunks import Chunks, over_chunks, refuse_change
@@ -21,6 +21,7 @@ from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import ClippedRows, public_norm, stated_delta, table
 from dpoptim.estimators.weights import notes_of_weights, parts_of_data
 from dpoptim.noise.stream import key_stream
+from dpoptim.sampling.length import MOST_STEPS
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.training.batches.privacy_units import Persons
@@ -49,6 +50,11 @@ class LinearFit(PrivateSettings):
     sharded: bool = False
     rows_per_person: int = 16
     weight_bound: float | None = None
+
+    def _stated_steps(self) -> int | None:
+        if self.steps is None:
+            return None
+        return whole_number("steps", self.steps, least=1, most=MOST_STEPS)
 
     def _start(
         self, model: LinearModel, earlier: Chunks | None
@@ -102,9 +108,7 @@ class LinearFit(PrivateSettings):
         radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
         largest = model.lipschitz(radius)
         default = CLIPPED_SHARE * largest if np.isfinite(largest) else SQUARED_SHARE * radius
-        clip_norm = (
-            default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)
-        )
+        clip_norm = default if self.clip_norm is None else bound("clip_norm", self.clip_norm)
         start, added = self._start(model, earlier)
         said = (*said, *added, *notes_of_weights(weights))
         rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
@@ -118,7 +122,7 @@ class LinearFit(PrivateSettings):
             clip_norm=clip_norm,
             weight_bound=self.weight_bound,
             l2=real_number("l2", self.l2),
-            steps=None if self.steps is None else whole_number("steps", self.steps, least=1),
+            steps=self._stated_steps(),
             step_size=(
                 None if self.step_size is None else positive_number("step_size", self.step_size)
             ),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
-from dpoptim.arguments import one_of, positive_number, real_number, whole_number
+from dpoptim.arguments import bound, one_of, real_number, whole_number
 from dpoptim.data.sparse_rows import rows_at_once
 from dpoptim.estimators.chunks import Chunks, over_chunks, refuse_change
 from dpoptim.estimators.data_sets import data_set_of
@@ -44,6 +44,7 @@ from dpoptim.training.attach import attach
 from dpoptim.training.planned_rate import PlannedRate
 from dpoptim.training.tail_average import TailAverage
 
+WIDEST = 2**31 - 1  # layer
 Activation = Literal["tanh", "relu", "gelu"]
 
 
@@ -59,7 +60,7 @@ class NetworkFit(PrivateSettings):
 
     epsilon: float = field(default=1.0, kw_only=False)
     delta: Delta = field(default="auto", kw_only=False)
-    hidden_layer_sizes: Sequence[int] = (64,)
+    hidden_layer_sizes: Sequence[int] | int = (64,)
     activation: Activation = "tanh"
     data_norm: float | None = None
     batch_size: int | None = None
@@ -68,7 +69,7 @@ class NetworkFit(PrivateSettings):
     learning_rate: float | None = None
     momentum: float | None = None
     betas: tuple[float, float] | None = None
-    clip_norm: float = 1.0
+    clip_norm: Any = 1.0  # a number; policies are refused, with the setting to take
     iterate: Iterate = "average"
     projection: float | None = None
     method: str = "dp-sgd"
@@ -203,7 +204,7 @@ class NetworkFit(PrivateSettings):
     def _learning_rate(self, plan: Plan, parameters: int, by: OptimizerSettings) -> float:
         """As told, or by the heuristic of `dpoptim plan` from public numbers."""
         if self.learning_rate is not None:
-            return positive_number("learning_rate", self.learning_rate)
+            return bound("learning_rate", self.learning_rate)
         if by.kind.adaptive:
             lasting = taken_back(plan)
             return self._rate * adaptive_learning_rate(parameters, plan.steps, lasting)
@@ -235,8 +236,10 @@ class NetworkFit(PrivateSettings):
         ).epsilon
 
     def _widths(self, features: int, outputs: int) -> list[int]:
+        sizes = self.hidden_layer_sizes
         hidden = (
-            whole_number("hidden_layer_sizes", width, least=1) for width in self.hidden_layer_sizes
+            whole_number("hidden_layer_sizes", width, least=1, most=WIDEST)
+            for width in (sizes if isinstance(sizes, Sequence | np.ndarray) else [sizes])
         )
         return [features, *hidden, outputs]
 

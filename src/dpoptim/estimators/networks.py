@@ -30,7 +30,7 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
         epsilon: the budget, > 0. All of it is spent by one ``fit``.
         delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public under the neighbouring
             relations here; said in ``privacy_``.
-        hidden_layer_sizes: widths of the hidden layers.
+        hidden_layer_sizes: widths of the hidden layers; a number is one.
         activation: ``"tanh"`` (bounded, which suits clipped gradients), ``"relu"`` or ``"gelu"``.
         data_norm: public bound on the Euclidean norm of a row, to which longer rows are scaled
             down; None: the square root of the number of features. It must not be read off the
@@ -147,7 +147,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
     _steps_to_swing = 25
 
     target_bound: TargetBound | None = None
-    clip_norm: float = 0.3
+    clip_norm: Any = 0.3
     _targets: TargetRange = field(init=False)  # those that the network has learnt
 
     def _learn(self, given: Given) -> None:

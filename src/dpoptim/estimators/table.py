@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite
 
 from dpoptim.accounting.doubts import doubts
-from dpoptim.arguments import positive_number, real_number
+from dpoptim.arguments import bound, real_number
 from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.data.sparse_rows import EntriesOfRows, SparseRows, clip_entries
 from dpoptim.data.unquoted import checked_table, number_array, one_axis
@@ -90,7 +90,7 @@ def public_norm(data_norm: float | None, features: int) -> float:
     """The bound on row norms: given, or the square root of the number of features."""
     if data_norm is None:
         return math.sqrt(features)
-    return positive_number("data_norm", data_norm)
+    return bound("data_norm", data_norm)
 
 
 def stated_delta(
@@ -191,17 +191,17 @@ def class_numbers(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """The classes in order, and each label's number in them; a ValueError as `public_classes`."""
     found = np.unique(np.asarray(classes))
+    if len(found) < 2:
+        raise ValueError(
+            f"the number of classes must be greater than one; got {len(found)} class. Fix: "
+            "classes=, all that may occur, from public knowledge."
+        )
     numbers = np.zeros(len(labels), dtype=np.int64)
     with suppress(TypeError):  # labels of another type than the classes
         numbers = np.searchsorted(found, labels).clip(0, len(found) - 1)
     if (found[numbers] != labels).any():
         raise ValueError(
             "y has a label that is none of the declared classes. Fix: list every class in classes=."
-        )
-    if len(found) < 2:
-        raise ValueError(
-            "the number of classes must be greater than one; got 1 class. Fix: classes=, all that "
-            "may occur, from public knowledge."
         )
     return found, numbers.astype(np.int64)
 

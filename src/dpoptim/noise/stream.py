@@ -86,19 +86,19 @@ class KeyStream:
         self._start(os.urandom(32), Branches(), 0)
 
     @classmethod
-    def from_seed(cls, seed: int, purpose: str) -> KeyStream:
+    def from_seed(cls, seed: int, purpose: str, *, named: str = "seed") -> KeyStream:
         """A stream that repeats for the same `seed` (integer >= 0) and purpose. Not for release.
 
         `purpose` is what the words are for ("noise", "coins", ...). The key is HKDF-SHA-256 of the
         seed's decimal digits with the purpose as `info` (RFC 5869), so streams for two purposes
         are independent.
 
-        Raises TypeError or ValueError naming the argument.
+        Raises TypeError or ValueError naming the argument (the seed as ``named``).
         """
         if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
-            raise TypeError(f"seed must be an integer >= 0, got {type(seed).__name__}")
+            raise TypeError(f"{named} must be an integer >= 0, got {type(seed).__name__}")
         if operator.index(seed) < 0:
-            raise ValueError(f"seed must be an integer >= 0, got {seed}")
+            raise ValueError(f"{named} must be an integer >= 0, got {seed}")
         if not isinstance(purpose, str) or not purpose:
             raise ValueError(f'purpose must be a non-empty string such as "noise", got {purpose!r}')
         return cls._derived(str(operator.index(seed)).encode(), purpose, seeded=True)
@@ -336,7 +336,7 @@ class KeyStream:
 
 def key_stream(seed: int | None, purpose: str) -> KeyStream:
     """A stream of a fresh key; with a ``seed`` one that repeats, which is not for release."""
-    return KeyStream() if seed is None else KeyStream.from_seed(seed, purpose)
+    return KeyStream() if seed is None else KeyStream.from_seed(seed, purpose, named="noise_seed")
 
 
 def fresh_secret() -> bytes:

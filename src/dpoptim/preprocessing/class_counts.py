@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpoptim.arguments import positive_number
 from dpoptim.data.numbers import classes_of
 from dpoptim.data.unquoted import one_axis
+from dpoptim.estimators.setting_types import refuse_other_types
 from dpoptim.preprocessing.private_step import ChargedFit
 from dpoptim.statistics import Floats, histogram_bound
 
@@ -51,6 +52,7 @@ class DPClassCounts(ChargedFit):
         Raises:
             ValueError: no public classes, or a setting out of range.
         """
+        refuse_other_types(self)
         if self.classes is None or len(self.classes) < 2:
             raise ValueError(
                 "classes must be all classes, at least two, as public knowledge; y itself is "

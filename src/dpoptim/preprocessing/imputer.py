@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from dpoptim.estimators.setting_types import refuse_other_types
 from dpoptim.preprocessing.private_step import BoundedColumns, SummedStep
 from dpoptim.statistics import Floats
 
@@ -42,6 +43,7 @@ class DPImputer(BoundedColumns, SummedStep):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Measure. Args and errors as for `DPStandardScaler.fit`."""
+        refuse_other_types(self)
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])
 

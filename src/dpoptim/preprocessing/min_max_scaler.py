@@ -7,6 +7,7 @@ import numpy as np
 
 from dpoptim.arguments import real_number
 from dpoptim.data.sparse_rows import SparseRows
+from dpoptim.estimators.setting_types import refuse_other_types
 from dpoptim.preprocessing.private_step import BoundedColumns, trying
 from dpoptim.quantiles import Column, select_tails
 from dpoptim.statistics import Floats
@@ -58,6 +59,7 @@ class DPMinMaxScaler(BoundedColumns):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Choose the ends. Args and errors as for `DPStandardScaler.fit`."""
+        refuse_other_types(self)
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])
         self.privacy_ = None

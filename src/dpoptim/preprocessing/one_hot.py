@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpoptim.arguments import whole_number
 from dpoptim.data.numbers import text_of
 from dpoptim.data.unquoted import checked_table
+from dpoptim.estimators.setting_types import refuse_other_types
 from dpoptim.preprocessing.private_step import SummedStep
 from dpoptim.statistics import histogram_bound
 
@@ -89,6 +90,7 @@ class DPOneHot(SummedStep):
             ValueError: not as many lists of categories as columns, one that names a category twice,
                 no epsilon where one is needed, or a setting out of range; before anything is spent.
         """
+        refuse_other_types(self)
         columns = self._columns(X, reset=True)
         given = [None] * columns.shape[1] if self.categories is None else list(self.categories)
         if len(given) != columns.shape[1]:

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from dpoptim.arguments import one_of
+from dpoptim.estimators.setting_types import refuse_other_types
 from dpoptim.preprocessing.private_step import BoundedColumns, SummedStep
 from dpoptim.statistics import Floats
 
@@ -63,7 +63,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         Raises:
             ValueError: a bad table or setting, before anything is spent.
         """
-        one_of("missing", self.missing, get_args(Missing))
+        refuse_other_types(self)
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])
 

@@ -15,7 +15,8 @@ def number_of_steps(sampler: Sampler, epochs: float | None, steps: int | None) -
     else:
         whole = sampler.steps(positive_number("epochs", epochs))
     if whole > MOST_STEPS:
+        given = f"epochs of {epochs:g}" if steps is None else f"steps of {steps:g}"
         raise ValueError(
-            f"a run of {whole} steps is too long to account for; plan at most {MOST_STEPS}."
+            f"{given} make a run that is too long to account for; plan at most {MOST_STEPS} steps."
         )
     return whole
