@@ -14,6 +14,7 @@ from dpoptim.torch_internals import pytree
 from dpoptim.training.batches.records import made_up
 from dpoptim.training.trials.calls import call_of_loss, calls
 from dpoptim.training.trials.quiet import Quieted
+from dpoptim.training.trials.wider_copies import widened_batch
 
 Model = Callable[..., Any]
 
@@ -113,6 +114,11 @@ class Sample:
             return change(leaf.movedim(axis, 0)).movedim(0, axis)
 
         args, kwargs = pytree.tree_map(map_one, (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs)
+
+    def widened(self) -> "Sample":
+        """With numbers in float64."""
+        args, kwargs = widened_batch((self.args, self.kwargs))
         return replace(self, args=args, kwargs=kwargs)
 
     def with_ones(self) -> "Sample":
