@@ -178,9 +178,8 @@ class Comparison:
         except Exception:  # whatever the user's code raises in other dtypes
             return False
         # a loss that does not compute by the copy, or by other rules there, has other gradients
-        same = torch.allclose(
-            alone.squared.sqrt(), gradients.squared.sqrt().to(alone.squared), MOVED
-        )
+        norms = alone.squared.sqrt(), gradients.squared.sqrt().to(alone.squared)
+        same = torch.allclose(*norms, rtol=MOVED, atol=0)
         return same and all(share <= 1 for share in shares)
 
     def _not_by_this_way(self, error: PrivacyError) -> NotByThisWayError:
