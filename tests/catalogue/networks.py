@@ -389,6 +389,30 @@ class Slots(nn.Module):
         return slots
 
 
+class FunctionalAttention(nn.Module):
+    """Attention by torch's function of several layers' parameters, positions first, as in WavLM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (linear() for _ in range(4))
+        self.bias = parameter(T, T)
+
+    def forward(self, x: Tensor) -> Any:
+        x, later = x.transpose(0, 1), torch.ones(T, T, dtype=torch.bool).triu(1)
+        biases = torch.cat([self.query.bias, self.key.bias, self.value.bias])
+        for mask in (self.bias, later):
+            x, weights = F.multi_head_attention_forward(
+                *(x, x, x, D, 2, None, biases, None, None, False, 0.0),
+                *(self.out.weight, self.out.bias),
+                attn_mask=mask,
+                use_separate_proj_weight=True,
+                q_proj_weight=self.query.weight,
+                k_proj_weight=self.key.weight,
+                v_proj_weight=self.value.weight,
+            )
+        return x.transpose(0, 1), weights
+
+
 class Pointers(nn.Module):
     """Points at positions in turn: a recurrent cell with a learnt first input."""
 
@@ -849,6 +873,7 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "weights clamped where they are read": (Clamped, (T, D)),
     "slot attention": (Slots, (T, D)),
     "pointer network": (Pointers, (T, D)),
+    "attention by torch's function": (FunctionalAttention, (T, D)),
     "conditional random field": (Transitions, (T, D)),
     "positions in an einsum": (Relative, (T, D)),
 }

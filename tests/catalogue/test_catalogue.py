@@ -77,6 +77,7 @@ BY_RULES = {
         "pointer network",
         "conditional random field",
         "positions in an einsum",
+        "attention by torch's function",
     ),
     *("time-first lstm", "time-first encoder", "time-first transformer"),
     *(

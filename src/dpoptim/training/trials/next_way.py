@@ -131,7 +131,10 @@ def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolat
 
 def told_outside(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
     """The same way, told of the layers whose parameters were read outside of these, if any were."""
-    read = in_all_blocks(model, failure.modules) if failure.outside else set()
+    around = {parent(name) for name in failure.modules} & {parent(o) for o in isolation.outside}
+    # a second one in a module: what it computes by its layers' parameters may read all of them
+    beside = [name for name, _ in model.named_modules() if name and parent(name) in around]
+    read = in_all_blocks(model, [*failure.modules, *beside]) if failure.outside else set()
     if read <= isolation.outside:
         return isolation
     return replace(isolation, outside=isolation.outside | read, windows=True)
