@@ -413,6 +413,19 @@ class FunctionalAttention(nn.Module):
         return x.transpose(0, 1), weights
 
 
+class CategoriesInFloats(nn.Module):
+    """A table of floats, of which some columns are categories, as in DeepCTR."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.tables = linear(), nn.ModuleList(nn.Embedding(3, 2) for _ in range(2))
+        self.head = nn.Linear(2 * 2 + D, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        looked_up = [table(x[:, i].long()) for i, table in enumerate(self.tables)]
+        return self.head(torch.cat([*looked_up, self.first(x).relu()], 1))
+
+
 class Pointers(nn.Module):
     """Points at positions in turn: a recurrent cell with a learnt first input."""
 
@@ -873,6 +886,7 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "weights clamped where they are read": (Clamped, (T, D)),
     "slot attention": (Slots, (T, D)),
     "pointer network": (Pointers, (T, D)),
+    "categories in a table of floats": (CategoriesInFloats, (D,)),
     "attention by torch's function": (FunctionalAttention, (T, D)),
     "conditional random field": (Transitions, (T, D)),
     "positions in an einsum": (Relative, (T, D)),

@@ -78,6 +78,7 @@ BY_RULES = {
         "conditional random field",
         "positions in an einsum",
         "attention by torch's function",
+        "categories in a table of floats",
     ),
     *("time-first lstm", "time-first encoder", "time-first transformer"),
     *(

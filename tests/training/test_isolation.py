@@ -17,7 +17,8 @@ import dpoptim
 from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients import oracle
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.training.trials.isolation import IsolationWarning, choose_isolation
+from dpoptim.training.trials.isolation import IsolationWarning, choose_isolation, if_taken
+from dpoptim.training.trials.made_up import Returned, Sample
 from dpoptim.training.trials.memory import LiveTensors
 from dpoptim.training.trials.tolerances import settled
 
@@ -538,6 +539,31 @@ def test_losses_that_rounding_moves_are_tried_in_float64_by_the_copy_alone() -> 
 
     with pytest.raises(SamplesInteractError):  # of the copy's gradients, all of them zero
         dpoptim.check(model, elsewhere, batch)
+
+
+class TakesSome(nn.Module):
+    """A layer that does not take just any numbers."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.layer, self.most = nn.Linear(D, 3), most
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x.abs() > self.most).any()):
+            raise IndexError
+        return self.layer(x)
+
+
+def test_models_may_raise_on_random_numbers() -> None:
+    """Enormous ones are left out, and whole ones come after others."""
+    torch.manual_seed(0)
+    for most in (100.0, 1.5):
+        assert choose_isolation(TakesSome(most), data()).sample is not None
+    zeros = Sample((torch.zeros(3, D),), {}, 3, returned=(Returned(0, 0),))
+    assert if_taken(TakesSome(0.0), zeros, None) == (
+        None,
+        "the model raised IndexError on random input",
+    )
 
 
 class Ragged(Dataset[Any]):

@@ -50,12 +50,12 @@ def projected(given: dict[str, Any]) -> list[Tensor]:
 
 
 def heads(x: Tensor, count: int) -> Tensor:
-    """Of (records, positions, features): (records, heads, positions, features)."""
+    """Shape (records, heads, positions, features), of (records, positions, all features)."""
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
 def masks(given: dict[str, Any], rows: int) -> list[Tensor]:
-    """Of scores, in their shape or one that spreads to it."""
+    """Masks of scores, in their shape or one that spreads to it."""
     found = []
     if (mask := given["attn_mask"]) is not None:
         found.append(mask if mask.dim() == 2 else mask.unflatten(0, (rows, -1)))

@@ -53,6 +53,7 @@ class Sample:
         returned: where what the model returns has records; folded with positions only if nothing
             has them on an axis of their own.
         least: whole numbers are this or one more.
+        whole: whether all numbers are whole, as where a table of floats holds categories.
         quieted: how the model is made deterministic on it, once that is known.
         autocast: what it is called under; None: what the program is under.
     """
@@ -63,6 +64,7 @@ class Sample:
     axis: int = 0
     returned: tuple[Returned, ...] = ()
     least: int = 0
+    whole: bool = False
     quieted: Quieted | None = None
     autocast: torch.dtype | None = None
 
@@ -155,12 +157,20 @@ class Sample:
 
         return replace(self.map_records(lengths), least=1)
 
+    def in_whole_numbers(self) -> "Sample":
+        """With floats that are 0 or 1, for models that look categories up by them."""
+
+        def whole(x: Tensor) -> Tensor:
+            return torch.randint_like(x, 0, 2) if x.is_floating_point() else x
+
+        return replace(self.map_records(whole), whole=True)
+
     def with_another_first(self, size: float) -> "Sample":
         """With another first record, of numbers of about this size."""
 
         def change(x: Tensor) -> Tensor:
             changed = x.clone()
-            if x.is_floating_point():
+            if x.is_floating_point() and not self.whole:
                 changed[0] = torch.randn_like(x[0]) * size
             elif x.dtype != torch.bool:
                 most = self.least + 1
@@ -261,7 +271,10 @@ def samples(
         for args, kwargs in (*call_of_loss(loss, model, batch), *calls(model, batch))
         if (axis := axis_of_records(pytree.tree_leaves((args, kwargs)), rows)) is not None
     ]
-    likely += [sample.from_one() for sample in likely]
+    likely += [
+        *(sample.from_one() for sample in likely),
+        *(sample.in_whole_numbers() for sample in likely),
+    ]
     yield from likely
     narrow = next((p.dtype for p in model.parameters() if p.dtype in NARROW), torch.bfloat16)
     yield from (replace(sample, autocast=narrow) for sample in likely)
