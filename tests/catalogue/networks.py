@@ -426,6 +426,19 @@ class CategoriesInFloats(nn.Module):
         return self.head(torch.cat([*looked_up, self.first(x).relu()], 1))
 
 
+class Reader(nn.Module):
+    """Columns of an image read in turn, positions first in what is returned, as CTC takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns = nn.Conv2d(1, 2, 3, padding=1)
+        self.read, self.head = nn.LSTM(2 * D, 4, bidirectional=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = self.columns(x).relu().flatten(1, 2).permute(2, 0, 1)
+        return self.head(self.read(columns)[0]).log_softmax(-1)
+
+
 class Pointers(nn.Module):
     """Points at positions in turn: a recurrent cell with a learnt first input."""
 
@@ -887,6 +900,7 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "slot attention": (Slots, (T, D)),
     "pointer network": (Pointers, (T, D)),
     "categories in a table of floats": (CategoriesInFloats, (D,)),
+    "text in images, positions first": (Reader, (1, D, 7)),
     "attention by torch's function": (FunctionalAttention, (T, D)),
     "conditional random field": (Transitions, (T, D)),
     "positions in an einsum": (Relative, (T, D)),

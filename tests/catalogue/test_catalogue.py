@@ -79,6 +79,7 @@ BY_RULES = {
         "positions in an einsum",
         "attention by torch's function",
         "categories in a table of floats",
+        "text in images, positions first",
     ),
     *("time-first lstm", "time-first encoder", "time-first transformer"),
     *(

@@ -50,8 +50,9 @@ class Sample:
         rows: records in it, of a number unlike every other axis in sight.
         axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...); tensors
             of one axis have them there.
-        returned: where what the model returns has records; folded with positions only if nothing
-            has them on an axis of their own.
+        returned: where what the model returns has records; on its second axis (time first, as CTC
+            wants it) only if nothing has them first, and folded with positions only if nothing has
+            them on an axis of their own.
         least: whole numbers are this or one more.
         whole: whether all numbers are whole, as where a table of floats holds categories.
         quieted: how the model is made deterministic on it, once that is known.
@@ -84,14 +85,16 @@ class Sample:
     @torch.no_grad()
     def tried(self, model: Model) -> "Sample":
         """The same, with `returned` as this run of the model shows."""
-        found, folded = list[Returned](), list[Returned]()
+        found, second, folded = list[Returned](), list[Returned](), list[Returned]()
         for i, leaf in enumerate(tensors_of(self.call(model))):
             if leaf.is_floating_point():
                 axes = [a for a in (self.axis, 0) if leaf.dim() > a and leaf.shape[a] == self.rows]
                 found += [Returned(i, axes[0])] if axes else []
+                if leaf.dim() > 1 and leaf.shape[1] == self.rows:
+                    second.append(Returned(i, 1))
                 if leaf.dim() and len(leaf) > self.rows and len(leaf) % self.rows == 0:
                     folded.append(Returned(i, 0, folded=True))
-        return replace(self, returned=tuple(found or folded))
+        return replace(self, returned=tuple(found or second or folded))
 
     @property
     def folded(self) -> bool:
