@@ -244,10 +244,10 @@ class AllExperts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = parameter(3, D, D)
+        self.weight, self.act = parameter(3, D, D), nn.Tanh()
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("sd,edp->sp", x, self.weight)
+        return self.act(torch.einsum("sd,edp->sp", x, self.weight))
 
 
 class Offset(nn.Embedding):
@@ -901,6 +901,14 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "pointer network": (Pointers, (T, D)),
     "categories in a table of floats": (CategoriesInFloats, (D,)),
     "text in images, positions first": (Reader, (1, D, 7)),
+    "frames folded into records, and transposed convolution": (
+        lambda: Apply(
+            lambda m, x: m.up(m.c(x.flatten(0, 1)).relu()).unflatten(0, x.shape[:2]),
+            c=nn.Conv1d(2, 4, 3, padding=1),
+            up=nn.ConvTranspose1d(4, 2, 2, 2),
+        ),
+        (T, 2, D),
+    ),
     "attention by torch's function": (FunctionalAttention, (T, D)),
     "conditional random field": (Transitions, (T, D)),
     "positions in an einsum": (Relative, (T, D)),

@@ -80,6 +80,7 @@ BY_RULES = {
         "attention by torch's function",
         "categories in a table of floats",
         "text in images, positions first",
+        "frames folded into records, and transposed convolution",
     ),
     *("time-first lstm", "time-first encoder", "time-first transformer"),
     *(
