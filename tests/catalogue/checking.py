@@ -76,7 +76,7 @@ def of_records(sample: Sample, rows: int, record: Callable[[], Any]) -> Sample:
     leaves, structure = pytree.tree_flatten((sample.args, sample.kwargs))
     batch = [
         torch.randint(0, 2, (rows, *leaf.shape[1:])).to(leaf.dtype)
-        if not leaf.is_floating_point()
+        if sample.whole or not leaf.is_floating_point()
         else torch.randn(rows, *leaf.shape[1:], dtype=leaf.dtype)
         for leaf in (
             leaf.movedim(sample.axis, 0) if leaf.dim() > sample.axis else leaf for leaf in leaves

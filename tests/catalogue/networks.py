@@ -244,10 +244,10 @@ class AllExperts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = parameter(3, D, D)
+        self.weight, self.act = parameter(3, D, D), nn.Tanh()
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("sd,edp->sp", x, self.weight)
+        return self.act(torch.einsum("sd,edp->sp", x, self.weight))
 
 
 class Offset(nn.Embedding):
@@ -387,6 +387,56 @@ class Slots(nn.Module):
             update = (share / share.sum(1, keepdim=True)).mT @ x
             slots = self.cell(update.reshape(-1, D), slots.reshape(-1, D)).view(len(x), 3, D)
         return slots
+
+
+class FunctionalAttention(nn.Module):
+    """Attention by torch's function of several layers' parameters, positions first, as in WavLM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (linear() for _ in range(4))
+        self.bias = parameter(T, T)
+
+    def forward(self, x: Tensor) -> Any:
+        x, later = x.transpose(0, 1), torch.ones(T, T, dtype=torch.bool).triu(1)
+        biases = torch.cat([self.query.bias, self.key.bias, self.value.bias])
+        for mask in (self.bias, later):
+            x, weights = F.multi_head_attention_forward(
+                *(x, x, x, D, 2, None, biases, None, None, False, 0.0),
+                *(self.out.weight, self.out.bias),
+                attn_mask=mask,
+                use_separate_proj_weight=True,
+                q_proj_weight=self.query.weight,
+                k_proj_weight=self.key.weight,
+                v_proj_weight=self.value.weight,
+            )
+        return x.transpose(0, 1), weights
+
+
+class CategoriesInFloats(nn.Module):
+    """A table of floats, of which some columns are categories, as in DeepCTR."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.tables = linear(), nn.ModuleList(nn.Embedding(3, 2) for _ in range(2))
+        self.head = nn.Linear(2 * 2 + D, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        looked_up = [table(x[:, i].long()) for i, table in enumerate(self.tables)]
+        return self.head(torch.cat([*looked_up, self.first(x).relu()], 1))
+
+
+class Reader(nn.Module):
+    """Columns of an image read in turn, positions first in what is returned, as CTC takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns = nn.Conv2d(1, 2, 3, padding=1)
+        self.read, self.head = nn.LSTM(2 * D, 4, bidirectional=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = self.columns(x).relu().flatten(1, 2).permute(2, 0, 1)
+        return self.head(self.read(columns)[0]).log_softmax(-1)
 
 
 class Pointers(nn.Module):
@@ -849,6 +899,17 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "weights clamped where they are read": (Clamped, (T, D)),
     "slot attention": (Slots, (T, D)),
     "pointer network": (Pointers, (T, D)),
+    "categories in a table of floats": (CategoriesInFloats, (D,)),
+    "text in images, positions first": (Reader, (1, D, 7)),
+    "frames folded into records, and transposed convolution": (
+        lambda: Apply(
+            lambda m, x: m.up(m.c(x.flatten(0, 1)).relu()).unflatten(0, x.shape[:2]),
+            c=nn.Conv1d(2, 4, 3, padding=1),
+            up=nn.ConvTranspose1d(4, 2, 2, 2),
+        ),
+        (T, 2, D),
+    ),
+    "attention by torch's function": (FunctionalAttention, (T, D)),
     "conditional random field": (Transitions, (T, D)),
     "positions in an einsum": (Relative, (T, D)),
 }

@@ -77,6 +77,10 @@ BY_RULES = {
         "pointer network",
         "conditional random field",
         "positions in an einsum",
+        "attention by torch's function",
+        "categories in a table of floats",
+        "text in images, positions first",
+        "frames folded into records, and transposed convolution",
     ),
     *("time-first lstm", "time-first encoder", "time-first transformer"),
     *(

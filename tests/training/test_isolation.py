@@ -17,9 +17,10 @@ import dpoptim
 from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients import oracle
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.training.trials.comparison import settled
-from dpoptim.training.trials.isolation import IsolationWarning, choose_isolation
+from dpoptim.training.trials.isolation import IsolationWarning, choose_isolation, if_taken
+from dpoptim.training.trials.made_up import Returned, Sample
 from dpoptim.training.trials.memory import LiveTensors
+from dpoptim.training.trials.tolerances import settled
 
 N, T, D = 12, 4, 5
 
@@ -496,9 +497,73 @@ def test_little_is_settled_by_other_weights() -> None:
         (1.01, 3e-2, False),
         (math.nan, 1e-4, False),
     ):
-        assert settled([0.5, share], lambda seed: [0.0], tolerance) is agrees
+        assert settled([0.5, share], lambda seed: [0.0], lambda: False, tolerance) is agrees
+        assert settled([0.5, share], lambda seed: [2.0], lambda: True, tolerance) is agrees
         if share > 1:
-            assert not settled([share], lambda seed: [2.0 * seed], tolerance)
+            assert not settled([share], lambda seed: [2.0 * seed], lambda: False, tolerance)
+
+
+class Rounds(nn.Module):
+    """A layer whose output batches of several change a little with any weights: in float32, as
+    where rounding turns one ReLU or another, or in every dtype.
+    """
+
+    def __init__(self, *, only_float32: bool) -> None:
+        super().__init__()
+        self.layer, self.only_float32 = nn.Linear(D, 3), only_float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        moves = len(x) > 1 and (x.dtype == torch.float32 or not self.only_float32)
+        return self.layer(x) * (1.002 if moves else 1.0)
+
+
+def test_what_rounding_turns_with_any_weights_is_tried_in_float64() -> None:
+    model = Rounds(only_float32=True)
+    assert choose_isolation(model, data()).isolation == Isolation.of("rules")
+    assert model.layer.weight.dtype == torch.float32
+    assert choose_isolation(Rounds(only_float32=False), data()).isolation != Isolation.of("rules")
+
+
+def rounding(batch: Any) -> float:
+    """What losses of several records are multiplied by in float32."""
+    return 1.002 if len(batch[0]) > 1 and batch[0].dtype == torch.float32 else 1.0
+
+
+def test_losses_that_rounding_moves_are_tried_in_float64_by_the_copy_alone() -> None:
+    model, batch = nn.Linear(D, 3), data()[:4]
+    found = dpoptim.check(model, lambda m, b: losses_of(m, b) * rounding(b), batch)
+    assert found.loss_reduction == "none"
+
+    def elsewhere(_: nn.Module, b: Any) -> Tensor:
+        return losses_of(model, (b[0].float(), b[1])) * rounding(b)
+
+    with pytest.raises(SamplesInteractError):  # of the copy's gradients, all of them zero
+        dpoptim.check(model, elsewhere, batch)
+
+
+class TakesSome(nn.Module):
+    """A layer that does not take just any numbers."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.layer, self.most = nn.Linear(D, 3), most
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x.abs() > self.most).any()):
+            raise IndexError
+        return self.layer(x)
+
+
+def test_models_may_raise_on_random_numbers() -> None:
+    """Enormous ones are left out, and whole ones come after others."""
+    torch.manual_seed(0)
+    for most in (100.0, 1.5):
+        assert choose_isolation(TakesSome(most), data()).sample is not None
+    zeros = Sample((torch.zeros(3, D),), {}, 3, returned=(Returned(0, 0),))
+    assert if_taken(TakesSome(0.0), zeros, None) == (
+        None,
+        "the model raised IndexError on random input",
+    )
 
 
 class Ragged(Dataset[Any]):

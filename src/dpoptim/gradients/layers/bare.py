@@ -11,6 +11,7 @@ from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.hooks.device_map import forward_of
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.expanded import Owner
+from dpoptim.gradients.layers.folded import FoldedLayer
 from dpoptim.gradients.layers.shared import SharedParameter, UnsupportedUseError
 from dpoptim.gradients.layers.vmapped import VmapLayer
 from dpoptim.torch_internals import pytree
@@ -50,7 +51,8 @@ class BareParameters:
         self.module, self.original = module, forward_of(module)
         self.owner = Owner(recorder, label, module, windows=isolation.windows)
         self._untried = isolation.untried
-        self.fallback = VmapLayer(recorder, module, label, trainable)
+        vectorised = FoldedLayer if label in isolation.folded else VmapLayer
+        self.fallback = vectorised(recorder, module, label, trainable)
         self.sees_records = sees_records
         # decided by the first call, on public grounds: which operations there are
         self.falls_back: bool | None = None

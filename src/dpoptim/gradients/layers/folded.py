@@ -1,8 +1,14 @@
 """Layers that see records and positions folded together, such as the frames of a video."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from torch import Tensor, nn
 
+from dpoptim.gradients.backward_pass import BackwardRecorder
+from dpoptim.gradients.hooks.device_map import forward_of
 from dpoptim.gradients.layers.rule import AnyRule, LayerRule, PerSampleGrads, Saved
+from dpoptim.gradients.layers.vmapped import VmapLayer
 from dpoptim.gradients.rows_of_records import sum_rows
 
 
@@ -44,3 +50,34 @@ class FoldedRule(LayerRule[nn.Module]):
 
     def _of_records(self, of_rows: PerSampleGrads, rows: int) -> PerSampleGrads:
         return {name: sum_rows(each, rows, self.positions) for name, each in of_rows.items()}
+
+
+class FoldedLayer:
+    """Runs a module without a rule on one tensor: all positions of a record go with its own row.
+
+    See `VmapLayer`.
+    """
+
+    hooks_children = False
+
+    def __init__(
+        self, recorder: BackwardRecorder, module: nn.Module, label: str, trainable: Sequence[str]
+    ) -> None:
+        self._folded = VmapLayer(
+            recorder, module, label, trainable, forward=of_records(forward_of(module))
+        )
+        self._plain = VmapLayer(recorder, module, label, trainable)
+
+    def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 1 or kwargs or not rows or len(args[0]) % rows:
+            return self._plain(rows, args, kwargs)
+        return self._folded(rows, (args[0].unflatten(0, (rows, -1)),), {}).flatten(0, 1)
+
+
+def of_records(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A forward pass on (records, positions, ...) by one on all positions."""
+
+    def run(x: Tensor) -> Tensor:
+        return forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+    return run

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpoptim.gradients.layers.functional_attention import attention
 from dpoptim.gradients.layers.spreading import PRODUCTS, Call
 
 
-def rewritten(call: Call) -> Tensor | None:
+def rewritten(call: Call) -> Any:
     """The result of a call that another one tells; None where none is known."""
-    for known in (product_of_matrices, sum_of_products, chosen_by_records):
-        result = known(call)
+    for known in (product_of_matrices, sum_of_products, chosen_by_records, attention):
+        result: Any = known(call)
         if result is not None:
             return result
     return None

@@ -136,6 +136,7 @@ class VmapLayer:
 
     Args:
         batch_axis: where records are looked for first in tensors with several axes.
+        forward: instead of the module's own.
     """
 
     hooks_children = False
@@ -147,9 +148,10 @@ class VmapLayer:
         name: str,
         trainable: Sequence[str],
         batch_axis: int = 0,
+        forward: Callable[..., Any] | None = None,
     ) -> None:
         self.recorder, self.module, self.name = recorder, module, name
-        self.shim = OwnForwardOf(module, forward_of(module))
+        self.shim = OwnForwardOf(module, forward or forward_of(module))
         self.axes = (1, 0) if batch_axis else (0,)
         named = dict(module.named_parameters())
         self._names = tuple(trainable)

@@ -23,12 +23,7 @@ from dpoptim.training.losses.label_weights import divided_mean, reduction_of, un
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import read_graph
 from dpoptim.training.randomness.drawing_collates import DRAWS, HeldDraws
-from dpoptim.training.trials.comparison import (
-    Batches,
-    Comparison,
-    computed_dtypes,
-    tolerance_of,
-)
+from dpoptim.training.trials.comparison import Batches, Comparison
 from dpoptim.training.trials.fixed_noise import MIDDLE, RARE
 from dpoptim.training.trials.loss_refusals import (
     LOSSES_AGREE,
@@ -43,6 +38,7 @@ from dpoptim.training.trials.loss_refusals import (
 )
 from dpoptim.training.trials.made_up import odd_batch_size
 from dpoptim.training.trials.quiet import Quieting, autocast_seen, labels_within_classes
+from dpoptim.training.trials.tolerances import computed_dtypes, tolerance_of
 from dpoptim.training.trials.variations import Units, with_padding
 
 # of keeping records apart, either of which will do

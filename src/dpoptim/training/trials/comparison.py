@@ -1,7 +1,7 @@
 """The engine's clipped sum of a batch, held against its records taken one at a time."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,66 +20,9 @@ from dpoptim.torch_internals import pytree
 from dpoptim.training.foreign import hint_of
 from dpoptim.training.trials.fixed_noise import drawn_for
 from dpoptim.training.trials.isolation_words import first_sentence
-from dpoptim.training.trials.quiet import autocast_seen, other_weights
-
-TOLERANCE = {  # of the bound, for each record
-    torch.bfloat16: 3e-2,
-    torch.float16: 5e-3,
-    torch.float32: 1e-4,
-    torch.float64: 1e-6,
-}
-# A batch rounds otherwise than a record alone, and a ReLU that this turns moves a large network's
-# gradient by a few tolerances: one wide ResNet in six. What differs by more tolerances, or by more
-# of the bound, is no rounding; what differs by less has to agree with other weights, so many times.
-NEAR, NEAR_BOUND, AGAIN = 100.0, 1e-2, 2
-
-
-def tolerance_of(model: nn.Module, placement: Placement, computed: Iterable[torch.dtype]) -> float:
-    """Tolerance of a model's sums: a share of the bound, for each record.
-
-    Args:
-        computed: `computed_dtypes`.
-    """
-    trained = (p.dtype for p in (*trainable(model).values(), *placement.used))
-    return max(TOLERANCE.get(dtype, 0.0) for dtype in (*trained, *computed))
-
-
-def computed_dtypes(model: nn.Module, run: Callable[[], object]) -> set[torch.dtype]:
-    """Dtypes of what modules return meanwhile, and of autocast: others than the parameters'."""
-    seen = set[torch.dtype]()
-
-    def note(module: nn.Module, args: object, output: object) -> None:
-        seen.update(leaf.dtype for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
-
-    hooks = [module.register_forward_hook(note) for module in model.modules()]
-    try:
-        with autocast_seen() as asked:  # whose results a layer may widen before it returns them
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen | asked
-
-
-def settled(
-    shares: Sequence[float], again: Callable[[int], Sequence[float]], tolerance: float
-) -> bool:
-    """Whether two sums agree but for rounding.
-
-    Args:
-        shares: distances in tolerances.
-        again: the same with other weights, by a seed.
-        tolerance: `tolerance_of` the model.
-
-    **Guarantee.** Nothing passes that fails by more than `NEAR` tolerances or by `NEAR_BOUND` of
-    the bound for each record, or that fails with other weights, too.
-    """
-    if all(share <= 1 for share in shares):
-        return True
-    near = min(NEAR, NEAR_BOUND / tolerance)
-    return all(share <= near for share in shares) and all(
-        share <= 1 for seed in range(AGAIN) for share in again(seed)
-    )
+from dpoptim.training.trials.quiet import MOVED, other_weights
+from dpoptim.training.trials.tolerances import TOLERANCE, settled
+from dpoptim.training.trials.wider_copies import widened, widened_batch
 
 
 def meant_by(error: Exception) -> PrivacyError:
@@ -127,6 +70,10 @@ class Batches:
     @cached_property
     def together(self) -> Any:
         return self.of(self.order)
+
+    def widened(self) -> "Batches":
+        """The same, with numbers in float64."""
+        return replace(self, collate=lambda rows: widened_batch(self.collate(rows)))
 
     def beside_others(self) -> Iterator[tuple[slice, Any]]:
         """Batches as `together`, but for every other place, which has the next record.
@@ -208,9 +155,32 @@ class Comparison:
             return ""  # apart, but not what it says: each record would be normalised by itself, say
         found = self._mismatches(gradients, reduction, way)
         again = partial(self._elsewhere, reduction, way)
-        if settled([share for _, share in found], again, self._tolerance):
+        in_float64 = partial(self._agrees_in_float64, gradients, reduction, way)
+        if settled([share for _, share in found], again, in_float64, self._tolerance):
             return None
         return next(name for name, share in found if not share <= 1)
+
+    def _agrees_in_float64(
+        self, gradients: RecordsAlone, reduction: Reduction, way: Isolation
+    ) -> bool:
+        """Whether a copy that computes in float64 agrees, where there is one of the same model."""
+        if self._tolerance > TOLERANCE[torch.float32] or self._placement.used:
+            return False
+        copied = widened(self.model, torch.float64)
+        if copied is None:
+            return False
+        wide = self._batches.widened()
+        how = self._ways, self._placement, self._on_private, TOLERANCE[torch.float64]
+        try:
+            other = Comparison(copied, self.loss, wide, *how)
+            alone = other._alone()
+            shares = [share for _, share in other._mismatches(alone, reduction, way)]
+        except Exception:  # whatever the user's code raises in other dtypes
+            return False
+        # a loss that does not compute by the copy, or by other rules there, has other gradients
+        norms = alone.squared.sqrt(), gradients.squared.sqrt().to(alone.squared)
+        same = torch.allclose(*norms, rtol=MOVED, atol=0)
+        return same and all(share <= 1 for share in shares)
 
     def _not_by_this_way(self, error: PrivacyError) -> NotByThisWayError:
         reason = first_sentence(str(error)).split(". Usual causes: ", maxsplit=1)[0]

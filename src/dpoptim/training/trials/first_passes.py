@@ -92,8 +92,12 @@ def working_sample(
         except PrivacyError:
             raise
         except Exception as error:  # whatever the user's model raises on made-up input
-            reasons.append(f"the model raised {type(error).__name__} on random input")
+            reasons.append(raised_on_random(error))
     return None, reasons[0] if reasons else "records are not made of tensors"
+
+
+def raised_on_random(error: Exception) -> str:
+    return f"the model raised {type(error).__name__} on random input"
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from dpoptim.training.trials.first_passes import (
     NOT_FIRST,
     first_sample,
     outputs_mixed,
+    raised_on_random,
     refuse_memory,
     refuse_mixing_by_chance,
 )
@@ -110,9 +111,11 @@ def choose_isolation(
             chosen = incomparable(choice, found)
         else:
             tried = replace(found, quieted=quieted)
-            sample = tried if choice == "vmap" else with_records_apart(model, tried, batch_axis)
+            sample, reason = (
+                (tried, NOT_FIRST) if choice == "vmap" else if_taken(model, tried, batch_axis)
+            )
             if sample is None or (sample.folded and choice == "vmap"):
-                chosen = unprobed(choice, batch_axis, NOT_FIRST)
+                chosen = unprobed(choice, batch_axis, reason)
             elif choice != "vmap" and (mixing := mixed_beside_large(model, sample)):
                 chosen = apart_from_large(choice, sample, mixing)
             else:
@@ -266,6 +269,16 @@ def slower_way(
         isolation = promoted(model, isolation, failure)
         failure = None if isolation.alone else trials.failure(isolation)
     return Isolation.of("alone")
+
+
+def if_taken(model: nn.Module, sample: Sample, batch_axis: int | None) -> tuple[Sample | None, str]:
+    """`with_records_apart`; None, and why, also where the model raises on some random numbers."""
+    try:
+        return with_records_apart(model, sample, batch_axis), NOT_FIRST
+    except PrivacyError:
+        raise
+    except Exception as error:  # whatever the user's model raises on random input
+        return None, raised_on_random(error)
 
 
 def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None) -> Sample | None:

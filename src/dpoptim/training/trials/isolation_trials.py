@@ -1,6 +1,5 @@
 """Trials of a way of keeping records apart, on made-up records."""
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -12,19 +11,17 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
-from dpoptim.gradients.arithmetic.precision import NARROW
 from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
 from dpoptim.gradients.layers.outside import OutsideUseError
 from dpoptim.gradients.oracle import RecordsAlone, engine_sums, trainable
 from dpoptim.gradients.placement import Placement
-from dpoptim.training.trials.comparison import computed_dtypes, settled, tolerance_of
 from dpoptim.training.trials.isolation_words import first_sentence
 from dpoptim.training.trials.made_up import Sample
 from dpoptim.training.trials.next_way import Failure
 from dpoptim.training.trials.probe import positions_per_layer
 from dpoptim.training.trials.quiet import other_weights
-
-WIDENED = 1 << 27  # entries of a model that is copied, at most
+from dpoptim.training.trials.tolerances import TOLERANCE, computed_dtypes, settled, tolerance_of
+from dpoptim.training.trials.wider_copies import widened
 
 
 @contextmanager
@@ -45,21 +42,6 @@ def of_one_record() -> Iterator[None]:
             "that is kept from the batch before. Fix: squeeze(1), or whichever axis is meant; let "
             "each forward pass begin anew. Batches are drawn by coins, and may have one record."
         ) from error
-
-
-def widened(model: nn.Module) -> nn.Module | None:
-    """Copy a model, and widen to float32 what is narrow; None where that fails, or takes much."""
-    held = [*model.parameters(), *model.buffers()]
-    if sum(each.numel() for each in held) > WIDENED:
-        return None
-    try:
-        copied = copy.deepcopy(model)
-    except Exception:  # whatever the user's modules raise
-        return None
-    for each in (*copied.parameters(), *copied.buffers()):
-        if each.dtype in NARROW:
-            each.data = each.data.float()
-    return copied
 
 
 class Trials:
@@ -92,8 +74,8 @@ class Trials:
 
         def agrees() -> bool:
             shares.update(self._shares(isolation))
-            again = partial(self._elsewhere, isolation)
-            agreed = settled(list(shares.values()), again, self._tolerance)
+            how = partial(self._elsewhere, isolation), partial(self._agrees_in_float64, isolation)
+            agreed = settled([*shares.values()], *how, self._tolerance)
             return agreed and self._agrees_in_all_digits(isolation, shares)
 
         found = self._outcome(isolation, agrees)
@@ -116,7 +98,9 @@ class Trials:
             shares: distances in tolerances; those of the copy where it disagrees.
         """
         rounded = self._tolerance / self._least
-        copied = None if all(s * rounded <= 1 for s in shares.values()) else widened(self.model)
+        if rounded <= 1 or all(share * rounded <= 1 for share in shares.values()):
+            return True
+        copied = widened(self.model)
         if copied is None:
             return True
         try:
@@ -124,11 +108,30 @@ class Trials:
             found = trials._shares(isolation)
         except Exception:  # whatever the user's model raises in other dtypes
             return True
-        again = partial(trials._elsewhere, isolation)
-        if trials._tolerance > self._least or settled([*found.values()], again, self._least):
+        how = partial(trials._elsewhere, isolation), partial(trials._agrees_in_float64, isolation)
+        if trials._tolerance > self._least or settled([*found.values()], *how, self._least):
             return True
         shares.update(found)
         return False
+
+    def _agrees_in_float64(self, isolation: Isolation) -> bool:
+        """Whether a copy of the model that computes in float64 gives each record its own gradient.
+
+        Only of what computes in float32; no ReLU is turned by rounding there.
+        """
+        if self._tolerance > TOLERANCE[torch.float32] or self.placement.used:
+            return False
+        copied = widened(self.model, torch.float64)
+        if copied is None:
+            return False
+        try:
+            trials = Trials(copied, self.sample.widened(), self.placement)
+            shares = trials._shares(isolation).values()
+        except Exception:  # whatever the user's model raises in other dtypes
+            return False
+        # a copy that is not what computes has no gradients
+        computes = trials._tolerance == TOLERANCE[torch.float64] and min(trials._bounds) > 1e-6
+        return computes and all(share <= 1 for share in shares)
 
     def raised(self, isolation: Isolation) -> Failure | None:
         """Why this way cannot be run; None if it can, whatever it gives."""

@@ -14,6 +14,7 @@ from dpoptim.torch_internals import pytree
 from dpoptim.training.batches.records import made_up
 from dpoptim.training.trials.calls import call_of_loss, calls
 from dpoptim.training.trials.quiet import Quieted
+from dpoptim.training.trials.wider_copies import widened_batch
 
 Model = Callable[..., Any]
 
@@ -49,9 +50,11 @@ class Sample:
         rows: records in it, of a number unlike every other axis in sight.
         axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...); tensors
             of one axis have them there.
-        returned: where what the model returns has records; folded with positions only if nothing
-            has them on an axis of their own.
+        returned: where what the model returns has records; on its second axis (time first, as CTC
+            wants it) only if nothing has them first, and folded with positions only if nothing has
+            them on an axis of their own.
         least: whole numbers are this or one more.
+        whole: whether all numbers are whole, as where a table of floats holds categories.
         quieted: how the model is made deterministic on it, once that is known.
         autocast: what it is called under; None: what the program is under.
     """
@@ -62,6 +65,7 @@ class Sample:
     axis: int = 0
     returned: tuple[Returned, ...] = ()
     least: int = 0
+    whole: bool = False
     quieted: Quieted | None = None
     autocast: torch.dtype | None = None
 
@@ -81,14 +85,16 @@ class Sample:
     @torch.no_grad()
     def tried(self, model: Model) -> "Sample":
         """The same, with `returned` as this run of the model shows."""
-        found, folded = list[Returned](), list[Returned]()
+        found, second, folded = list[Returned](), list[Returned](), list[Returned]()
         for i, leaf in enumerate(tensors_of(self.call(model))):
             if leaf.is_floating_point():
                 axes = [a for a in (self.axis, 0) if leaf.dim() > a and leaf.shape[a] == self.rows]
                 found += [Returned(i, axes[0])] if axes else []
+                if leaf.dim() > 1 and leaf.shape[1] == self.rows:
+                    second.append(Returned(i, 1))
                 if leaf.dim() and len(leaf) > self.rows and len(leaf) % self.rows == 0:
                     folded.append(Returned(i, 0, folded=True))
-        return replace(self, returned=tuple(found or folded))
+        return replace(self, returned=tuple(found or second or folded))
 
     @property
     def folded(self) -> bool:
@@ -113,6 +119,11 @@ class Sample:
             return change(leaf.movedim(axis, 0)).movedim(0, axis)
 
         args, kwargs = pytree.tree_map(map_one, (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs)
+
+    def widened(self) -> "Sample":
+        """With numbers in float64."""
+        args, kwargs = widened_batch((self.args, self.kwargs))
         return replace(self, args=args, kwargs=kwargs)
 
     def with_ones(self) -> "Sample":
@@ -149,12 +160,20 @@ class Sample:
 
         return replace(self.map_records(lengths), least=1)
 
+    def in_whole_numbers(self) -> "Sample":
+        """With floats that are 0 or 1, for models that look categories up by them."""
+
+        def whole(x: Tensor) -> Tensor:
+            return torch.randint_like(x, 0, 2) if x.is_floating_point() else x
+
+        return replace(self.map_records(whole), whole=True)
+
     def with_another_first(self, size: float) -> "Sample":
         """With another first record, of numbers of about this size."""
 
         def change(x: Tensor) -> Tensor:
             changed = x.clone()
-            if x.is_floating_point():
+            if x.is_floating_point() and not self.whole:
                 changed[0] = torch.randn_like(x[0]) * size
             elif x.dtype != torch.bool:
                 most = self.least + 1
@@ -255,7 +274,10 @@ def samples(
         for args, kwargs in (*call_of_loss(loss, model, batch), *calls(model, batch))
         if (axis := axis_of_records(pytree.tree_leaves((args, kwargs)), rows)) is not None
     ]
-    likely += [sample.from_one() for sample in likely]
+    likely += [
+        *(sample.from_one() for sample in likely),
+        *(sample.in_whole_numbers() for sample in likely),
+    ]
     yield from likely
     narrow = next((p.dtype for p in model.parameters() if p.dtype in NARROW), torch.bfloat16)
     yield from (replace(sample, autocast=narrow) for sample in likely)

@@ -46,10 +46,11 @@ def places_of_records(
     """
     seen: dict[str, set[str]] = {}
     rows = sample.rows
+    leaves = {name for name, module in model.named_modules() if not [*module.children()]}
 
     def note(name: str, rule: AnyRule | None, args: tuple[Any, ...], kwargs: Any) -> None:
         if rule is None:
-            place = "first" if sees_records((args, kwargs), rows) else "shared"
+            place = place_in_call((args, kwargs), rows, leaf=name in leaves)
         else:
             x = args[0] if args and isinstance(args[0], Tensor) else None
             place = (
@@ -89,6 +90,20 @@ def sees_records(given: Any, rows: int) -> bool:
     """Whether a call's tensors, if there are any, may hold ``rows`` made-up records."""
     shapes = [x.shape for x in pytree.tree_leaves(given) if isinstance(x, Tensor)]
     return not shapes or any(size % rows == 0 for shape in shapes for size in shape)
+
+
+def place_in_call(given: Any, rows: int, *, leaf: bool) -> str:
+    """Where records are in what a module without a rule is called with: `place_in`, if it tells.
+
+    Args:
+        leaf: whether the module has no others inside, which may tell by themselves.
+    """
+    if not sees_records(given, rows):
+        return "shared"
+    tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, Tensor)]
+    alone = tensors[0] if len(tensors) == 1 and rows not in tensors[0].shape else None
+    folded = leaf and alone is not None and alone.dim() and not len(alone) % rows
+    return "folded" if folded else "first"
 
 
 def place_in(x: Tensor, rule: AnyRule, rows: int, *, lookups: bool) -> str:
@@ -131,7 +146,10 @@ def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolat
 
 def told_outside(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
     """The same way, told of the layers whose parameters were read outside of these, if any were."""
-    read = in_all_blocks(model, failure.modules) if failure.outside else set()
+    around = {parent(name) for name in failure.modules} & {parent(o) for o in isolation.outside}
+    # a second one in a module: what it computes by its layers' parameters may read all of them
+    beside = [name for name, _ in model.named_modules() if name and parent(name) in around]
+    read = in_all_blocks(model, [*failure.modules, *beside]) if failure.outside else set()
     if read <= isolation.outside:
         return isolation
     return replace(isolation, outside=isolation.outside | read, windows=True)
