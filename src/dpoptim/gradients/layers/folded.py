@@ -69,7 +69,8 @@ class FoldedLayer:
         self._plain = VmapLayer(recorder, module, label, trainable)
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) != 1 or kwargs or not rows or len(args[0]) % rows:
+        one = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+        if not one or not rows or len(args[0]) % rows:
             return self._plain(rows, args, kwargs)
         return self._folded(rows, (args[0].unflatten(0, (rows, -1)),), {}).flatten(0, 1)
 
