@@ -60,6 +60,7 @@ __all__ = [
     "run_backward",
     "running_wrapper",
     "saved_tensors_hooks_are_set",
+    "set_cudnn_tf32",
     "version_of",
     "wrappers_of",
 ]
@@ -179,6 +180,14 @@ def onednn_is_enabled() -> bool:
 def matmul_precision(backend: str) -> str:
     """``fp32_precision`` of the matrix products of "cuda" or "mkldnn"."""
     return torch._C._get_fp32_precision_getter(backend, "matmul")
+
+
+def set_cudnn_tf32(allowed: bool) -> None:
+    """``torch.backends.cudnn.allow_tf32 = allowed``, also where PyTorch's own test cases forbid it.
+
+    Whose module has every assignment to ``torch.backends`` raise from its import on.
+    """
+    torch._C._set_cudnn_allow_tf32(allowed)
 
 
 def has_onednn() -> bool:
