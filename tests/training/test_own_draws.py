@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.training.trials.fixed_noise import FixedNoise, drawn_for
+from dpoptim.training.trials.fixed_noise import FixedNoise, drawn_by, drawn_for
 
 N, FEATURES = 24, 6
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -58,6 +59,8 @@ BY_RECORD: dict[str, Loss] = {
     "noise": lambda m, b: errors(m, b[0] + torch.randn_like(b[0])).mean(1),
     "gates": lambda m, b: errors(m, b[0] * torch.rand(len(b[0]), 1)).mean(1),
     "a scale of the batch": lambda m, b: errors(m, b[0] * torch.rand(())).mean(1),
+    "slopes": lambda m, b: errors(m, F.rrelu(b[0], training=True)).mean(1),
+    "slopes in place": lambda m, b: errors(m, F.rrelu_(b[0] * 1, training=True)).mean(1),
 }
 BY_BATCH: dict[str, Loss] = {
     "masks": lambda m, b: (of := masked(m, b))[0].sum() / of[1].sum(),
@@ -203,3 +206,14 @@ def test_a_row_draws_the_same_in_any_batch() -> None:
             for place, row in enumerate(rows):
                 with drawn_for([row]):
                     torch.testing.assert_close(draw(1, 8)[0], whole[place][..., :8])
+
+
+def test_what_is_computed_with_random_numbers_depends_on_what_is_given() -> None:
+    """Or else nothing that mixes records before it would be seen."""
+    x = torch.randn(4, 5)
+    for training in (True, False):
+        with FixedNoise():
+            found = F.rrelu(x, 0.2, 0.4, training=training)
+        torch.testing.assert_close(found, F.leaky_relu(x, 0.3))
+    assert not drawn_by(torch.ops.aten._cudnn_rnn.default)  # an LSTM on a GPU
+    assert drawn_by(torch.ops.aten.rand_like.default)
