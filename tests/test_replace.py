@@ -138,3 +138,10 @@ def test_other_kinds_are_refused_and_nothing_changes(layer: nn.Module, named: st
     with pytest.raises(PrivacyError, match=f"'1' .*{named}"):
         dpoptim.replace_batchnorm(model)
     assert isinstance(model[0], nn.BatchNorm2d)
+
+
+def test_a_single_channel_is_named_with_what_to_put_there() -> None:
+    done = dpoptim.replace_batchnorm(nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)))
+    assert "makes zero of a record's only value: put nn.Identity there" in str(done)
+    done = dpoptim.replace_batchnorm(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    assert "zero" not in str(done)

@@ -16,6 +16,12 @@ TENSORS = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
+SINGLE = (
+    ", which makes zero of a record's only value: put nn.Identity there, unless it gets several of "
+    "each record"
+)
+
+
 @dataclass(frozen=True)
 class Replaced:
     """Result of `replace_batchnorm`.
@@ -41,6 +47,7 @@ class Replaced:
         lines = [
             f"{name or 'the model itself'}: now GroupNorm({layer.num_groups} groups of "
             f"{layer.num_channels // layer.num_groups} channels)"
+            + (SINGLE if layer.num_channels == 1 else "")
             for name, layer in self.layers.items()
         ]
         return "\n".join(

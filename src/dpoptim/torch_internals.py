@@ -60,6 +60,7 @@ __all__ = [
     "run_backward",
     "running_wrapper",
     "saved_tensors_hooks_are_set",
+    "set_cudnn_tf32",
     "version_of",
     "wrappers_of",
 ]
@@ -73,6 +74,12 @@ DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 """A `with` in which operations on a subclass of Tensor are those on tensors; its own documentation
 names it so.
 """
+is_functorch_tensor: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+"""Whether torch.func follows this tensor through a function."""
+onednn_is_enabled: Callable[[], bool] = torch._C._get_mkldnn_enabled
+"""``torch.backends.mkldnn.enabled``."""
+set_cudnn_tf32: Callable[[bool], None] = torch._C._set_cudnn_allow_tf32
+"""``torch.backends.cudnn.allow_tf32 = ...``, which PyTorch's own test cases forbid to assign."""
 convolution_backward = torch.ops.aten.convolution_backward
 layer_norm_backward = torch.ops.aten.native_layer_norm_backward
 group_norm_backward = torch.ops.aten.native_group_norm_backward
@@ -161,19 +168,9 @@ def parts_held(tensor: Tensor) -> list[Tensor]:
     return [part for each in inside if isinstance(each, Tensor) for part in parts_held(each)]
 
 
-def is_functorch_tensor(x: Tensor) -> bool:
-    """Whether torch.func follows this tensor through a function."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
-
-
 def saved_tensors_hooks_are_set() -> bool:
     """Whether somebody packs what operations save for backward passes, as checkpointing does."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def onednn_is_enabled() -> bool:
-    """``torch.backends.mkldnn.enabled``."""
-    return torch._C._get_mkldnn_enabled()
 
 
 def matmul_precision(backend: str) -> str:

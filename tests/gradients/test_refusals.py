@@ -655,6 +655,12 @@ def test_complex_parameters_are_named_and_what_is_said_to_do_works() -> None:
 def test_models_of_torch_jit_are_refused_by_name() -> None:
     with pytest.raises(PrivacyError, match=r"compiled by torch.jit.*Fix: attach the model as it"):
         refuse_model(torch.jit.trace(nn.Linear(3, 2), torch.randn(2, 3)))
+    whole = torch.jit.script(nn.Linear(3, 2))
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=4, batch_size=2, steps=1, epsilon=1.0, delta=1e-2)
+    with pytest.raises(PrivacyError, match=r"compiled by torch.jit.*Fix: attach the model as it"):
+        dpoptim.attach(
+            plan, whole, torch.optim.SGD(whole.parameters(), 1.0), [(torch.randn(3),)] * 4
+        )
 
 
 def test_lazy_modules_are_named_and_what_is_said_to_do_works() -> None:

@@ -40,7 +40,7 @@ ALLOWED = {
     "training/trials/isolation_trials.py": {"randn"},  # weights of made-up records
     # names of operators whose results it fixes
     "training/randomness/drawing_collates.py": {"random."},
-    "training/trials/fixed_noise.py": {"bernoulli", "randperm", "random."},
+    "training/trials/fixed_noise.py": {"bernoulli", "multinomial", "randperm", "random."},
     # what not to draw from, in a message
     "training/trials/loss_refusals.py": {"torch.rand(", "random.", "np.random"},
     "training/trials/quiet.py": {

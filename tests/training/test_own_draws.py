@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.training.trials.fixed_noise import FixedNoise, drawn_for
+from dpoptim.training.trials.fixed_noise import FixedNoise, drawn_by, drawn_for
 
 N, FEATURES = 24, 6
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
-def attach(loss: Loss, **options: Any) -> Any:
+def attach(loss: Loss, between: type[nn.Module] = nn.Tanh, **options: Any) -> Any:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, FEATURES))
+    model = nn.Sequential(nn.Linear(FEATURES, 8), between(), nn.Linear(8, FEATURES))
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(
         n=N, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
     )
@@ -203,3 +204,19 @@ def test_a_row_draws_the_same_in_any_batch() -> None:
             for place, row in enumerate(rows):
                 with drawn_for([row]):
                     torch.testing.assert_close(draw(1, 8)[0], whole[place][..., :8])
+
+
+def test_what_is_computed_with_random_numbers_depends_on_what_is_given() -> None:
+    """Or else nothing that mixes records before it would be seen."""
+    x = torch.randn(4, 5)
+    for training in (True, False):
+        with FixedNoise():
+            found = F.rrelu(x, 0.2, 0.4, training=training)
+        torch.testing.assert_close(found, F.leaky_relu(x, 0.3))
+    assert not drawn_by(torch.ops.aten._cudnn_rnn.default)  # an LSTM on a GPU
+    assert drawn_by(torch.ops.aten.rand_like.default)
+
+
+def test_a_layer_that_draws_its_slopes_goes_by_rules() -> None:
+    with attach(lambda m, b: errors(m, b[0]).mean(1), nn.RReLU) as private:
+        assert not alone(private)

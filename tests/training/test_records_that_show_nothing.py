@@ -107,3 +107,40 @@ def test_ctc_losses_are_tried_with_labels_that_are_classes() -> None:
     assert torch.ctc_loss is honest
     assert "loss not checked" not in private.describe()
     assert all(bool(((y >= 0) & (y < 6)).all()) for y in seen)
+
+
+class Warped(nn.Module):
+    """Samples an image at places of its own choice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place, self.head = nn.Linear(16, 6), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = F.affine_grid(self.place(x.flatten(1)).view(-1, 2, 3), x.shape, align_corners=False)
+        sampled = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+        return self.head(sampled.flatten(1))
+
+
+def test_no_image_is_sampled_where_places_are_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch takes NaN for an index there, and ends the process."""
+    honest, tried = torch.grid_sampler, list[bool]()
+
+    def noted(image: Tensor, places: Tensor, *rest: Any) -> Tensor:
+        tried.append(bool(places.isfinite().all()))
+        return honest(image, places.nan_to_num(), *rest)
+
+    monkeypatch.setattr(torch, "grid_sampler", noted)
+    records = [(torch.randn(1, 4, 4), torch.tensor(i % 3)) for i in range(64)]
+    seen = list[bool]()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        own = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        seen.append(bool(own.isfinite().all()))
+        return own
+
+    private = attach(Warped(), records, loss, None)
+    assert all(tried)
+    assert not all(seen)  # which were tried nevertheless
+    assert torch.grid_sampler is noted
+    assert "loss not checked" not in private.describe()

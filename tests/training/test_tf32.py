@@ -90,3 +90,14 @@ def test_models_may_read_and_set_the_older_switches(precision: str) -> None:
             private.backward(loss(model, batch))
             optimizer.step()
     assert older()[2] == precision
+
+
+def test_switches_are_set_beside_pytorchs_own_test_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose module, as soon as it is imported, has assignments to torch.backends raise."""
+    before = older(), newer()
+    forbidden = torch.backends.disable_global_flags.__globals__
+    monkeypatch.setitem(forbidden, "__allow_nonbracketed_mutation_flag", False)
+    assert torch.backends.flags_frozen()
+    with no_tf32():
+        assert older() == (False, False, "highest")
+    assert (older(), newer()) == before

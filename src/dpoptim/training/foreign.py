@@ -154,5 +154,5 @@ def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def uncompiled(model: nn.Module) -> nn.Module:
     """The model inside ``torch.compile(model)``, which hooks are for; called, both run them."""
-    inner = model._modules.get("_orig_mod") if isinstance(model, nn.Module) else None
+    inner = getattr(model, "_orig_mod", None) if isinstance(model, nn.Module) else None
     return model if inner is None else inner

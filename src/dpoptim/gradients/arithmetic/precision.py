@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpoptim.torch_internals import autocast_is_on, matmul_precision
+from dpoptim.torch_internals import autocast_is_on, matmul_precision, set_cudnn_tf32
 
 NARROW = (torch.float16, torch.bfloat16)
 # what of torch.backends may compute float32 in TF32 or narrower
@@ -18,11 +18,7 @@ EXACT = ("none", "ieee")  # precisions of float32 products
 # PyTorch's older switches for these: read, set, and what they are without TF32
 OLDER: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Any]] = {
     "matmul": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
-    "conv": (
-        lambda: torch.backends.cudnn.allow_tf32,
-        partial(setattr, torch.backends.cudnn, "allow_tf32"),
-        False,
-    ),
+    "conv": (lambda: torch.backends.cudnn.allow_tf32, set_cudnn_tf32, False),
 }
 AS_IT_IS = nullcontext()
 

@@ -37,9 +37,10 @@ from dpoptim.training.trials.loss_refusals import (
     run_twice,
 )
 from dpoptim.training.trials.made_up import odd_batch_size
-from dpoptim.training.trials.quiet import Quieting, autocast_seen, labels_within_classes
+from dpoptim.training.trials.quiet import Quieting, autocast_seen
 from dpoptim.training.trials.tolerances import computed_dtypes, tolerance_of
 from dpoptim.training.trials.variations import Units, with_padding
+from dpoptim.training.trials.within_memory import within_memory
 
 # of keeping records apart, either of which will do
 WAYS = (Isolation.of("rules"), Isolation.of("vmap"))
@@ -171,7 +172,7 @@ def compare_if_possible(program: Program, records: Units) -> str:
 def if_possible(compared: Callable[[], CheckResult]) -> str:
     """Why something could not be compared, or ""; see `compare_if_possible`."""
     try:
-        with labels_within_classes():
+        with within_memory():
             compared()
     except PrivacyError:
         raise

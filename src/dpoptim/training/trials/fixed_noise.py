@@ -1,6 +1,6 @@
 """Random numbers that never change, to compare runs of a model, or batches, that draw noise."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -17,6 +17,11 @@ UNEVEN = 0.25
 # Steps from a row's numbers to the next one's, and from place to place in it: any share of them is
 # below it, in each row at other places.
 GOLDEN_RATIO, PLASTIC_RATIO = 0.618033988749895, 0.754877666246693
+# how names of operators begin whose results are random numbers, and nothing else
+DRAWN = (
+    *("bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial"),
+    *("normal", "poisson", "rand", "uniform", "_sample_dirichlet", "_standard_gamma"),
+)
 ROWS: ContextVar[Sequence[int] | None] = ContextVar("whose numbers are drawn", default=None)
 
 
@@ -80,8 +85,8 @@ class FixedNoise(DispatchMode):
         if not name:
             return func(*args, **kwargs)
         self.drew = True
-        if name == "native_dropout":
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name in COMPUTED:
+            return COMPUTED[name](*args)
         self.by_others |= kwargs.get("generator") not in (None, torch.default_generator)
         names = [argument.name for argument in func._schema.arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -150,10 +155,38 @@ class FixedNoise(DispatchMode):
 
 @cache
 def drawn_by(func: Any) -> str:
-    """Name of an operator that draws random numbers; of another one, none."""
+    """Name of an operator that draws random numbers in the open; of another one, none.
+
+    Not of recurrent layers and attention, whose kernels draw within, and whose results depend on
+    what they are given.
+    """
     name: str = func.__name__.split(".")[0]
-    draws = torch.Tag.nondeterministic_seeded in func.tags and "attention" not in name
-    return name if draws else ""
+    draws = name.startswith(DRAWN) and torch.Tag.nondeterministic_seeded in func.tags
+    return name if draws or name in COMPUTED else ""
+
+
+def kept(x: Tensor, *_options: Any) -> tuple[Tensor, Tensor]:
+    """Dropout that keeps everything."""
+    return x.clone(), torch.ones_like(x, dtype=torch.bool)
+
+
+def middling(x: Tensor, slopes: Tensor, lower: float, upper: float, *_options: Any) -> Tensor:
+    """A randomised leaky ReLU with the mean of its slopes, as in evaluation mode.
+
+    Args:
+        slopes: written for the backward pass.
+    """
+    slopes.fill_(1.0).masked_fill_(x <= 0, (lower + upper) / 2)
+    return x * slopes
+
+
+# operators whose results are computed from what they are given, with random numbers
+COMPUTED: dict[str, Callable[..., Any]] = {
+    "native_dropout": kept,
+    "_fused_dropout": kept,
+    "rrelu_with_noise": middling,
+    "rrelu_with_noise_": lambda x, *rest: x.copy_(middling(x, *rest)),
+}
 
 
 def scale_of(name: str, given: dict[str, Any]) -> tuple[Any, Any]:

@@ -229,26 +229,6 @@ def autocast_seen(*, off: bool = False) -> Iterator[set[torch.dtype]]:
 
 
 @contextmanager
-def labels_within_classes() -> Iterator[None]:
-    """Let ``ctc_loss`` raise on labels that are no classes, of which made-up records have some.
-
-    PyTorch's does not look, and writes beyond its memory.
-    """
-    honest: Callable[..., Tensor] = torch.ctc_loss
-
-    def within(logits: Tensor, targets: Tensor, *rest: Any, **options: Any) -> Tensor:
-        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
-            raise ValueError("labels are no classes")
-        return honest(logits, targets, *rest, **options)
-
-    vars(torch)["ctc_loss"] = within
-    try:
-        yield
-    finally:
-        vars(torch)["ctc_loss"] = honest
-
-
-@contextmanager
 def in_all_digits(run: Callable[[], object]) -> Iterator[None]:
     """Leave autocast off that a model switches on by itself, as in Accelerate's mixed precision.
 
