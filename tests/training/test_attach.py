@@ -540,6 +540,8 @@ def test_parameters_outside_the_optimizer() -> None:
 def test_what_cannot_be_made_private_is_refused_by_name() -> None:
     model, data = problem()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(dpoptim.PrivacyError, match="SparseAdam takes sparse gradients"):
+        dpoptim.attach(plan(), model, torch.optim.SparseAdam(model.parameters()), data)
     with pytest.raises(dpoptim.PrivacyError, match="LBFGS"):
         dpoptim.attach(plan(), model, torch.optim.LBFGS(model.parameters()), data)
     with pytest.raises(dpoptim.PrivacyError, match="DataParallel"):

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
+from dpoptim.gate import SelectedRows
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hooks.refusals import refuse_wrapped
 from dpoptim.gradients.layers.embedding import refuse_options
@@ -54,6 +55,8 @@ def refuse_unsupported(
         )
     refuse_model(model)
     refuse_optimizers(optimizers)
+    if not isinstance(plan.query, SelectedRows):
+        refuse_sparse_steps(optimizers)
     refuse_data(train_set)
 
 
@@ -114,6 +117,15 @@ def refuse_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
                 "LBFGS evaluates its closure several times a step, and every evaluation would need "
                 "noise of its own. Fix: use a first-order optimizer such as SGD or Adam."
             )
+
+
+def refuse_sparse_steps(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Refuse what takes sparse gradients alone, where noise makes all of them dense."""
+    if any(isinstance(optimizer, torch.optim.SparseAdam) for optimizer in optimizers):
+        raise PrivacyError(
+            "SparseAdam takes sparse gradients, and the plan's method adds noise to every row of a "
+            "table. Fix: torch.optim.Adam; or dpoptim.SparseSGD, which selects rows in private."
+        )
 
 
 def refuse_data(train_set: Dataset[Any]) -> None:
