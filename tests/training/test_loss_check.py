@@ -693,6 +693,21 @@ def test_a_mean_in_few_digits_is_taken_of_each_record_alone(narrow: str) -> None
         attach(model, data, loss=loss, isolation="rules")
 
 
+@pytest.mark.parametrize("weight", [3e-2, 1e-2])
+def test_a_small_mixing_term_is_found_though_it_names_the_model_itself(weight: float) -> None:
+    """A loss that balances gates by a closure's name: a copy of the model has no part in that."""
+    torch.manual_seed(0)
+    words, gate = nn.Embedding(10, 8), nn.Linear(8, 3)
+    net = nn.Sequential(words, nn.Flatten(), nn.Linear(40, 8), gate)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        shares = gate(words(batch[0]).mean(1)).softmax(-1).mean(0)
+        return F.cross_entropy(model(batch[0]), batch[1]) + weight * 4 * shares.square().sum()
+
+    with pytest.raises(dpoptim.SamplesInteractError):
+        dpoptim.check(net, loss, (torch.randint(0, 10, (8, 5)), torch.arange(8) % 3))
+
+
 class Halved(nn.Module):
     """Half as many digits."""
 

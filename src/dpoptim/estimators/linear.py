@@ -1,6 +1,6 @@
 """Linear models, private, as in scikit-learn: gradients in closed form, no autograd."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -84,7 +84,7 @@ class DPLogisticRegression(FitsClasses, LinearFit):
     """
 
     classes: Sequence[Any] | None = None
-    class_weight: Mapping[Any, float] | None = None
+    class_weight: Any = None  # a mapping; what else people give is refused with the fix
 
     def _learn(self, given: Given) -> None:
         with all_ranks() as ranks:

@@ -4,6 +4,7 @@ import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import dp_accounting
@@ -236,10 +237,10 @@ class NetworkFit(PrivateSettings):
         ).epsilon
 
     def _widths(self, features: int, outputs: int) -> list[int]:
-        sizes = self.hidden_layer_sizes
+        sizes: Any = self.hidden_layer_sizes
         hidden = (
             whole_number("hidden_layer_sizes", width, least=1, most=WIDEST)
-            for width in (sizes if isinstance(sizes, Sequence | np.ndarray) else [sizes])
+            for width in ([sizes] if isinstance(sizes, Real) else sizes)
         )
         return [features, *hidden, outputs]
 

@@ -1,6 +1,6 @@
 """Small networks, private, as in scikit-learn: DP-SGD on Poisson batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +94,7 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
     """
 
     classes: Sequence[Any] | None = None
-    class_weight: Mapping[Any, float] | None = None
+    class_weight: Any = None  # a mapping; what else people give is refused with the fix
 
     def _learn(self, given: Given) -> None:
         x = self._rows(given)

@@ -25,7 +25,10 @@ def refuse_other_types(settings: Any) -> None:
         value = getattr(settings, name)
         if not fits(value, hint):
             allowed = " or ".join(words_of(hint))
-            raise ValueError(f"{name} must be {allowed}, got {reprlib.repr(value)}.")
+            # a table that stands there by mistake is private
+            short = isinstance(value, Real | str | np.bool_ | types.NoneType)
+            got = reprlib.repr(value) if short else type(value).__name__
+            raise ValueError(f"{name} must be {allowed}, got {got}.")
 
 
 @cache

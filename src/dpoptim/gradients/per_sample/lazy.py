@@ -105,4 +105,4 @@ class Lazy(PerSampleGrad):
             )
 
     def without(self, keep: Tensor) -> "Lazy":
-        return replace(self, keep=keep)
+        return replace(self, keep=keep, there=None, fused=None)

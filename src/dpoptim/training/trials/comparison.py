@@ -22,7 +22,7 @@ from dpoptim.training.trials.fixed_noise import drawn_for
 from dpoptim.training.trials.isolation_words import first_sentence
 from dpoptim.training.trials.quiet import MOVED, other_weights
 from dpoptim.training.trials.tolerances import TOLERANCE, settled
-from dpoptim.training.trials.wider_copies import widened, widened_batch
+from dpoptim.training.trials.wider_copies import reads, widened, widened_batch
 
 
 def meant_by(error: Exception) -> PrivacyError:
@@ -172,6 +172,8 @@ class Comparison:
         wide = self._batches.widened()
         how = self._ways, self._placement, self._on_private, TOLERANCE[torch.float64]
         try:
+            if reads(self.loss(copied, wide.together), self.model):
+                return False
             other = Comparison(copied, self.loss, wide, *how)
             alone = other._alone()
             shares = [share for _, share in other._mismatches(alone, reduction, way)]

@@ -21,7 +21,7 @@ from dpoptim.training.trials.next_way import Failure
 from dpoptim.training.trials.probe import positions_per_layer
 from dpoptim.training.trials.quiet import other_weights
 from dpoptim.training.trials.tolerances import TOLERANCE, computed_dtypes, settled, tolerance_of
-from dpoptim.training.trials.wider_copies import widened
+from dpoptim.training.trials.wider_copies import reads, widened
 
 
 @contextmanager
@@ -125,7 +125,10 @@ class Trials:
         if copied is None:
             return False
         try:
-            trials = Trials(copied, self.sample.widened(), self.placement)
+            sample = self.sample.widened()
+            if reads(sample.call(copied), self.model):
+                return False
+            trials = Trials(copied, sample, self.placement)
             shares = trials._shares(isolation).values()
         except Exception:  # whatever the user's model raises in other dtypes
             return False

@@ -85,16 +85,26 @@ class Sample:
     @torch.no_grad()
     def tried(self, model: Model) -> "Sample":
         """The same, with `returned` as this run of the model shows."""
-        found, second, folded = list[Returned](), list[Returned](), list[Returned]()
+        kinds: dict[str, list[Returned]] = {"first": [], "second": [], "folded": []}
         for i, leaf in enumerate(tensors_of(self.call(model))):
-            if leaf.is_floating_point():
-                axes = [a for a in (self.axis, 0) if leaf.dim() > a and leaf.shape[a] == self.rows]
-                found += [Returned(i, axes[0])] if axes else []
-                if leaf.dim() > 1 and leaf.shape[1] == self.rows:
-                    second.append(Returned(i, 1))
-                if leaf.dim() and len(leaf) > self.rows and len(leaf) % self.rows == 0:
-                    folded.append(Returned(i, 0, folded=True))
-        return replace(self, returned=tuple(found or second or folded))
+            if (place := self._place(i, leaf)) is not None:
+                kinds[place[0]].append(place[1])
+        first, second, folded = kinds.values()
+        # of outputs of both other kinds nobody knows which is which
+        other = [] if second and folded else second or folded
+        return replace(self, returned=tuple(first or other))
+
+    def _place(self, i: int, leaf: Tensor) -> tuple[str, Returned] | None:
+        """Where an output has records, and how sure that is; None where its sizes do not show."""
+        if not leaf.is_floating_point() or not leaf.dim():
+            return None
+        axes = [a for a in (self.axis, 0) if leaf.dim() > a and leaf.shape[a] == self.rows]
+        if axes:
+            return "first", Returned(i, axes[0])
+        if leaf.dim() > 1 and leaf.shape[1] == self.rows:
+            return "second", Returned(i, 1)
+        folded = len(leaf) > self.rows and len(leaf) % self.rows == 0
+        return ("folded", Returned(i, 0, folded=True)) if folded else None
 
     @property
     def folded(self) -> bool:

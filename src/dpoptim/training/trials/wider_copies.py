@@ -34,3 +34,23 @@ def wider(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def widened_batch(batch: Any) -> Any:
     """A batch, or a model's arguments, with numbers in float64."""
     return pytree.tree_map(lambda x: wider(x, torch.float64) if isinstance(x, Tensor) else x, batch)
+
+
+def reads(results: Any, model: nn.Module) -> bool:
+    """Whether gradients of these results reach parameters of this model, as by a closure's name.
+
+    Then what was computed on its copy is not the copy's alone, and does not tell of the model.
+    """
+    own = {id(p) for p in model.parameters()}
+    leaves = pytree.tree_leaves(results)
+    left: list[Any] = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
+    seen: set[Any] = {None}
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in own:
+            return True
+        left += [before for before, _ in node.next_functions]
+    return False
