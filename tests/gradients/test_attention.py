@@ -3,15 +3,18 @@ micro-batches of one give them.
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.layers.functional_attention import attention
 from support import mismatch
 
 ROWS, L, S, E, HEADS = 7, 5, 3, 8, 2
@@ -235,3 +238,16 @@ def test_learned_queries_and_biases() -> None:
     torch.manual_seed(0)
     x, pad = inputs(torch.float32)
     assert mismatch(Pooling(), (x, pad, torch.randn(ROWS))) < 3e-5
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_record_that_sees_nothing_is_what_torchs_function_makes_of_it(weights: bool) -> None:
+    q, joint, out = torch.randn(5, 3, 8), torch.randn(24, 8), torch.randn(8, 8)
+    hidden = torch.zeros(3, 5, dtype=torch.bool)
+    hidden[0], hidden[1, 3:] = True, True
+    args = (q, q, q, 8, 2, joint, torch.randn(24), None, None, False, 0.0, out, torch.randn(8))
+    options = {"key_padding_mask": hidden, "need_weights": weights}
+    call: Any = SimpleNamespace(name="multi_head_attention_forward", args=args, kwargs=options)
+    found, expected = attention(call), F.multi_head_attention_forward(*args, **options)
+    assert found is not None
+    torch.testing.assert_close(found[0], expected[0], equal_nan=True)

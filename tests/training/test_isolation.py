@@ -554,6 +554,26 @@ class TakesSome(nn.Module):
         return self.layer(x)
 
 
+class Categories(nn.Module):
+    """A layer beside a table that is looked up in by numbers of the same input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(3, 3), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.table(x.long()).sum(1)
+
+
+def test_what_was_tried_on_whole_numbers_alone_says_so() -> None:
+    torch.manual_seed(0)
+    of_categories, of_floats = (
+        choose_isolation(model, data()).basis[0].text for model in (Categories(), nn.Linear(D, 3))
+    )
+    assert "it did on random inputs of 0 and 1, which alone it took" in of_categories
+    assert "it did on random inputs, against batches of one" in of_floats
+
+
 def test_models_may_raise_on_random_numbers() -> None:
     """Enormous ones are left out, and whole ones come after others."""
     torch.manual_seed(0)

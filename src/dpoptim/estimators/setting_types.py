@@ -34,7 +34,10 @@ def refuse_other_types(settings: Any) -> None:
 @cache
 def hints_of(kind: Hashable) -> dict[str, Any]:
     """Annotations of the settings of a dataclass, by name."""
-    hints = get_type_hints(kind)
+    try:
+        hints = get_type_hints(kind)
+    except NameError:  # a user's own estimator, with names for type checkers alone
+        return {}
     return {each.name: hints[each.name] for each in fields(cast(Any, kind)) if each.init}
 
 
@@ -51,7 +54,8 @@ def fits(value: object, hint: Any) -> bool:
         # arrays and series count as sequences
         return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
     other = (bool, np.bool_) if origin is bool else origin
-    return other is Any or isinstance(value, other)
+    known = other is not Any and isinstance(other, type | tuple)
+    return not known or isinstance(value, other)
 
 
 def is_sequence(origin: Any) -> bool:

@@ -191,20 +191,23 @@ class BackwardRecorder:
 @never_compiled
 def narrow_operation(results: Any) -> str | None:
     """The name of an operation on the way of these tensors' gradients that gets narrow ones."""
+    for node in nodes_below(results):
+        if any(each.dtype in NARROW for each in gradient_forms(node)):
+            return node_name(node).removesuffix("0").removesuffix("Backward")
+    return None
+
+
+def nodes_below(results: Any) -> Iterator[Any]:
+    """All nodes of autograd's graph that gradients of these tensors reach, each once."""
     leaves = pytree.tree_leaves(results)
-    left: list[Any] = [
-        leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad
-    ]
+    left: list[Any] = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
     seen: set[Any] = {None}
     while left:
         node = left.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if any(each.dtype in NARROW for each in gradient_forms(node)):
-            return node_name(node).removesuffix("0").removesuffix("Backward")
-        left += [before for before, _ in node.next_functions]
-    return None
+        if node not in seen:
+            seen.add(node)
+            yield node
+            left += [before for before, _ in node.next_functions]
 
 
 def narrow_dtype(

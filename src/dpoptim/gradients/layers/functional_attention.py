@@ -30,7 +30,7 @@ def attention(call: Call) -> tuple[Tensor, Tensor | None] | None:
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     for mask in masks(given, len(q)):
         scores = scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = F.dropout(scores.softmax(-1), given["dropout_p"], given["training"])
+    weights = F.dropout(shares(scores, given), given["dropout_p"], given["training"])
     joined = (weights @ v).transpose(1, 2).flatten(2)
     out = F.linear(joined, given["out_proj_weight"], given["out_proj_bias"]).transpose(0, 1)
     shown = weights.mean(1) if given["average_attn_weights"] else weights
@@ -53,6 +53,17 @@ def projected(given: dict[str, Any]) -> list[Tensor]:
 def heads(x: Tensor, count: int) -> Tensor:
     """Shape (records, heads, positions, features), of (records, positions, all features)."""
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def shares(scores: Tensor, given: dict[str, Any]) -> Tensor:
+    """Weights of all keys.
+
+    Without any to see they are not numbers, or zero where nobody needs them, as PyTorch has it.
+    """
+    if given["need_weights"]:
+        return scores.softmax(-1)
+    blind = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
 
 def masks(given: dict[str, Any], rows: int) -> list[Tensor]:

@@ -97,6 +97,7 @@ def working_sample(
 
 
 def raised_on_random(error: Exception) -> str:
+    """Why nothing was tried, without what was raised."""
     return f"the model raised {type(error).__name__} on random input"
 
 

@@ -186,6 +186,10 @@ COMPUTED: dict[str, Callable[..., Any]] = {
     "_fused_dropout": kept,
     "rrelu_with_noise": middling,
     "rrelu_with_noise_": lambda x, *rest: x.copy_(middling(x, *rest)),
+    "rrelu_with_noise_functional": lambda x, slopes, *rest: (
+        middling(x, drawn := slopes.clone(), *rest),
+        drawn,
+    ),
 }
 
 

@@ -183,7 +183,8 @@ def chosen_by_trials(
         isolation = slower_way(model, sample, trials, isolation, failure)
     if isolation.folded and (gaps := with_gaps(model, sample, placement, isolation)):
         isolation, first = Isolation.of("alone"), first or gaps
-    return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
+    basis, message = basis_of(isolation, sample), message_of(trials, isolation, first)
+    return Chosen(isolation, basis, sample, message)
 
 
 def incomparable(choice: Choice, sample: Sample) -> Chosen:
@@ -220,7 +221,7 @@ def in_this_way(isolation: Isolation, sample: Sample | None, reason: str) -> Cho
         f"{WAYS_IN_WORDS[isolation.tier]}, because {reason}. Say isolation={isolation.tier!r} to "
         "choose for yourself."
     )
-    return Chosen(isolation, basis_of(isolation), sample, message)
+    return Chosen(isolation, basis_of(isolation, sample), sample, message)
 
 
 def as_it_trains(model: nn.Module, chosen: Chosen, choice: Choice, placement: Placement) -> Chosen:

@@ -126,8 +126,9 @@ class Trials:
             return False
         try:
             sample = self.sample.widened()
-            if reads(sample.call(copied), self.model):
-                return False
+            with torch.enable_grad():
+                if reads(sample.call(copied), self.model):
+                    return False
             trials = Trials(copied, sample, self.placement)
             shares = trials._shares(isolation).values()
         except Exception:  # whatever the user's model raises in other dtypes

@@ -10,12 +10,9 @@ from dpoptim.training.trials.next_way import Failure
 
 if TYPE_CHECKING:
     from dpoptim.training.trials.isolation_trials import Trials
+    from dpoptim.training.trials.made_up import Sample
 
 
-PASSED = trusted(
-    "the model treats records independently (it did on random inputs, against batches of one)",
-    of_program=True,
-)
 ALONE = "records cannot be mixed: every microbatch has one record"
 WHOLE = (
     "records cannot be mixed in the model: its forward pass is vectorised, with a row of "
@@ -33,15 +30,21 @@ def first_sentence(message: str) -> str:
     return message.split(". Fix: ", maxsplit=1)[0].rstrip(".")
 
 
-def basis_of(isolation: Isolation) -> tuple[Assumption, ...]:
-    """Assumptions of a way that passed its trial."""
+def basis_of(isolation: Isolation, sample: Sample | None) -> tuple[Assumption, ...]:
+    """Assumptions of a way that passed its trial, by the sample it was tried on."""
+    whole = sample is not None and sample.whole
+    inputs = "random inputs of 0 and 1, which alone it took," if whole else "random inputs,"
+    passed = trusted(
+        f"the model treats records independently (it did on {inputs} against batches of one)",
+        of_program=True,
+    )
     if isolation.alone:
         return (enforced(ALONE),)
     if isolation.enforced:
         return (enforced(WHOLE),)
     if isolation.by_vmap:
-        return (enforced(PARTS.format(some(isolation.by_vmap))), PASSED)
-    return (PASSED,)
+        return (enforced(PARTS.format(some(isolation.by_vmap))), passed)
+    return (passed,)
 
 
 def not_probed(reason: str) -> Assumption:

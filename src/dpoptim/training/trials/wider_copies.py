@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic.precision import NARROW
+from dpoptim.gradients.backward_pass import nodes_below
 from dpoptim.torch_internals import pytree
 
 WIDENED = 1 << 27  # entries of a model that is copied, at most
@@ -42,15 +43,4 @@ def reads(results: Any, model: nn.Module) -> bool:
     Then what was computed on its copy is not the copy's alone, and does not tell of the model.
     """
     own = {id(p) for p in model.parameters()}
-    leaves = pytree.tree_leaves(results)
-    left: list[Any] = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
-    seen: set[Any] = {None}
-    while left:
-        node = left.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if id(getattr(node, "variable", None)) in own:
-            return True
-        left += [before for before, _ in node.next_functions]
-    return False
+    return any(id(getattr(node, "variable", None)) in own for node in nodes_below(results))
