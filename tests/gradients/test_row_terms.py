@@ -15,7 +15,7 @@ from torch.utils.dlpack import from_dlpack
 
 import dpoptim
 from dpoptim.clipping import Clipping
-from dpoptim.gradients import oracle
+from dpoptim.gradients import expected_sums
 from dpoptim.gradients.adding import row_terms
 from dpoptim.gradients.adding import sums as sums_module
 from dpoptim.gradients.adding.sums import Sums
@@ -241,7 +241,7 @@ def test_records_are_taken_from_a_table_as_from_one_in_full(
     wrong: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in rows that the sum has not: a rule that leaves some out is found."""
-    monkeypatch.setattr(oracle, "WIDENED", 64)
+    monkeypatch.setattr(expected_sums, "WIDENED", 64)
     torch.manual_seed(8)
     row, value = torch.tensor([3, 20]), torch.randn(2, COLUMNS, dtype=torch.float64)
     few = FewRows(torch.empty(ROWS * COLUMNS), 0, row, value)
@@ -250,7 +250,7 @@ def test_records_are_taken_from_a_table_as_from_one_in_full(
         g = torch.zeros(ROWS, COLUMNS)
         g[3], g[-1, 2] = 1.0, wrong
         table.sub_(g, alpha=times)
-        left = oracle.less(left, g, times)
+        left = expected_sums.less(left, g, times)
     assert torch.allclose(left.dense().view(ROWS, COLUMNS), table, equal_nan=True)
     assert len(left.row) == (2 if wrong == 0 else 3)
 

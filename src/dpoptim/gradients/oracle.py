@@ -1,25 +1,22 @@
 """The slow truth: per-record gradients from micro-batches of one, to hold the engine against."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.adding.row_terms import RowTerms
 from dpoptim.gradients.arithmetic.precision import computed_in
 from dpoptim.gradients.arithmetic.products import margin
-from dpoptim.gradients.engine import Engine, Reduction
-from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.expected_sums import WIDENED, ClippedSums, Summing, Weighing, subtract
 from dpoptim.gradients.placement import IN_PLACE, Placement
-from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
-from dpoptim.noise.few_rows import FewRows, Vector, memory_of
+from dpoptim.noise.few_rows import Vector
 
 Loss = Callable[[nn.Module, Any], Tensor]
 KEPT = 1 << 25  # entries of gradients that are kept rather than computed again
-WIDENED = 1 << 20  # that are made float64 at a time
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -67,10 +64,6 @@ class RecordsAlone:
 
     Args:
         records: batches of one.
-
-    Attributes:
-        squared: float64, shape (B,): the square of each record's whole gradient's norm.
-        dtype: that the gradients were computed in.
     """
 
     def __init__(
@@ -79,24 +72,39 @@ class RecordsAlone:
         self._model, self._loss, self._records = model, loss, records
         self._placement = placement
         self._kept: list[list[Tensor]] = []
-        keep = len(records) * sum(p.numel() for p in trainable(model).values()) <= KEPT
-        squared = []
-        for gradients in self:
-            squared.append(squared_norms([g.unsqueeze(0) for g in gradients]))
-            self.dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
-            if keep:
-                self._kept.append(gradients)
-            del gradients  # before the next record's take as much
-        self.squared = placement.added(torch.cat(squared))
+        self._squared: list[Tensor] = []
+        self._sums: dict[Any, list[ClippedSums]] = {}  # those asked for last
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         """Each record's gradients, one a parameter."""
-        if len(self._kept) == len(self._records):
+        if self._kept and len(self._kept) == len(self._records):
             yield from self._kept
             return
-        parameters = list(trainable(self._model).values())
+        parameters, self._kept = list(trainable(self._model).values()), []
+        keep = len(self._records) * sum(p.numel() for p in parameters) <= KEPT
         for record in self._records:
-            yield self._placement.gradients(self._loss(self._model, record), parameters)
+            gradients = self._placement.gradients(self._loss(self._model, record), parameters)
+            if keep:
+                self._kept.append(gradients)
+            yield gradients
+            del gradients  # before the next record's take as much
+
+    def _measured(self) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """The square of each record's whole gradient's norm, and its gradients."""
+        for i, gradients in enumerate(self):
+            if i == len(self._squared):
+                squared = squared_norms([g.unsqueeze(0) for g in gradients])
+                self._squared.append(self._placement.added(squared)[0])
+            yield self._squared[i], gradients
+            del gradients
+
+    @property
+    def squared(self) -> Tensor:
+        """The square of each record's whole gradient's norm: float64, shape (B,)."""
+        if len(self._squared) < len(self._records):
+            for _ in self._measured():
+                pass
+        return torch.stack(self._squared)
 
     def stacked(self) -> list[Tensor]:
         """One tensor a parameter, with the records on the first axis."""
@@ -113,99 +121,56 @@ class RecordsAlone:
                 del g
             del gradients  # before the next record's take as much
 
-    def distances(
-        self, ours: list[Vector], clipping: Clipping, order: Sequence[int], reduction: Reduction
-    ) -> dict[str, float]:
-        """How far the engine's sums are off by parameter (Euclidean); writes over them.
+    def clipped_sums(
+        self, weighings: Sequence[Weighing], order: Sequence[int], reduction: Reduction
+    ) -> list[ClippedSums]:
+        """The sums that the engine should give of a batch, under each weighing, from one pass.
+
+        Bounds are of the norm of the first record that has one; where these show less, of the
+        median, in a second pass.
 
         Args:
-            order: which of the records each one of the batch is.
+            order: which of the records is at each place of the batch.
         """
-        rounding = margin(self.dtype, len(order), common_factor=reduction == "mean")
-        factors = clipping.factors(self.squared, rounding).tolist()
-        self.subtract(ours, [max(factor, 0.0) * order.count(i) for i, factor in enumerate(factors)])
-        left = [each.value if isinstance(each, FewRows) else each for each in ours]
-        squared = torch.stack([each.norm().square().cpu() for each in left])
-        found = self._placement.added(squared).sqrt().tolist()
-        return dict(zip(trainable(self._model), found, strict=True))
+        asked = tuple(weighings), tuple(order), reduction
+        if asked not in self._sums:
+            self._sums.clear()
+            self._sums[asked] = self._clipped_sums(*asked)
+        return self._sums[asked]
 
+    def _clipped_sums(
+        self, weighings: Sequence[Weighing], order: Sequence[int], reduction: Reduction
+    ) -> list[ClippedSums]:
+        """`clipped_sums`, of which nothing is known."""
+        found = self._added(weighings, order, reduction)
+        norms = self.squared.sqrt().cpu()[list(order)]
+        norms = norms[norms.isfinite() & (norms > 0)]
+        if all(weighing.shows(norms, self._scale()) for weighing in weighings):
+            return found
+        found.clear()  # before others take as much
+        return self._added(weighings, order, reduction, float(norms.median()))
 
-def subtract(total: Vector, g: Tensor, weight: float) -> Vector:
-    """Take ``weight * g`` from ``total`` in place, a few rows at a time: each is widened first.
+    def _scale(self) -> float:
+        """The norm of the first record that has one, so far; 0: none has."""
+        known = (float(each.sqrt()) for each in self._squared)
+        return next((norm for norm in known if 0 < norm < math.inf), 0.0)
 
-    Of a table in memory for few rows, in memory for these and those of ``g`` that are not zero.
-    """
-    if isinstance(total, FewRows):
-        return less(total, g, weight)
-    if g.dim() == 0:
-        return total.sub_(g, alpha=weight)
-    rows = max(1, WIDENED // max(1, g[0].numel() if len(g) else 1))
-    for part, of_g in zip(total.split(rows), g.split(rows), strict=True):
-        part.sub_(of_g, alpha=weight)
-    return total
-
-
-def less(total: FewRows, g: Tensor, weight: float) -> FewRows:
-    """A table less the weighted rows of ``g``, of which most are zero."""
-    columns = total.value.shape[1]
-    terms = RowTerms([columns], torch.float64, total.device)
-    terms.add(total.row, total.value)
-    start = 0
-    for part in g.reshape(-1, columns).split(max(1, WIDENED // columns)):
-        row = part.ne(0).any(1).nonzero()[:, 0]
-        terms.add(row + start, part[row].double().mul_(-weight))
-        start += len(part)
-    return FewRows(total.out, 0, *terms.take())
-
-
-LARGE_BATCH = 1 << 12  # records
-
-
-def engine_sums(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
-    records: int,
-    clipping: Clipping,
-    reduction: Reduction,
-    isolation: Isolation | None = None,
-    rows: RowsOfRecords = ONE_ROW,
-    placement: Placement = IN_PLACE,
-    positions: Mapping[str, int] | None = None,
-) -> list[Vector]:
-    """The engine's sums of one backward pass over the whole batch, in the parameters' shapes.
-
-    In float64, or of large tables the rows that were looked up. Given ``positions`` of the layers,
-    by formulas for large batches, which keep no gradients.
-    """
-    engine = Engine(
-        model,
-        clipping,
-        capacity=records if positions is None else max(records, LARGE_BATCH),
-        positions=positions,
-        reduction=reduction,
-        isolation=isolation,
-        rows=rows,
-        totals=placement.trial_totals,
-        placement=placement,
-    )
-    engine.attach()
-    try:
-        engine.begin_microbatch(records)
-        loss(model, batch).backward()
-        taken = engine.take_by_parameter()
-        if not any(isinstance(each, FewRows) for each in taken):  # else it is one a parameter
-            taken = engine.totals.own_views(memory_of(taken))
-        return [
-            each if isinstance(each, FewRows) else each.double().view(placement.part_shape(p))
-            for p, each in zip(engine.parameters, taken, strict=True)
-        ]
-    finally:
-        engine.detach()
-        placement.settle()
-
-
-def worst_mismatch(found: Mapping[str, float]) -> tuple[str, float]:
-    """The parameter whose sums differ most, and by how much."""
-    name = max(found, key=lambda key: (math.isnan(found[key]), found[key]))
-    return name, found[name]
+    def _added(
+        self,
+        weighings: Sequence[Weighing],
+        order: Sequence[int],
+        reduction: Reduction,
+        scale: float | None = None,
+    ) -> list[ClippedSums]:
+        """`clipped_sums`, with bounds of this norm."""
+        sums = [Summing(weighing) for weighing in weighings]
+        for i, (squared, gradients) in enumerate(self._measured()):
+            dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
+            rounding = margin(dtype, len(order), common_factor=reduction == "mean")
+            for each in sums:
+                bound = self._scale() if scale is None else scale
+                each.add(squared, gradients, order.count(i), bound, rounding)
+            del gradients  # before the next record's take as much
+        bound = self._scale() if scale is None else scale
+        largest = max((n for n in self.squared.sqrt().tolist() if math.isfinite(n)), default=0.0)
+        return [each.clipped(bound, largest) for each in sums]

@@ -12,6 +12,7 @@ from dpoptim.gradients.hooks.refusals import watch_batch_statistics
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.placement import IN_PLACE, Placement
+from dpoptim.gradients.watch.values import Values
 from dpoptim.losses import without_single_axes
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.torch_internals import checkpointing_served
@@ -37,7 +38,7 @@ from dpoptim.training.trials.loss_refusals import (
     run_twice,
 )
 from dpoptim.training.trials.made_up import odd_batch_size
-from dpoptim.training.trials.quiet import Quieting, autocast_seen
+from dpoptim.training.trials.quiet import Quieting, Remembered, autocast_seen
 from dpoptim.training.trials.tolerances import computed_dtypes, tolerance_of
 from dpoptim.training.trials.variations import Units, with_padding
 from dpoptim.training.trials.within_memory import within_memory
@@ -88,6 +89,7 @@ class CheckResult:
         multiplied: whether a scalar, all of it, was multiplied or divided by a number after it was
             reduced.
         by_labels: whether a mean was divided by class weights, or by labels that are not ignored.
+        zero: whether the losses were, as those of images without any box: they show nothing.
     """
 
     loss_reduction: Literal["none", "mean", "sum"]
@@ -95,6 +97,7 @@ class CheckResult:
     skipped: str = ""
     multiplied: bool = False
     by_labels: bool = False
+    zero: bool = False
 
 
 @knows_opacus
@@ -169,7 +172,7 @@ def compare_if_possible(program: Program, records: Units) -> str:
     return if_possible(lambda: compare(program, records))
 
 
-def if_possible(compared: Callable[[], CheckResult]) -> str:
+def if_possible(compared: Callable[[], object]) -> str:
     """Why something could not be compared, or ""; see `compare_if_possible`."""
     try:
         with within_memory():
@@ -246,17 +249,18 @@ def compare_drawn(
     batches = Batches(collate, records, [i % len(records) for i in range(count)])
     together, alone = batches.together, batches.alone
     watch_batch_statistics(model)
-    with program.quieting.quiet(model, lambda: [loss(model, together)], uniform) as quieted:
+    values = Values([*model.named_buffers(), *model.named_parameters()])
+    run = Remembered(lambda: [loss(model, together)])
+    with program.quieting.quiet(model, run, uniform) as quieted:
         if quieted.draws:
             refuse_draws_elsewhere()
-        losses = run_twice(model, lambda: loss(model, together))
+        losses = run_twice(model, lambda: loss(model, together), run.before(quieted), values)
         refuse_complex_losses(losses)
         refuse_other_parameters(losses, model, program.placement)
-        refuse_single_failures(loss, model, alone[0])
+        dtypes = computed_dtypes(model, lambda: refuse_single_failures(loss, model, alone[0]))
         if int(losses.isfinite().sum()) < min(2, losses.numel()):
             refuse_losses_lost_beside_others(losses, [loss(model, each) for each in alone])
             raise NotFiniteError
-        dtypes = computed_dtypes(model, lambda: loss(model, alone[0]))
         tolerance = tolerance_of(model, program.placement, dtypes)
         how = program.ways, program.placement, program.on_private, tolerance
         if losses.dim() == 0:
@@ -266,20 +270,44 @@ def compare_drawn(
             found = reduction_of(compared, divided, reading)
             refuse_rounded_mean(found, losses)
             if found == "by labels":
-                return CheckResult("mean", count, by_labels=True), quieted.shares
+                zero = not losses.any()
+                return CheckResult("mean", count, by_labels=True, zero=zero), quieted.shares
         else:
             refuse_other_losses(losses, (count, count * per_record), on_private=program.on_private)
-            own = [loss(model, each) for each in alone]
-            refuse_other_order(losses, own, batches.order, tolerance)
+            each = EachLoss(loss)
+            compared = Comparison(model, each.summed, batches, *how, each.weighted)
+            compared.take_alone("sum")
+            refuse_other_order(losses, each.seen(alone), batches.order, tolerance)
             if tolerance > LOSSES_AGREE:  # what it hides is no rounding in batches of one shape
                 refuse_losses_moved(losses, lambda batch: loss(model, batch), batches)
-
-            def summed(model: nn.Module, batch: Any) -> Tensor:
-                return loss(model, batch).sum()
-
-            Comparison(model, summed, batches, *how).reduction(("sum",))
-            return CheckResult("none", count), quieted.shares
+            compared.reduction(("sum",))
+            return CheckResult("none", count, zero=not losses.any()), quieted.shares
     # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
     reading = read_graph(losses)
     scaled = reading is not None and reading.scaled
-    return CheckResult(found, count, multiplied=scaled), quieted.shares
+    return CheckResult(found, count, multiplied=scaled, zero=not losses.any()), quieted.shares
+
+
+class EachLoss:
+    """A loss of one value a record, or a row, as scalars; keeps the values of batches."""
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss, self._seen = loss, dict[int, Tensor]()
+
+    def summed(self, model: nn.Module, batch: Any) -> Tensor:
+        losses = self._loss(model, batch)
+        self._seen[id(batch)] = losses.detach()
+        return losses.sum()
+
+    def weighted(self, weights: Sequence[float]) -> Loss:
+        """The sum with each record's values weighted."""
+
+        def loss(model: nn.Module, batch: Any) -> Tensor:
+            of_records = self._loss(model, batch).unflatten(0, (len(weights), -1))
+            return (of_records * of_records.new_tensor(weights)[:, None]).sum()
+
+        return loss
+
+    def seen(self, batches: Sequence[Any]) -> list[Tensor]:
+        """Values of batches that were given before, and are still there."""
+        return [self._seen[id(batch)] for batch in batches]

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.engine_sums import engine_sums, worst_mismatch
+from dpoptim.gradients.expected_sums import CLIPPING_AND_NOT, WEIGHTED, ClippedSums
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.oracle import Loss, RecordsAlone, engine_sums, trainable, worst_mismatch
+from dpoptim.gradients.oracle import Loss, RecordsAlone, trainable
 from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.few_rows import Vector, memory_of
@@ -96,14 +98,17 @@ class Batches:
 
 
 class Comparison:
-    """One batch, and its records one at a time, under a bound that clips and one that does not.
+    """One batch, and its records one at a time, where some are clipped and where some are not.
 
     Args:
+        loss: of a batch, as a scalar.
         batches: of the records.
         ways: of keeping records apart, see `Program`.
         placement: of the model's parameters.
         on_private: whether the records are private; then no error names a parameter.
         tolerance: `tolerance_of` the model.
+        weighted: the loss of the batch with the records at its places weighted; None: it cannot
+            be, and there are two bounds.
 
     Clipping shows whether the norms are each record's own; without it, a sum read as a mean is off
     by the batch size.
@@ -118,10 +123,17 @@ class Comparison:
         placement: Placement,
         on_private: bool,
         tolerance: float,
+        weighted: Callable[[Sequence[float]], Loss] | None = None,
     ) -> None:
         self.model, self.loss, self.rows = model, loss, len(batches.order)
+        self._weighted = weighted
         self._batches, self._order, self._ways = batches, batches.order, ways
         self._placement, self._on_private, self._tolerance = placement, on_private, tolerance
+        self._gradients = self._alone()
+
+    def take_alone(self, reduction: Reduction) -> None:
+        """Take the gradients of the records alone, which `reduction` needs; by it, their losses."""
+        self._truth(self._gradients, reduction)
 
     def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
         """The candidate under which engine and truth agree.
@@ -131,8 +143,7 @@ class Comparison:
                 records alone.
             SamplesInteractError: none does.
         """
-        gradients = self._alone()
-        worst, refused = "", None
+        gradients, worst, refused = self._gradients, "", None
         for way in self._ways:
             try:
                 for candidate in candidates:
@@ -174,7 +185,7 @@ class Comparison:
         try:
             if reads(self.loss(copied, wide.together), self.model):
                 return False
-            other = Comparison(copied, self.loss, wide, *how)
+            other = Comparison(copied, self.loss, wide, *how, self._weighted)
             alone = other._alone()
             shares = [share for _, share in other._mismatches(alone, reduction, way)]
         except Exception:  # whatever the user's code raises in other dtypes
@@ -255,6 +266,12 @@ class Comparison:
         explained = self._norm([weights @ rows - target]) <= 1e-3 * self._norm([target])
         return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3
 
+    def _loss_with(self, weights: Sequence[float]) -> Loss:
+        """The loss of the batch, with the records weighted."""
+        if self._weighted is None:
+            return self.loss
+        return self._weighted([weights[i] for i in self._order])
+
     def _alone(self) -> RecordsAlone:
         return RecordsAlone(self.model, self.loss, self._batches.alone, self._placement)
 
@@ -266,47 +283,43 @@ class Comparison:
     def _mismatches(
         self, gradients: RecordsAlone, reduction: Reduction, way: Isolation
     ) -> list[tuple[str, float]]:
-        """The worst parameter, and by how many tolerances, under both bounds."""
-        return [
-            self._mismatch(gradients, clip_norm, reduction, way)
-            for clip_norm in clipping_and_not(gradients.squared[self._order].sqrt())
-        ]
+        """The worst parameter, and by how many tolerances, under each weighing."""
+        truth = self._truth(gradients, reduction)
+        if not gradients.squared[self._order].isfinite().any():
+            raise none_finite()
+        return [self._mismatch(each, reduction, way) for each in truth]
+
+    def _truth(self, gradients: RecordsAlone, reduction: Reduction) -> list[ClippedSums]:
+        weighings = CLIPPING_AND_NOT if self._weighted is None else [WEIGHTED]
+        return gradients.clipped_sums(weighings, self._order, reduction)
 
     def _mismatch(
-        self, gradients: RecordsAlone, clip_norm: float, reduction: Reduction, way: Isolation
+        self, truth: ClippedSums, reduction: Reduction, way: Isolation
     ) -> tuple[str, float]:
-        clipping = Clipping(clip_norm)
         # a loss reduces a record's rows as it reduces all
         rows = RowsOfRecords(len(self._batches.records[0]), reduction)
         ours = engine_sums(
             self.model,
-            self.loss,
+            self._loss_with(truth.weights),
             self._batches.together,
             self.rows,
-            clipping,
+            Clipping(truth.clip_norm),
             reduction,
             way,
             rows,
             self._placement,
         )
-        found = gradients.distances(ours, clipping, self._order, reduction)
-        worst, distance = worst_mismatch(found)
-        allowed = clip_norm * self.rows * self._tolerance
+        found = truth.distances(ours, self._placement)
+        worst, distance = worst_mismatch(dict(zip(trainable(self.model), found, strict=True)))
+        allowed = truth.clip_norm * self.rows * self._tolerance
         return worst, distance / allowed
 
 
-def clipping_and_not(norms: Tensor) -> tuple[float, float]:
-    """A bound that half of the records exceed, and one that none does, from their norms.
-
-    Raises:
-        SamplesInteractError: no record's own gradient is finite.
-    """
-    norms = norms[norms.isfinite()]
-    if not len(norms):
-        raise SamplesInteractError(
-            "no record by itself has a finite gradient, as where several are needed: "
-            "standardising by the mean and deviation of the batch, an unbiased variance, a "
-            "correlation. Fix: let each record's loss depend on that record alone; standardise "
-            "by public numbers, or with dpoptim.preprocessing before training."
-        )
-    return max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)
+def none_finite() -> SamplesInteractError:
+    """The refusal of a loss where no record's own gradient is finite."""
+    return SamplesInteractError(
+        "no record by itself has a finite gradient, as where several are needed: "
+        "standardising by the mean and deviation of the batch, an unbiased variance, a "
+        "correlation. Fix: let each record's loss depend on that record alone; standardise "
+        "by public numbers, or with dpoptim.preprocessing before training."
+    )

@@ -5,12 +5,12 @@ all; then ``vmap`` for the modules in which these failed, for what surrounds the
 whole model; then records alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpoptim.assumptions import Assumption, enforced
@@ -44,7 +44,7 @@ from dpoptim.training.trials.neighbours import (
     neighbours_are_invisible,
 )
 from dpoptim.training.trials.next_way import Failure, places_of_records, promoted, told_outside
-from dpoptim.training.trials.quiet import Quieted, in_all_digits, quiet
+from dpoptim.training.trials.quiet import Quieted, Remembered, in_all_digits, quiet
 
 MOST_TRIALS = 16
 
@@ -106,13 +106,16 @@ def choose_isolation(
     found, reason = first_sample(model, train_set, batch_axis, collate, loss)
     if found is None:
         return unprobed(choice, batch_axis, reason)
-    with quiet(model, lambda: found.outputs(model)) as quieted:
+    outputs = Remembered(lambda: found.outputs(model))
+    with quiet(model, outputs) as quieted:
         if quieted.draws:
             chosen = incomparable(choice, found)
         else:
             tried = replace(found, quieted=quieted)
             sample, reason = (
-                (tried, NOT_FIRST) if choice == "vmap" else if_taken(model, tried, batch_axis)
+                (tried, NOT_FIRST)
+                if choice == "vmap"
+                else if_taken(model, tried, batch_axis, outputs.before(quieted))
             )
             if sample is None or (sample.folded and choice == "vmap"):
                 chosen = unprobed(choice, batch_axis, reason)
@@ -272,25 +275,29 @@ def slower_way(
     return Isolation.of("alone")
 
 
-def if_taken(model: nn.Module, sample: Sample, batch_axis: int | None) -> tuple[Sample | None, str]:
+def if_taken(
+    model: nn.Module, sample: Sample, batch_axis: int | None, before: Sequence[Tensor]
+) -> tuple[Sample | None, str]:
     """`with_records_apart`; None, and why, also where the model raises on some random numbers."""
     try:
-        return with_records_apart(model, sample, batch_axis), NOT_FIRST
+        return with_records_apart(model, sample, batch_axis, before), NOT_FIRST
     except PrivacyError:
         raise
     except Exception as error:  # whatever the user's model raises on random input
         return None, raised_on_random(error)
 
 
-def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None) -> Sample | None:
+def with_records_apart(
+    model: nn.Module, sample: Sample, batch_axis: int | None, before: Sequence[Tensor]
+) -> Sample | None:
     """The sample; where its first axis is time, with the records on the second one.
 
-    None: nobody can tell records from positions in what the model returns.
+    None: nobody can tell records from positions in what the model returns; ``before``, if known.
 
     Raises:
         SamplesInteractError: records are mixed on either axis.
     """
-    if neighbours_are_invisible(model, sample):
+    if neighbours_are_invisible(model, sample, before):
         return sample
     if sample.folded:
         turned = sample.positions_first()

@@ -173,6 +173,25 @@ def quiet_as_before(
         yield found
 
 
+class Remembered:
+    """A run, and what it returned last, without its graph."""
+
+    def __init__(self, run: Callable[[], list[Tensor]]) -> None:
+        self._run, self._last = run, list[Tensor]()
+
+    def __call__(self) -> list[Tensor]:
+        self._last = [out.detach() for out in self._run()]
+        return self._last
+
+    def before(self, quieted: Quieted) -> list[Tensor]:
+        """Results that `quiet`, given this, saw of the model as it left it; none: it saw none.
+
+        Once: it may be large.
+        """
+        last, self._last = self._last, []
+        return [] if quieted.evaluates else last
+
+
 class Quieting:
     """`quiet` for a program and several batches: once seen to draw, it is not tried again."""
 

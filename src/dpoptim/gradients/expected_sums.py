@@ -1,0 +1,160 @@
+"""Sums that the engine should give, of records weighted and clipped, and how far it is off."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpoptim.clipping import Clipping
+from dpoptim.gradients.adding.row_terms import RowTerms
+from dpoptim.gradients.placement import Placement
+from dpoptim.noise.few_rows import FewRows, Vector
+
+WIDENED = 1 << 16  # entries that are made float64 at a time
+LEAST_BOUND = 1e-6
+ANY = 1e300  # no norm is longer; infinity would have other rounding
+GOLDEN_RATIO = 0.618033988749895
+REACH = 2.0  # of the bound, by which the longest exceed it
+MOST_WEIGHT = 1024.0
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How records are weighted, and clipped, where engine and truth are compared.
+
+    Weights that differ show what records give each other, even where it adds up to nothing.
+
+    Attributes:
+        share: the bound, as a share of a record's norm; infinite: it clips nobody.
+        differ: whether losses are weighted, so that the bound clips some of the records, and others
+            by nearly as much not, whatever their norms.
+    """
+
+    share: float
+    differ: bool = False
+
+    def weight(self, record: int, norm: float, scale: float) -> float:
+        """Weight of a record's loss: a bfloat16, which no dtype rounds."""
+        if not self.differ or not 0 < norm < math.inf:
+            return 1.0
+        reached = 1.25 + REACH * (GOLDEN_RATIO * (record + 1) % 1.0)  # in no order of records
+        share = reached if record % 2 == 0 else 1 / math.sqrt(reached)
+        wanted = min(max(share * self.share * scale / norm, 1 / MOST_WEIGHT), MOST_WEIGHT)
+        return float(torch.tensor(wanted, dtype=torch.bfloat16))
+
+    def clip_norm(self, scale: float, largest: float = ANY) -> float:
+        """The bound, given a record's norm, and the largest one of all."""
+        return max(2 * largest if math.isinf(self.share) else self.share * scale, LEAST_BOUND)
+
+    def factor(self, squared: Tensor, weight: float, scale: float, rounding: float) -> float:
+        """Factor of a record's gradient in the clipped sum."""
+        clipping = Clipping(self.clip_norm(scale))
+        factor = clipping.factors(squared.cpu().reshape(1) * weight**2, rounding)
+        return max(float(factor), 0.0) * weight
+
+    def shows(self, norms: Tensor, scale: float) -> bool:
+        """Whether a bound of this norm does for half of the records what it is meant to.
+
+        Args:
+            norms: of those whose gradients are finite and not zero.
+        """
+        if self.differ:  # weights reach it
+            do = (norms / scale).log2().abs() <= math.log2(MOST_WEIGHT) - 2
+        else:
+            do = norms > (self.clip_norm(scale) if math.isfinite(self.share) else 0.0)
+        return 2 * int(do.sum()) >= len(norms)
+
+
+# One batch under the first, or, of losses that cannot be weighted, under both others.
+WEIGHTED = Weighing(1.0, differ=True)
+CLIPPING_AND_NOT = Weighing(0.5), Weighing(math.inf)
+
+
+@dataclass(frozen=True)
+class ClippedSums:
+    """The sums that the engine should give under a bound: at least float32, one a parameter.
+
+    Attributes:
+        weights: of the records' losses.
+    """
+
+    clip_norm: float
+    of: list[Tensor]
+    weights: list[float]
+
+    def distances(self, sums: Sequence[Vector], placement: Placement) -> list[float]:
+        """How far the engine's sums are from these, each (Euclidean); writes over few rows."""
+        squared = [squared_distance(*both) for both in zip(sums, self.of, strict=True)]
+        return placement.added(torch.stack(squared)).sqrt().tolist()
+
+
+class Summing:
+    """Sum of weighted, clipped gradients, one record's after the other."""
+
+    def __init__(self, weighing: Weighing) -> None:
+        self._weighing = weighing
+        self._weights, self._of = list[float](), list[Tensor]()
+
+    def add(
+        self,
+        squared: Tensor,
+        gradients: Sequence[Tensor],
+        times: int,
+        scale: float,
+        rounding: float,
+    ) -> None:
+        """Add the next record, which is so many times in the batch."""
+        weight = self._weighing.weight(len(self._weights), float(squared.sqrt()), scale)
+        self._weights.append(weight)
+        self._of = self._of or [zeros_of(g) for g in gradients]
+        factor = times * self._weighing.factor(squared, weight, scale, rounding)
+        if factor:
+            for total, g in zip(self._of, gradients, strict=True):
+                total.add_(g, alpha=factor)
+
+    def clipped(self, scale: float, largest: float) -> ClippedSums:
+        return ClippedSums(self._weighing.clip_norm(scale, largest), self._of, self._weights)
+
+
+def zeros_of(g: Tensor) -> Tensor:
+    """Zeros of a gradient's shape, in float32 or as many digits as it has."""
+    return torch.zeros_like(g, dtype=torch.promote_types(g.dtype, torch.float32))
+
+
+def squared_distance(ours: Vector, truth: Tensor) -> Tensor:
+    """The square of the Euclidean distance of two sums: float64, a scalar on the CPU."""
+    if isinstance(ours, FewRows):
+        return less(ours, truth, 1.0).value.norm().square().cpu()
+    both = zip(ours.reshape(-1).split(WIDENED), truth.reshape(-1).split(WIDENED), strict=True)
+    parts = [a.to(torch.float64, copy=True).sub_(b).norm().square() for a, b in both]
+    return torch.stack(parts).sum().cpu()
+
+
+def subtract(total: Vector, g: Tensor, weight: float) -> Vector:
+    """Take ``weight * g`` from ``total`` in place, a few rows at a time: each is widened first.
+
+    Of a table in memory for few rows, in memory for these and those of ``g`` that are not zero.
+    """
+    if isinstance(total, FewRows):
+        return less(total, g, weight)
+    if g.dim() == 0:
+        return total.sub_(g, alpha=weight)
+    rows = max(1, WIDENED // max(1, g[0].numel() if len(g) else 1))
+    for part, of_g in zip(total.split(rows), g.split(rows), strict=True):
+        part.sub_(of_g, alpha=weight)
+    return total
+
+
+def less(total: FewRows, g: Tensor, weight: float) -> FewRows:
+    """A table less the weighted rows of ``g``, of which most are zero."""
+    columns = total.value.shape[1]
+    terms = RowTerms([columns], torch.float64, total.device)
+    terms.add(total.row, total.value)
+    start = 0
+    for part in g.reshape(-1, columns).split(max(1, WIDENED // columns)):
+        row = part.ne(0).any(1).nonzero()[:, 0]
+        terms.add(row + start, part[row].double().mul_(-weight))
+        start += len(part)
+    return FewRows(total.out, 0, *terms.take())
