@@ -44,16 +44,16 @@ def test_sums_are_those_of_weighted_clipped_gradients(weighings: list[Any]) -> N
 
 
 def test_weights_make_some_records_longer_than_the_bound_and_others_shorter() -> None:
-    """However long their gradients are; no dtype rounds a weight."""
+    """However long their gradients are; weights commute with rounding."""
     model, sizes = nn.Linear(4, 3), [30.0, 1.0, 0.1, 2.0, 1.0]
     alone = [each.float() for each in records(sizes)]
     gradients = RecordsAlone(model, loss, alone)
     (found,) = gradients.clipped_sums([WEIGHTED], range(5), "sum")
     reached = gradients.squared.sqrt() * torch.tensor(found.weights) / found.clip_norm
-    assert (reached > 1.2).tolist() == [True, False, True, False, True]
-    assert bool((reached > 0.5).all())
-    assert len({round(each, 2) for each in reached.tolist()}) == 5
-    assert torch.tensor(found.weights).bfloat16().tolist() == found.weights
+    for reaches, least in zip(reached.tolist(), [1.25, 0.45, 2.5, 0.225, 1.25], strict=True):
+        assert least <= reaches * (1 + 1e-6)
+        assert reaches < 2 * least
+    assert all(math.frexp(each)[0] == 0.5 for each in found.weights)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_nothing_is_clipped_under_the_bound_that_clips_nobody() -> None:
     clipping, none = gradients.clipped_sums(CLIPPING_AND_NOT, range(3), "sum")
     assert none.clip_norm > 1.9 * float(gradients.squared.max().sqrt()) > clipping.clip_norm
     for total, g in zip(none.of, gradients.stacked(), strict=True):
-        torch.testing.assert_close(total, g.sum(0))
+        torch.testing.assert_close(total, g.sum(0), rtol=1e-6, atol=1e-6)
 
 
 def test_records_without_any_gradient_have_sums_of_zero() -> None:

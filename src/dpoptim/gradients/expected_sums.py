@@ -15,9 +15,8 @@ from dpoptim.noise.few_rows import FewRows, Vector
 WIDENED = 1 << 16  # entries that are made float64 at a time
 LEAST_BOUND = 1e-6
 ANY = 1e300  # no norm is longer; infinity would have other rounding
-GOLDEN_RATIO = 0.618033988749895
-REACH = 2.0  # of the bound, by which the longest exceed it
-MOST_WEIGHT = 1024.0
+REACHED = 1.25, 0.45, 2.5, 0.225  # by records' norms, of the bound: so much to twice as much
+MOST_OCTAVES = 10  # by which a weight differs from 1
 
 
 @dataclass(frozen=True)
@@ -28,21 +27,19 @@ class Weighing:
 
     Attributes:
         share: the bound, as a share of a record's norm; infinite: it clips nobody.
-        differ: whether losses are weighted, so that the bound clips some of the records, and others
-            by nearly as much not, whatever their norms.
+        differ: whether losses are weighted, so that the bound clips every other record, whatever
+            their norms.
     """
 
     share: float
     differ: bool = False
 
     def weight(self, record: int, norm: float, scale: float) -> float:
-        """Weight of a record's loss: a bfloat16, which no dtype rounds."""
+        """Weight of a record's loss: a power of two, which commutes with any rounding."""
         if not self.differ or not 0 < norm < math.inf:
             return 1.0
-        reached = 1.25 + REACH * (GOLDEN_RATIO * (record + 1) % 1.0)  # in no order of records
-        share = reached if record % 2 == 0 else 1 / math.sqrt(reached)
-        wanted = min(max(share * self.share * scale / norm, 1 / MOST_WEIGHT), MOST_WEIGHT)
-        return float(torch.tensor(wanted, dtype=torch.bfloat16))
+        reached = REACHED[record % len(REACHED)] * self.share * scale
+        return 2.0 ** min(max(math.ceil(math.log2(reached / norm)), -MOST_OCTAVES), MOST_OCTAVES)
 
     def clip_norm(self, scale: float, largest: float = ANY) -> float:
         """The bound, given a record's norm, and the largest one of all."""
@@ -61,7 +58,7 @@ class Weighing:
             norms: of those whose gradients are finite and not zero.
         """
         if self.differ:  # weights reach it
-            do = (norms / scale).log2().abs() <= math.log2(MOST_WEIGHT) - 2
+            do = (norms / scale).log2().abs() <= MOST_OCTAVES - 3
         else:
             do = norms > (self.clip_norm(scale) if math.isfinite(self.share) else 0.0)
         return 2 * int(do.sum()) >= len(norms)
