@@ -12,11 +12,13 @@ from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.expected_sums import (
     CLIPPING_AND_NOT,
     LEAST_BOUND,
+    TABLE,
     WEIGHTED,
     squared_distance,
 )
 from dpoptim.gradients.oracle import RecordsAlone, clipped_sums, gradients_alone
 from dpoptim.gradients.placement import IN_PLACE
+from dpoptim.noise.few_rows import FewRows
 
 SIZES = [1.0, 1.0, 1e-3, 50.0, 1.0, 0.0, math.inf]  # of records; without the last two, of norms
 ORDER = [*range(7), 0, 3]
@@ -108,11 +110,38 @@ def test_what_records_give_each_other_shows_even_where_it_adds_up_to_nothing() -
     assert off(given_round) > 1e-3
 
 
-def test_distances_are_of_all_entries_and_write_over_none() -> None:
+def test_distances_are_of_all_entries() -> None:
     torch.manual_seed(0)
     ours, truth = torch.randn(3, 70_001), torch.randn(3, 70_001, dtype=torch.float64)
-    before = ours.clone()
     torch.testing.assert_close(
         squared_distance(ours, truth), (ours.double() - truth).square().sum()
     )
-    assert torch.equal(ours, before)
+
+
+class Looked(nn.Module):
+    """A table, large enough to be in memory for the rows that were looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TABLE // 8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x)[:, 0]
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_large_tables_have_memory_for_few_rows(dense: bool) -> None:
+    torch.manual_seed(0)
+    model, alone = Looked(), [torch.randint(TABLE // 8, (1, 3)) for _ in range(4)]
+    (found,) = RecordsAlone(model, loss, alone).clipped_sums([WEIGHTED], range(4), "sum")
+    assert isinstance(found.of[0], FewRows)
+    weighted = [
+        g * torch.tensor(found.weights).view(-1, 1, 1) for g in gradients_alone(model, loss, alone)
+    ]
+    truth = clipped_sums(weighted, Clipping(found.clip_norm), 4, "sum")[0]
+    row = truth.any(1).nonzero()[:, 0]
+    given = truth.clone() if dense else FewRows(truth.new_empty(0), 0, row, truth[row])
+    assert found.distances([given], IN_PLACE)[0] < 1e-6 * found.clip_norm
+    truth[row[0]] += 0.5
+    given = truth.clone() if dense else FewRows(truth.new_empty(0), 0, row, truth[row])
+    assert found.distances([given], IN_PLACE)[0] == pytest.approx(0.5 * math.sqrt(8))

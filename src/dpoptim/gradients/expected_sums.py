@@ -13,6 +13,7 @@ from dpoptim.gradients.placement import Placement
 from dpoptim.noise.few_rows import FewRows, Vector
 
 WIDENED = 1 << 16  # entries that are made float64 at a time
+TABLE = 1 << 16  # entries of one that is large
 LEAST_BOUND = 1e-6
 ANY = 1e300  # no norm is longer; infinity would have other rounding
 REACHED = 1.25, 0.45, 2.5, 0.225  # by records' norms, of the bound: so much to twice as much
@@ -78,11 +79,11 @@ class ClippedSums:
     """
 
     clip_norm: float
-    of: list[Tensor]
+    of: list[Vector]
     weights: list[float]
 
     def distances(self, sums: Sequence[Vector], placement: Placement) -> list[float]:
-        """How far the engine's sums are from these, each (Euclidean); writes over few rows."""
+        """How far the engine's sums are from these, each (Euclidean); writes over them."""
         squared = [squared_distance(*both) for both in zip(sums, self.of, strict=True)]
         return placement.added(torch.stack(squared)).sqrt().tolist()
 
@@ -92,41 +93,66 @@ class Summing:
 
     def __init__(self, weighing: Weighing) -> None:
         self._weighing = weighing
-        self._weights, self._of = list[float](), list[Tensor]()
+        self._weights, self._of = list[float](), list[Vector]()
 
     def add(
         self,
         squared: Tensor,
         gradients: Sequence[Tensor],
-        times: int,
+        order: Sequence[int],
         scale: float,
         rounding: float,
     ) -> None:
-        """Add the next record, which is so many times in the batch."""
-        weight = self._weighing.weight(len(self._weights), float(squared.sqrt()), scale)
+        """Add the next record, as often as it is in the batch, whose ``order`` is of records."""
+        record = len(self._weights)
+        weight = self._weighing.weight(record, float(squared.sqrt()), scale)
         self._weights.append(weight)
         self._of = self._of or [zeros_of(g) for g in gradients]
-        factor = times * self._weighing.factor(squared, weight, scale, rounding)
+        factor = order.count(record) * self._weighing.factor(squared, weight, scale, rounding)
         if factor:
-            for total, g in zip(self._of, gradients, strict=True):
-                total.add_(g, alpha=factor)
+            both = zip(self._of, gradients, strict=True)
+            self._of = [subtract(total, g, -factor) for total, g in both]
 
     def clipped(self, scale: float, largest: float) -> ClippedSums:
         return ClippedSums(self._weighing.clip_norm(scale, largest), self._of, self._weights)
 
 
-def zeros_of(g: Tensor) -> Tensor:
-    """Zeros of a gradient's shape, in float32 or as many digits as it has."""
+def zeros_of(g: Tensor) -> Vector:
+    """Zeros of a gradient's shape, in float32 or as many digits as it has.
+
+    Of a large table of which few rows were looked up, in memory for few rows.
+    """
+    if g.dim() == 2 and g.numel() >= TABLE and 4 * int(g.ne(0).any(1).sum()) <= len(g):
+        values = g.new_empty(0, g.shape[1], dtype=torch.float64)
+        return FewRows(
+            g.new_empty(0), 0, torch.empty(0, dtype=torch.int64, device=g.device), values
+        )
     return torch.zeros_like(g, dtype=torch.promote_types(g.dtype, torch.float32))
 
 
-def squared_distance(ours: Vector, truth: Tensor) -> Tensor:
-    """The square of the Euclidean distance of two sums: float64, a scalar on the CPU."""
+def squared_distance(ours: Vector, truth: Vector) -> Tensor:
+    """The square of the Euclidean distance of two sums: float64, a scalar on the CPU.
+
+    Writes over ``ours`` where ``truth`` has few rows.
+    """
     if isinstance(ours, FewRows):
-        return less(ours, truth, 1.0).value.norm().square().cpu()
-    both = zip(ours.reshape(-1).split(WIDENED), truth.reshape(-1).split(WIDENED), strict=True)
-    parts = [a.to(torch.float64, copy=True).sub_(b).norm().square() for a, b in both]
-    return torch.stack(parts).sum().cpu()
+        rest = added(ours, truth, -1.0) if isinstance(truth, FewRows) else less(ours, truth, 1.0)
+        return rest.value.norm().square().cpu()
+    if isinstance(truth, FewRows):
+        ours.index_add_(0, truth.row, truth.value.to(ours.dtype), alpha=-1.0)
+        parts = (part.double() for part in ours.reshape(-1).split(WIDENED))
+    else:
+        both = zip(ours.reshape(-1).split(WIDENED), truth.reshape(-1).split(WIDENED), strict=True)
+        parts = (a.to(torch.float64, copy=True).sub_(b) for a, b in both)
+    return torch.stack([part.norm().square() for part in parts]).sum().cpu()
+
+
+def added(total: FewRows, other: FewRows, weight: float) -> FewRows:
+    """A table and a weighted other one, each with few rows."""
+    terms = RowTerms([total.value.shape[1]], torch.float64, total.value.device)
+    terms.add(total.row, total.value)
+    terms.add(other.row, other.value * weight)
+    return FewRows(total.out, 0, *terms.take())
 
 
 def subtract(total: Vector, g: Tensor, weight: float) -> Vector:

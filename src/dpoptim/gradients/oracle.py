@@ -91,11 +91,15 @@ class RecordsAlone:
 
     def _measured(self) -> Iterator[tuple[Tensor, list[Tensor]]]:
         """The square of each record's whole gradient's norm, and its gradients."""
-        for i, gradients in enumerate(self):
-            if i == len(self._squared):
-                squared = squared_norms([g.unsqueeze(0) for g in gradients])
-                self._squared.append(self._placement.added(squared)[0])
-            yield self._squared[i], gradients
+        known = [*self._squared]
+        for gradients in self:  # no `enumerate`, which holds what came before until there is more
+            if known:
+                squared = known.pop(0)
+            else:
+                each = squared_norms([g.unsqueeze(0) for g in gradients])
+                squared = self._placement.added(each)[0]
+                self._squared.append(squared)
+            yield squared, gradients
             del gradients
 
     @property
@@ -164,12 +168,12 @@ class RecordsAlone:
     ) -> list[ClippedSums]:
         """`clipped_sums`, with bounds of this norm."""
         sums = [Summing(weighing) for weighing in weighings]
-        for i, (squared, gradients) in enumerate(self._measured()):
+        for squared, gradients in self._measured():
             dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
             rounding = margin(dtype, len(order), common_factor=reduction == "mean")
             for each in sums:
                 bound = self._scale() if scale is None else scale
-                each.add(squared, gradients, order.count(i), bound, rounding)
+                each.add(squared, gradients, order, bound, rounding)
             del gradients  # before the next record's take as much
         bound = self._scale() if scale is None else scale
         largest = max((n for n in self.squared.sqrt().tolist() if math.isfinite(n)), default=0.0)
