@@ -25,6 +25,7 @@ from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import read_graph
 from dpoptim.training.randomness.drawing_collates import DRAWS, HeldDraws
 from dpoptim.training.trials.comparison import Batches, Comparison
+from dpoptim.training.trials.first_passes import refuse_written
 from dpoptim.training.trials.fixed_noise import MIDDLE, RARE
 from dpoptim.training.trials.loss_refusals import (
     LOSSES_AGREE,
@@ -254,7 +255,9 @@ def compare_drawn(
     with program.quieting.quiet(model, run, uniform) as quieted:
         if quieted.draws:
             refuse_draws_elsewhere()
-        losses = run_twice(model, lambda: loss(model, together), run.before(quieted), values)
+        seen = run.last(quieted)
+        losses = seen[0] if seen else run_twice(model, lambda: loss(model, together), values)
+        refuse_written(values)
         refuse_complex_losses(losses)
         refuse_other_parameters(losses, model, program.placement)
         dtypes = computed_dtypes(model, lambda: refuse_single_failures(loss, model, alone[0]))

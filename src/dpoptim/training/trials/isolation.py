@@ -115,7 +115,9 @@ def choose_isolation(
             sample, reason = (
                 (tried, NOT_FIRST)
                 if choice == "vmap"
-                else if_taken(model, tried, batch_axis, outputs.before(quieted))
+                else if_taken(
+                    model, tried, batch_axis, [out.detach() for out in outputs.last(quieted)]
+                )
             )
             if sample is None or (sample.folded and choice == "vmap"):
                 chosen = unprobed(choice, batch_axis, reason)

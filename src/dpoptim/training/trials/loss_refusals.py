@@ -153,14 +153,11 @@ def other_losses() -> SamplesInteractError:
     )
 
 
-def run_twice(
-    model: nn.Module, run: Callable[[], Tensor], before: Sequence[Tensor], values: Values
-) -> Tensor:
+def run_twice(model: nn.Module, run: Callable[[], Tensor], values: Values) -> Tensor:
     """The losses of a batch, of a model that keeps nothing of it, and has the same for it later.
 
     Args:
-        before: what it returned a first time, if that is known.
-        values: what model's buffers and parameters held before.
+        values: what the model's buffers and parameters held before.
 
     Raises:
         SamplesInteractError: it does not.
@@ -172,7 +169,7 @@ def run_twice(
         refuse_written(values)
         return found
 
-    first, second = before[0] if before else losses().detach(), losses()
+    first, second = losses().detach(), losses()
     if not torch.allclose(first, second.detach(), rtol=1e-4, atol=1e-6, equal_nan=True):
         raise SamplesInteractError(
             "the same batch has another loss the second time: model or loss remember what they "

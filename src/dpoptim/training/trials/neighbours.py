@@ -29,7 +29,7 @@ def neighbours_are_invisible(
     Args:
         before: what the model returns on the sample, if that is known.
     """
-    before = before or sample.outputs(model)
+    before = [out.detach() for out in before] or sample.outputs(model)
     for sizes in ((1.0,), (1e6, 1e3, 10.0)):
         after = with_another_record(model, sample, sizes)
         if after is None:

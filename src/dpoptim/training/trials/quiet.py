@@ -174,19 +174,20 @@ def quiet_as_before(
 
 
 class Remembered:
-    """A run, and what it returned last, without its graph."""
+    """A run, and what it returned last."""
 
     def __init__(self, run: Callable[[], list[Tensor]]) -> None:
         self._run, self._last = run, list[Tensor]()
 
     def __call__(self) -> list[Tensor]:
-        self._last = [out.detach() for out in self._run()]
+        self._last = []  # before the next one's graph takes as much
+        self._last = self._run()
         return self._last
 
-    def before(self, quieted: Quieted) -> list[Tensor]:
-        """Results that `quiet`, given this, saw of the model as it left it; none: it saw none.
+    def last(self, quieted: Quieted) -> list[Tensor]:
+        """Results that `quiet`, given this, saw twice of the model as it left it; none: it did not.
 
-        Once: it may be large.
+        Once: they may be large.
         """
         last, self._last = self._last, []
         return [] if quieted.evaluates else last
