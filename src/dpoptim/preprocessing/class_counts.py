@@ -12,6 +12,7 @@ from dpoptim.arguments import positive_number
 from dpoptim.data.numbers import classes_of
 from dpoptim.data.unquoted import one_axis
 from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.preprocessing.private_step import ChargedFit
 from dpoptim.statistics import Floats, histogram_bound
 
@@ -46,6 +47,7 @@ class DPClassCounts(ChargedFit):
     _: KW_ONLY
     epsilon: float = 0.1
 
+    @whole_fit
     def fit(self, y: Any) -> Self:
         """Count. Args: y of shape (n,).
 

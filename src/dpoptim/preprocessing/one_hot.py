@@ -16,6 +16,7 @@ from dpoptim.arguments import whole_number
 from dpoptim.data.numbers import text_of
 from dpoptim.data.unquoted import checked_table
 from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.preprocessing.private_step import SummedStep
 from dpoptim.statistics import histogram_bound
 
@@ -83,6 +84,7 @@ class DPOneHot(SummedStep):
             counted = sum(names is None for names in self.categories)
         return math.sqrt(counted) * histogram_bound(self.neighboring)
 
+    @whole_fit
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the categories. Args: X of shape (n, columns), of any values that have a text.
 

@@ -27,6 +27,7 @@ from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
 from dpoptim.estimators.scope import ALONE, ON_TRUST, public_number_of_records
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import stated_delta
+from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.gate import event_ahead
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.preprocessing.handed_on import packed, unpack
@@ -113,6 +114,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             found._fit_count = self._count
         return found
 
+    @whole_fit
     def fit(self, X: Any, y: Any = None, *, persons: Any = None, **params: Any) -> Self:
         """Fit every step on its share of the budget.
 
@@ -149,7 +151,6 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             handed = ranks.from_first(here)
             if ranks.rank:
                 unpack(self, handed)
-        self._warn_of_repeats()
         return self
 
     @available_if(lambda self: hasattr(self.steps[-1][1], "transform"))  # type: ignore[untyped-decorator]
