@@ -32,6 +32,20 @@ def write_csv(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_two_columns_of_one_name(tmp_path: Path, ending: str) -> None:
+    """Such a file was called damaged, as pyarrow finds neither of them by name."""
+    pa, path = pytest.importorskip("pyarrow"), tmp_path / f"t.{ending}"
+    table = pa.table([[1.0, 2.0], [3.0, 4.0], [0, 1]], names=["a", "a", "y"])
+    if ending == "parquet":
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(ValueError, match="has two columns of one name: a. Fix: rename one"):
+        list(read_columns(path, ["y"]))
+
+
 def test_digits() -> None:
     data = load_digits(seed=3)
     assert data.x.shape[1:] == (1, 8, 8)

@@ -72,6 +72,14 @@ def test_real_models_on_real_hold_outs() -> None:
     assert told.r2.value == pytest.approx(line.score(x[300:], y[300:]), abs=0.15)
 
 
+def test_a_column_of_numbers_is_taken_as_one_axis() -> None:
+    """As of classes; a frame of one column was refused."""
+    y = np.linspace(-1, 1, 200)
+    for found, true in ((y[:, None], y), (y, y[:, None])):
+        scores = evaluate_regressor(found, true, target_bound=1.0, epsilon=5.0)
+        assert scores.squared_error.value < 0.2
+
+
 def test_regression() -> None:
     rng = np.random.default_rng(0)
     y = rng.uniform(-8, 8, 20_000)

@@ -11,10 +11,11 @@ from dpoptim.data.column_ranges import runs_of
 from dpoptim.data.damaged_files import kind_of
 from dpoptim.data.dates import day_text
 from dpoptim.data.found_writing import DECIMALS, Way, found_days, ways_of_writing
+from dpoptim.data.names import abridged
 from dpoptim.data.numbers import as_numbers, as_texts
 from dpoptim.data.schema import Column, Decimal, Schema
 from dpoptim.data.schema_values import FILL_IN
-from dpoptim.data.table_files import Values, abridged, column_names, read_columns, separator_of
+from dpoptim.data.table_files import Values, column_names, read_columns, separator_of
 from dpoptim.data.text_files import UTF8
 from dpoptim.missing import is_missing
 

@@ -197,11 +197,16 @@ def named(category: object) -> str:
     return category if isinstance(category, str) else text_of(category)
 
 
+def in_bytes(name: str) -> bytes:
+    """UTF-8, also of halves of characters, about which an error would quote the value."""
+    return str(name).encode(errors="surrogatepass")
+
+
 def _buckets(values: NDArray[np.object_], buckets: int) -> NDArray[np.int64]:
     """The bucket of each value, by a public hash; shape (n,)."""
     names, place = np.unique(values, return_inverse=True)
     hashed = [
-        int.from_bytes(hashlib.blake2b(str(name).encode(), digest_size=8).digest()) % buckets
+        int.from_bytes(hashlib.blake2b(in_bytes(name), digest_size=8).digest()) % buckets
         for name in names
     ]
     return np.array(hashed, dtype=np.int64)[place.ravel()]

@@ -20,7 +20,7 @@ from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number
 from dpoptim.data.sparse_rows import TWO_AXES, shape_of
-from dpoptim.data.unquoted import NO_COLUMNS
+from dpoptim.data.unquoted import NO_COLUMNS, refuse_dates
 from dpoptim.distributed.alone import alone
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
@@ -164,6 +164,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         last, charged = self._steps_with_budgets()
         persons = self._persons_of_last(persons, params, charged)
         relation = last.neighboring
+        refuse_dates(X)  # and queries that have not run
         owners = None if persons is None else owners_of(X, persons, last.rows_per_person)
         unit, units = units_in(X, owners)
         n = public_number_of_records(getattr(last, "n", None), units, relation)

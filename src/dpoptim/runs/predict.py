@@ -63,8 +63,8 @@ def predict_file(
     **Guarantee.** The model is private already, and nothing here touches its training data. The
     predictions are as private as the records in ``data``: whoever may see those may see these.
     """
-    kept = {"the records to predict": data, "the model": model_file(run)}
-    refuse_to_replace(out, kept, overwrite=overwrite)
+    files = {"the records to predict": data, "the model": model_file(run)}
+    refuse_to_replace(out, files, overwrite=overwrite)
     saved = load_model(run)
     if saved.encoding is None:
         raise ValueError(
