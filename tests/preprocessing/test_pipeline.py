@@ -196,6 +196,8 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
     x, y = people(200)
     with pytest.raises(ValueError, match="the last step must be an estimator of dpoptim"):
         pipeline(LogisticRegression()).fit(x, y)
+    with pytest.raises(ValueError, match="sets, got 'passthrough'"):
+        pipeline("passthrough").fit(x, y)
     with pytest.raises(ValueError, match="must have neighboring='replace-one'"):
         pipeline(DPLogisticRegression(neighboring="replace-one")).fit(x, y)
     free = PrivatePipeline(

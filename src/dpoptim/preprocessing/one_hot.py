@@ -94,8 +94,21 @@ class DPOneHot(SummedStep):
         """
         refuse_other_types(self)
         columns = self._columns(X, reset=True)
-        given = [None] * columns.shape[1] if self.categories is None else list(self.categories)
-        if len(given) != columns.shape[1]:
+        given = self._given(columns.shape[1])
+        counted = [column for column, names in enumerate(given) if names is None]
+        self.privacy_ = None
+        found = self._frequent(columns, counted) if counted else {}
+        self.counted_ = tuple(counted)
+        self.categories_ = [
+            found[column] if names is None else [named(name) for name in names]
+            for column, names in enumerate(given)
+        ]
+        return self
+
+    def _given(self, width: int) -> list[Sequence[Any] | None]:
+        """The list of public categories of each column, or None; a ValueError as for ``fit``."""
+        given = [None] * width if self.categories is None else list(self.categories)
+        if len(given) != width or any(isinstance(names, str) for names in given):
             raise ValueError(
                 "categories must be one list of public categories for each column of X, or None "
                 "for a column whose categories are not public. Fix: categories=[[...], None, ...]."
@@ -108,15 +121,7 @@ class DPOneHot(SummedStep):
                     f"categories[{column}] must name each category once, and at least one; numbers "
                     "are compared as numbers, so that '1.0' is 1."
                 )
-        counted = [column for column, names in enumerate(given) if names is None]
-        self.privacy_ = None
-        found = self._frequent(columns, counted) if counted else {}
-        self.counted_ = tuple(counted)
-        self.categories_ = [
-            found[column] if names is None else [named(name) for name in names]
-            for column, names in enumerate(given)
-        ]
-        return self
+        return given
 
     def _frequent(
         self, columns: NDArray[np.object_], counted: Sequence[int]

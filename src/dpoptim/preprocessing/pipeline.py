@@ -253,10 +253,11 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
     def _steps_with_budgets(self) -> tuple[Any, dict[str, PrivateStep]]:
         """The last step, and those before it that pay, by name; of one relation."""
         last = self.steps[-1][1]
-        if not {"epsilon", "delta", "ledger", "neighboring"} <= set(last.get_params(deep=False)):
+        settings = last.get_params(deep=False) if hasattr(last, "get_params") else ()
+        if not {"epsilon", "delta", "ledger", "neighboring"} <= set(settings):
             raise ValueError(
                 "the last step must be an estimator of dpoptim.estimators, whose budget the "
-                f"pipeline sets, got {type(last).__name__}."
+                f"pipeline sets, got {type(last).__name__ if settings else repr(last)}."
             )
         charged = charged_steps(self)
         for name, step in charged.items():
