@@ -107,7 +107,8 @@ class DPOneHot(SummedStep):
 
     def _given(self, width: int) -> list[Sequence[Any] | None]:
         """The list of public categories of each column, or None; a ValueError as for ``fit``."""
-        given = [None] * width if self.categories is None else list(self.categories)
+        known = [None] * width if self.categories is None else self.categories
+        given: list[Sequence[Any] | None] = list(known)
         if len(given) != width or any(isinstance(names, str) for names in given):
             raise ValueError(
                 "categories must be one list of public categories for each column of X, or None "
