@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.apart import prices
+from dpoptim.audit.attributes import attributes
 from dpoptim.audit.calibrations import calibrations
 from dpoptim.audit.charging import audit_charging
 from dpoptim.audit.checkpoint_parts import checkpoint_parts
@@ -341,6 +342,7 @@ DETECTORS: dict[str, Detector] = {
     "encoding": encoding,
     "columns": columns,
     "owners": owners,
+    "attributes": attributes,
     "image features": image_features,
     "value clipping": value_clipping,
     "clip norm search": clip_norm_search,
