@@ -241,10 +241,6 @@ def participation() -> str:
     )
 
 
-def charging() -> str:
-    return finding(audit_charging())
-
-
 def refusals() -> str:
     """Loops whose gradients would escape clipping or count twice must be refused by name."""
 
@@ -300,7 +296,7 @@ DETECTORS: dict[str, Detector] = {
     "noise": noise,
     "redrawn noise": redrawn_noise,
     "participation": participation,
-    "charging": charging,
+    "charging": lambda: finding(audit_charging()),
     "refunds": refunds,
     "refunds, adaptive": partial(refunds, adaptive=True),
     "checkpoint parts": checkpoint_parts,

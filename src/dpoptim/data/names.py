@@ -19,13 +19,13 @@ def refuse_one_name(path: Path, names: Sequence[str]) -> None:
 
 def abridged(names: Sequence[str], most: int = 12) -> str:
     """The names, or the first of many; none where one is a number, and so maybe a record's."""
-    if any(is_number(part) for name in names for part in re.split(f"[{SEPARATORS}]", name)):
+    if any(reads_as_number(part) for name in names for part in re.split(f"[{SEPARATORS}]", name)):
         return f"{len(names)} others, not shown as the first line may be a record"
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
 
-def is_number(text: str) -> bool:
+def reads_as_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
