@@ -33,9 +33,7 @@ def as_before_where_it_fails(learner: BaseEstimator) -> Iterator[None]:
     """Give ``learner``, and estimators within, their attributes again where the ``with`` fails."""
     parts = [learner, *learner.get_params(deep=True).values()]
     before: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (vars(part), dict(vars(part)))
-        for part in parts
-        if isinstance(part, BaseEstimator) and not isinstance(part, type)
+        (vars(part), dict(vars(part))) for part in parts if isinstance(part, BaseEstimator)
     ]
     try:
         yield
