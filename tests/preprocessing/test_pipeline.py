@@ -208,6 +208,28 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
     assert 0.99 < free.privacy_.epsilon <= 1.0
 
 
+def test_free_steps_transform_once() -> None:
+    """They were tried on copies first, though a refusal of the last step would cost nothing."""
+    calls = []
+
+    def counted(x: Any) -> Any:
+        calls.append(len(x))
+        return x / 10
+
+    y = np.arange(200) % 2
+    steps = [
+        ("free", FunctionTransformer(counted)),
+        ("scale", DPMinMaxScaler(0, 10)),
+        ("last", DPLogisticRegression(classes=[0, 1])),
+    ]
+    ledger = dpoptim.Ledger(epsilon=1.0, delta=1e-5, neighboring="zero-out")
+    free = PrivatePipeline(steps, epsilon=1.0, delta=1e-5, ledger=ledger).fit(np.ones((200, 2)), y)
+    assert calls == [200]
+    with pytest.raises(dpoptim.BudgetExceeded):
+        free.fit(np.ones((200, 2)), y)
+    assert len(ledger.entries()) == 1
+
+
 def test_a_fitted_pipeline_is_copied_without_a_ledger_of_the_fit() -> None:
     """Clones that a `ColumnTransformer` has fitted keep no ledger that cannot be pickled."""
     x, y = people(300)

@@ -129,7 +129,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         Raises:
             ValueError: a last step without a budget, steps under different neighbouring relations,
                 bad shares, persons whom a step does not know, or what a step refuses, which copies
-                of all are tried for; before anything is spent.
+                of all are tried for where one is charged; before anything is spent.
             BudgetExceeded: the ledger does not admit all steps; nothing is charged or drawn.
             RankError: another process has failed, or does not agree.
         """
@@ -186,7 +186,8 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         epsilons = {name: gdp_epsilon(price, delta) for name, price in spent.items()}
         with_budgets = partial(_budgets, delta=delta, n=n, relation=relation)
         epsilons[self.steps[-1][0]] = final
-        self._ask([*before, self._try(X, y, params, epsilons, with_budgets)], relation)
+        if charged:  # else what the last step refuses costs nothing
+            self._ask([*before, self._try(X, y, params, epsilons, with_budgets)], relation)
         with Ledger(neighboring=relation) as own:
             ledger = own if self.ledger is None else self.ledger
             earlier = {entry.id for entry in ledger.entries()}
