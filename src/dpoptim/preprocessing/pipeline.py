@@ -186,8 +186,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         epsilons = {name: gdp_epsilon(price, delta) for name, price in spent.items()}
         with_budgets = partial(_budgets, delta=delta, n=n, relation=relation)
         epsilons[self.steps[-1][0]] = final
-        if charged:  # else what the last step refuses costs nothing
-            self._ask([*before, self._try(X, y, params, epsilons, with_budgets)], relation)
+        self._ask(before, lambda: self._try(X, y, params, epsilons, with_budgets), relation)
         with Ledger(neighboring=relation) as own:
             ledger = own if self.ledger is None else self.ledger
             earlier = {entry.id for entry in ledger.entries()}
@@ -227,9 +226,17 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             warnings.simplefilter("ignore")  # they come with the fit
             return event_ahead(fit, copy[-1].neighboring)
 
-    def _ask(self, events: list[Any], relation: str) -> None:
-        """Raise what the ledger would of these events, None left out, once some were charged."""
-        first, *later = [event for event in events if event is not None] or [None]
+    def _ask(self, before: list[Any], try_last: Callable[[], Any], relation: str) -> None:
+        """Raise what the last step, or the ledger, would refuse once steps before were charged.
+
+        Without these it refuses by itself, before anything is spent.
+
+        Args:
+            before: their events. try_last: gives the last step's, or None.
+        """
+        if not before:
+            return
+        first, *later = [event for event in (*before, try_last()) if event is not None]
         if self.ledger is not None and later:
             self.ledger.check(first, relation, *later)
 
