@@ -1,6 +1,7 @@
 """Released statistics of private records: bounded sums and counts as one Gaussian vector."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -229,6 +230,24 @@ def sum_of_cells(table: Any, cells: Cells, norm_bound: float) -> Floats:
 
 
 BOUND_ROUNDING = 1 + 2.0**-40
+SURE = 5.0  # standard deviations of noise
+
+
+def warn_of_other_labels(known: float, deviation: float, n: int) -> None:
+    """Warn that most labels are no classes, where a noisy count says so.
+
+    Args:
+        known: records whose labels are classes, as released, with noise of this deviation.
+        n: of all records, public.
+
+    **Guarantee.** A post-processing of a release: it looks at no record.
+    """
+    if known + SURE * deviation < n / 2:
+        warnings.warn(
+            "labels of fewer than half of the n records are classes, by the noisy counts, and "
+            "others add nothing. Fix: classes= of the labels' own kind, such as texts for texts.",
+            stacklevel=3,
+        )
 
 
 def histogram_bound(neighboring: str) -> float:

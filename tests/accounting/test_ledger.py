@@ -250,7 +250,8 @@ class TestBudget:
 
     def test_other_relation_is_refused(self) -> None:
         with pytest.raises(
-            LedgerError, match="counts under add-or-remove-one, the run under replace-one"
+            LedgerError,
+            match="counts under add-or-remove-one, the run under replace-one.*neighboring='",
         ):
             Ledger(epsilon=2, delta=1e-5).reserve(gaussian(5.0), neighboring=R1, label="x")
 

@@ -285,6 +285,15 @@ def test_a_public_table_describes_its_dates(tmp_path: Path) -> None:
     assert column.fill == first + 4
 
 
+def test_a_draft_asks_whether_names_are_a_record(tmp_path: Path) -> None:
+    """They go into the model, and a first line that is a record would, too."""
+    for names, asked in (("age,24.1,ill", True), ("-3,a,b", True), ("0,1,2", False)):
+        path = tmp_path / "t.csv"
+        path.write_text(f"{names}\n1,2,3\n")
+        assert ("Is the first line a record?" in draft(path)) == asked
+        assert parse_schema(draft(path).replace('"FILL-IN", "FILL-IN"', "0, 1")).width == 3
+
+
 def test_a_file_that_types_its_dates_drafts_them(tmp_path: Path) -> None:
     """By the type alone; and what is read off them is what text gives."""
     pa = pytest.importorskip("pyarrow")

@@ -1,6 +1,7 @@
 """Mistakes with tables: each is an error that names the fix, quotes no value and costs nothing."""
 
 import datetime
+import decimal
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,14 @@ from dpoptim.estimators import (
     DPSGDRegressor,
 )
 from dpoptim.evaluation import evaluate_classifier, evaluate_regressor
-from dpoptim.preprocessing import DPClassCounts, DPImputer, DPMinMaxScaler, DPStandardScaler
+from dpoptim.preprocessing import (
+    DPClassCounts,
+    DPImputer,
+    DPMinMaxScaler,
+    DPOneHot,
+    DPStandardScaler,
+    PrivatePipeline,
+)
 
 VALUE = 0.8125  # of a record
 ROWS = 673
@@ -166,6 +174,25 @@ def test_gaps_are_for_an_imputer(fit: str) -> None:
 )
 def test_bad_targets(fit: str, y: Any, match: str) -> None:
     said_of(lambda ledger: FITS[fit](numbers(), y, ledger), match)
+
+
+def test_decimal_labels_are_numbers() -> None:
+    labels = [decimal.Decimal(int(label)) for label in LABELS]
+    model = DPLogisticRegression(**CLASSES).fit(numbers(), labels)
+    assert set(model.predict(numbers())) <= {0, 1}
+
+
+def test_half_a_character_is_a_category_and_not_quoted() -> None:
+    x = [["\ud800"], ["a"]] * ROWS
+    assert DPOneHot(epsilon=1.0, buckets=4).fit_transform(x).shape[0] == 2 * ROWS
+
+
+def test_a_query_is_refused_by_a_pipeline_as_by_its_steps() -> None:
+    pipeline = PrivatePipeline(
+        [("scale", DPStandardScaler(0, 1)), ("last", DPLogisticRegression())]
+    )
+    with pytest.raises(TypeError, match=r"Fix: X\.collect"):
+        pipeline.fit(frame("polars lazy"), LABELS)
 
 
 @pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")

@@ -96,7 +96,7 @@ def test_fits_are_charged_to_a_ledger_and_can_go_on() -> None:
         ({"batch_size": 10**6}, "batch_size"),
         ({"classes": [0, 1]}, "none of the declared classes"),
         ({"neighboring": "add-or-remove-one"}, "n is missing"),
-        ({"n": 7}, "n=7 is not the number of rows"),
+        ({"n": 7}, "n=7 is not the number of records"),
         ({"data_norm": -1}, "data_norm must be"),
     ],
 )

@@ -4,6 +4,7 @@ charged.
 
 import dataclasses
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,24 @@ def test_real_models_on_real_hold_outs() -> None:
         line.predict(x[300:]), y[300:], target_bound=400.0, **{**SETTINGS, "epsilon": 500.0}
     )
     assert told.r2.value == pytest.approx(line.score(x[300:], y[300:]), abs=0.15)
+
+
+def test_labels_that_are_no_classes_are_told_by_the_counts() -> None:
+    """They only made an accuracy of 0."""
+    scores = np.tile([0.9, 0.1], (500, 1))
+    with pytest.warns(UserWarning, match="fewer than half of the n records"):
+        evaluate_classifier(scores, ["yes"] * 500, classes=[0, 1], epsilon=2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate_classifier(scores, [1] * 500, classes=[0, 1], epsilon=2.0)
+
+
+def test_a_column_of_numbers_is_taken_as_one_axis() -> None:
+    """As of classes; a frame of one column was refused."""
+    y = np.linspace(-1, 1, 200)
+    for found, true in ((y[:, None], y), (y, y[:, None])):
+        scores = evaluate_regressor(found, true, target_bound=1.0, epsilon=5.0)
+        assert scores.squared_error.value < 0.2
 
 
 def test_regression() -> None:

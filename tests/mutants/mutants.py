@@ -12,6 +12,7 @@ from typing import Any
 from dpoptim.audit.detectors import DETECTORS
 from mutants import (
     faults,
+    faults_of_attributes,
     faults_of_columns,
     faults_of_features,
     faults_of_isolation,
@@ -1004,6 +1005,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "training.hold_out_scores",
         _columns.nobodys_rows_of_hold_outs_taken,
         "owners",
+    ),
+    Mutant(
+        "what a refused fit has read is kept",
+        "estimators.whole_fits.whole_fit",
+        faults_of_attributes.what_a_refused_fit_read_kept,
+        "attributes",
+    ),
+    Mutant(
+        "a table is sparse by how many entries are 0",
+        "preprocessing.steps_within.as_parts",
+        faults_of_attributes.tables_sparse_by_their_entries,
+        "attributes",
     ),
     # rows of tables
     Mutant("noise only in rows looked up", ADD_NORMAL, _rows.noise_only_in_rows_looked_up, "noise"),

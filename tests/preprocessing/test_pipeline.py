@@ -196,6 +196,8 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
     x, y = people(200)
     with pytest.raises(ValueError, match="the last step must be an estimator of dpoptim"):
         pipeline(LogisticRegression()).fit(x, y)
+    with pytest.raises(ValueError, match="sets, got 'passthrough'"):
+        pipeline("passthrough").fit(x, y)
     with pytest.raises(ValueError, match="must have neighboring='replace-one'"):
         pipeline(DPLogisticRegression(neighboring="replace-one")).fit(x, y)
     free = PrivatePipeline(
@@ -204,6 +206,28 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
     )
     assert free.fit(np.ones((50, 2)), y[:50]).shares_ == {}
     assert 0.99 < free.privacy_.epsilon <= 1.0
+
+
+def test_free_steps_transform_once() -> None:
+    """They were tried on copies first, though a refusal of the last step would cost nothing."""
+    calls = []
+
+    def counted(x: Any) -> Any:
+        calls.append(len(x))
+        return x / 10
+
+    y = np.arange(200) % 2
+    steps = [
+        ("free", FunctionTransformer(counted)),
+        ("scale", DPMinMaxScaler(0, 10)),
+        ("last", DPLogisticRegression(classes=[0, 1])),
+    ]
+    ledger = dpoptim.Ledger(epsilon=1.0, delta=1e-5, neighboring="zero-out")
+    free = PrivatePipeline(steps, epsilon=1.0, delta=1e-5, ledger=ledger).fit(np.ones((200, 2)), y)
+    assert calls == [200]
+    with pytest.raises(dpoptim.BudgetExceeded):
+        free.fit(np.ones((200, 2)), y)
+    assert len(ledger.entries()) == 1
 
 
 def test_a_fitted_pipeline_is_copied_without_a_ledger_of_the_fit() -> None:

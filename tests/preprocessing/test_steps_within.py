@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 import dpoptim
 from dpoptim.estimators import DPLogisticRegression
-from dpoptim.preprocessing import DPMinMaxScaler, DPStandardScaler, PrivatePipeline
+from dpoptim.preprocessing import DPMinMaxScaler, DPOneHot, DPStandardScaler, PrivatePipeline
 
 X = np.random.default_rng(0).uniform(-1, 1, (400, 3))
 Y = (X[:, 0] > 0).astype(int)
@@ -48,6 +48,22 @@ def test_no_fit_comes_from_a_cache(tmp_path: Path) -> None:
             whole.fit(X, Y)
     assert not ledger.entries()
     pipeline(DPMinMaxScaler(-1, 1), memory=cache).fit(X, Y)  # reads no record
+
+
+def test_no_entry_decides_whether_a_table_is_sparse() -> None:
+    """ColumnTransformer counts entries beside 0, and keeps the answer: one record changed it."""
+    towns = np.array([["a"]] * 90 + [["?"]] * 210)
+    found = []
+    for last in ("a", "?"):
+        towns[89] = last
+        columns = ColumnTransformer([("towns", DPOneHot([["a", "b"]], sparse_output=True), [0])])
+        columns.set_params(sparse_threshold=0.15)
+        whole = pipeline(columns).fit(towns, Y[: len(towns)])
+        found.append(whole["first"].sparse_output_)
+        assert columns.sparse_threshold == 0.15
+    assert found == [True, True]
+    dense = ColumnTransformer(columns.transformers, sparse_threshold=0)
+    assert not pipeline(dense).fit(towns, Y[: len(towns)])["first"].sparse_output_
 
 
 @pytest.mark.parametrize("backend", ["threading", "loky"])

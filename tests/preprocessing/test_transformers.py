@@ -3,6 +3,7 @@ scikit-learn's conventions.
 """
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,24 @@ def test_class_counts_and_weights() -> None:
     assert weights["c"] == 10.0
     with pytest.raises(ValueError, match="classes must be all classes"):
         DPClassCounts().fit(y)
+
+
+@pytest.mark.parametrize("names", [["no", "yes"], [["a"], "yes"]])
+def test_a_word_is_no_list_of_categories(names: Any) -> None:
+    """Its letters were, and no value of two columns was ever one."""
+    with pytest.raises(ValueError, match=r"one list of public categories for each column"):
+        DPOneHot(names).fit([["no", "yes"]])
+
+
+def test_labels_that_are_no_classes_are_told_by_the_counts() -> None:
+    """Of text where classes are numbers all are none, and every count was small without a word."""
+    y = ["ill"] * 300
+    with pytest.warns(UserWarning, match="fewer than half of the n records"):
+        DPClassCounts([0, 1], epsilon=2.0).fit(y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DPClassCounts(["ill", "healthy"], epsilon=2.0).fit(y)
+        DPClassCounts([0, 1], epsilon=0.01).fit(y[:20])  # the noise hides it
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_prediction_is_by_column_name_and_record_by_record(trained: Path, tmp_pa
     }
     lines = {}
     for name, path in tables.items():
-        run("predict", str(trained), str(path), "--out", str(tmp_path / "p.csv"))
+        run("predict", str(trained), str(path), "--out", str(tmp_path / "p.csv"), "--overwrite")
         lines[name] = (tmp_path / "p.csv").read_text().splitlines()
     assert lines["whole"] == lines["reversed"] == lines["only features"]
     assert lines["whole"][41:] == lines["tail"][1:]
@@ -148,7 +148,7 @@ def test_scores_need_public_truth(trained: Path, tmp_path: Path) -> None:
     table = str(write_table(tmp_path / "a.csv", records(60, 3)))
     assert "(accuracy" not in run("predict", str(trained), table, "--out", str(tmp_path / "p.csv"))
     assert "(accuracy" in run(
-        "predict", str(trained), table, "--out", str(tmp_path / "p.csv"), "--data-is-public"
+        "predict", str(trained), table, "--out", str(tmp_path / "q.csv"), "--data-is-public"
     )
 
 
@@ -157,19 +157,21 @@ def test_what_cannot_be_predicted_is_refused(trained: Path, tmp_path: Path) -> N
     out.write_text("kept")
     short = write_table(tmp_path / "a.csv", records(5, 3), ("age", "bmi"))
     assert "has no column 'income'" in run(
-        "predict", str(trained), str(short), "--out", str(out), code=2
+        "predict", str(trained), str(short), "--out", str(out), "--overwrite", code=2
     )
     bad = write_table(tmp_path / "b.csv", [["V", "P", "old", "1", "2", "3", "north", "no", "ill"]])
     assert "column 'age' is not a number" in run(
-        "predict", str(trained), str(bad), "--out", str(out), code=2
+        "predict", str(trained), str(bad), "--out", str(out), "--overwrite", code=2
     )
     assert "does not exist" in run(
-        "predict", str(trained), str(tmp_path / "no.csv"), "--out", str(out), code=2
+        "predict", str(trained), str(tmp_path / "no.csv"), "--out", str(out), "--overwrite", code=2
     )
-    assert "does not exist" in run("predict", str(tmp_path), str(bad), "--out", str(out), code=2)
+    assert "does not exist" in run(
+        "predict", str(tmp_path), str(bad), "--out", str(out), "--overwrite", code=2
+    )
     (tmp_path / "model.pt").write_bytes(b"damaged")
     assert "no model that dpoptim train wrote" in run(
-        "predict", str(tmp_path), str(bad), "--out", str(out), code=2
+        "predict", str(tmp_path), str(bad), "--out", str(out), "--overwrite", code=2
     )
     assert out.read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -195,8 +197,9 @@ def test_columns_come_along_beside_the_predictions(trained: Path, tmp_path: Path
     assert found[0][:3] == ["visit_id", "age", "patient"]
     assert [line[:3] for line in found[1:]] == [[row[place] for place in places] for row in rows]
     for more, said in (
-        (("--id", "nobody"), "has no column 'nobody'"),
-        (("--id", "age", "--id", "age"), "two columns of one name"),
+        (("--id", "nobody", "--overwrite"), "has no column 'nobody'"),
+        (("--id", "age", "--id", "age", "--overwrite"), "two columns of one name"),
+        ((), "exists; name another file, or allow --overwrite"),
     ):
         said_so = run("predict", str(trained), table, "--out", str(out), *more, code=2)
         assert said in " ".join(said_so.split())
@@ -305,7 +308,7 @@ def test_the_npz_that_everybody_has(tmp_path: Path) -> None:
         str(tmp_path / "run"),
         str(tmp_path / "other.npz"),
         "--out",
-        str(tmp_path / "p.csv"),
+        str(tmp_path / "q.csv"),
         code=2,
     )
     assert "records have shape (9, 9)" in text
@@ -348,7 +351,8 @@ def test_weights_of_classes_are_public_and_count(method: str, tmp_path: Path) ->
     common = ["train", "--data", str(data), "--schema", str(schema), "--delta", "1e-5"]
     found, promises = [], []
     for weights in ([], ["--class-weight", "a=1=30", "--class-weight", "b=1.5"]):
-        out, predicted = tmp_path / f"run{len(weights)}", tmp_path / "p.csv"
+        out = tmp_path / f"run{len(weights)}"
+        predicted = out.with_suffix(".csv")
         run(*common, "--method", method, *weights, "--out", str(out), "--noise-seed", "1")
         run("predict", str(out), str(data), "--out", str(predicted))
         with predicted.open(newline="") as file:

@@ -118,6 +118,7 @@ def test_persons_and_weights_of_classes_are_tuned_for(
     few = ("--records-per-person", "3", "--grid", "clip_norm=0.1,0.2", "--noise-seed", "1")
     text = run("tune", *private, *of_persons, *weights, *few)
     assert "per person" in text
+    assert "has no certificate. Fix: dpoptim ledger" in run("verify", str(out), code=2)
     found = json.loads((out / "tune.json").read_text())["guarantee"]
     assert found["unit"] == "person"
     assert "at most 3 of them" in str(found)

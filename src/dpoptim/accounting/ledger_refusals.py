@@ -54,8 +54,9 @@ def refuse_other_neighbours(
     """
     if relation != ours:
         raise LedgerError(
-            f"{where}: this ledger counts under {ours}, the run under {relation}; plan the run for "
-            f"{ours}, or keep all its data set's runs under {relation}"
+            f"{where}: this ledger counts under {ours}, the run under {relation}; all runs on a "
+            f"data set keep one. Fix: dpoptim.Ledger(..., neighboring={relation!r}), in a file of "
+            f"its own; or neighboring={ours!r} for the run, where it has that."
         )
     named = {runs.unit} - {RECORD.name}
     if others := (named | {run.unit for run in runs.by_id.values()}) - {unit}:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.apart import prices
+from dpoptim.audit.attributes import attributes
 from dpoptim.audit.calibrations import calibrations
 from dpoptim.audit.charging import audit_charging
 from dpoptim.audit.checkpoint_parts import checkpoint_parts
@@ -240,10 +241,6 @@ def participation() -> str:
     )
 
 
-def charging() -> str:
-    return finding(audit_charging())
-
-
 def refusals() -> str:
     """Loops whose gradients would escape clipping or count twice must be refused by name."""
 
@@ -299,7 +296,7 @@ DETECTORS: dict[str, Detector] = {
     "noise": noise,
     "redrawn noise": redrawn_noise,
     "participation": participation,
-    "charging": charging,
+    "charging": lambda: finding(audit_charging()),
     "refunds": refunds,
     "refunds, adaptive": partial(refunds, adaptive=True),
     "checkpoint parts": checkpoint_parts,
@@ -341,6 +338,7 @@ DETECTORS: dict[str, Detector] = {
     "encoding": encoding,
     "columns": columns,
     "owners": owners,
+    "attributes": attributes,
     "image features": image_features,
     "value clipping": value_clipping,
     "clip norm search": clip_norm_search,

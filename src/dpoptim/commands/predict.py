@@ -23,6 +23,9 @@ def predict(
             "predictions. May be given several times.",
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file in --out.")
+    ] = False,
     data_is_public: Annotated[
         bool,
         typer.Option(
@@ -39,7 +42,9 @@ def predict(
     with clear_errors():
         from dpoptim.runs.predict import predict_file
 
-        predicted = predict_file(run, data, out, public=data_is_public, keep=id_column or ())
+        predicted = predict_file(
+            run, data, out, public=data_is_public, keep=id_column or (), overwrite=overwrite
+        )
     say(f"wrote {predicted.records} predictions to {out}")
     if predicted.score is not None:
         say(f"score {predicted.score:.4f} ({predicted.measure})")

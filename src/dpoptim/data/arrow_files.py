@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpoptim.data.damaged_files import decoding
+from dpoptim.data.names import refuse_one_name
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".arrows", ".feather", ".ipc")
@@ -30,7 +31,11 @@ def arrow() -> ModuleType:
 
 
 def names_and_kinds(path: Path) -> list[tuple[str, str | None]]:
-    """The columns, each as number, boolean, date or text, by the file's schema alone."""
+    """The columns, each as number, boolean, date or text, by the file's schema alone.
+
+    Raises:
+        ValueError: the file is damaged, or two columns have one name.
+    """
     pa = arrow()
     with decoding(path, "a Parquet or Arrow file", FIX):
         if path.suffix.lower() in PARQUET:
@@ -38,7 +43,11 @@ def names_and_kinds(path: Path) -> list[tuple[str, str | None]]:
         else:
             with opened(pa, path) as (schema, _):
                 pass
-        return [(field.name, kind_of_type(pa, field.type)) for field in schema]
+        found: list[tuple[str, str | None]] = [
+            (field.name, kind_of_type(pa, field.type)) for field in schema
+        ]
+    refuse_one_name(path, [name for name, _ in found])
+    return found
 
 
 def kind_of_type(pa: ModuleType, kind: Any) -> str:

@@ -13,6 +13,7 @@ from dpoptim.data.damaged_files import decoding
 # names of arrays, as people use them
 FEATURES = (("x_train", "x_test"), ("X_train", "X_test"), ("x", None), ("X", None))
 ORDINARY_TARGET = "y"
+OF_SPARSE = {"data", "shape", "format"}  # of files of scipy.sparse.save_npz
 TO_PREDICT = ("x", "X", "x_test", "X_test")
 
 
@@ -42,6 +43,12 @@ def chosen(path: Path, arrays: dict[str, NDArray[Any]], target: str | None) -> A
     """Take features and labels, to train and maybe to test, from the arrays that ``path`` holds."""
     held = ", ".join(arrays) or "(none)"
     pair = next((names for names in FEATURES if names[0] in arrays), None)
+    if arrays.keys() >= OF_SPARSE:
+        raise ValueError(
+            f"{path} holds a sparse table of SciPy, which the command line does not read. Fix: "
+            "dpoptim.estimators, which do; or hashed into few columns, as "
+            "numpy.savez(path, x=table.toarray(), y=labels)."
+        )
     if pair is None:
         raise ValueError(
             f"{path} holds the arrays {held}; it must hold features 'x' and labels 'y', or "
@@ -107,13 +114,12 @@ def checked(path: Path, x: NDArray[Any], labels: NDArray[Any], name: str, label:
     real = np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_
     if x.ndim < 2 or not real or np.iscomplexobj(x):
         raise ValueError(
-            f"{path}: {name!r} must be an array of real numbers (records, ...), got shape "
-            f"{x.shape}."
+            f"{path}: {name!r} must be an array of real numbers (records, ...), got {x.dtype}, "
+            f"with {x.ndim} axes."
         )
     if labels.shape != (len(x),):
         raise ValueError(
-            f"{path}: {label!r} has shape {labels.shape}; it must hold one label for each of "
-            f"{len(x)} rows."
+            f"{path}: {label!r} must hold one label for each record of {name!r}, in one axis."
         )
 
 

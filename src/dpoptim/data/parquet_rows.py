@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dpoptim.data.arrow_files import FIX, arrow, names_and_kinds, values
 from dpoptim.data.damaged_files import decoding
-from dpoptim.data.table_files import abridged
+from dpoptim.data.names import abridged
 
 WHAT = "a Parquet file"
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from dpoptim.data.column_ranges import runs_of
 from dpoptim.data.damaged_files import kind_of
 from dpoptim.data.dates import day_text
 from dpoptim.data.found_writing import DECIMALS, Way, found_days, ways_of_writing
+from dpoptim.data.names import abridged, reads_as_number
 from dpoptim.data.numbers import as_numbers, as_texts
 from dpoptim.data.schema import Column, Decimal, Schema
 from dpoptim.data.schema_values import FILL_IN
-from dpoptim.data.table_files import Values, abridged, column_names, read_columns, separator_of
+from dpoptim.data.table_files import Values, column_names, read_columns, separator_of
 from dpoptim.data.text_files import UTF8
 from dpoptim.missing import is_missing
 
@@ -105,7 +107,13 @@ def draft(
     """
     columns = column_names(path, encoding)
     check_names(path, [name for name, _ in columns], target, person)
-    parts = [HEAD, 'scaling = "bounds"\n', entry_of_encoding(encoding), GAPS]
+    parts = [
+        HEAD,
+        *maybe_a_record(path, columns),
+        'scaling = "bounds"\n',
+        entry_of_encoding(encoding),
+        GAPS,
+    ]
     if kind_of(path) == ".csv":
         parts.append(WRITTEN[separator_of(path, encoding) == ","])
     roles = [(name, (found, role_of(name, target, person))) for name, found in columns]
@@ -124,6 +132,17 @@ def draft(
             guess = "" if found else "  # or category, or date"
             parts.append(f'{head}kind = "{kind}"{guess}\nbounds = ["{FILL_IN}", "{FILL_IN}"]\n')
     return "".join(parts)
+
+
+def maybe_a_record(path: Path, columns: Sequence[tuple[str, object]]) -> Iterator[str]:
+    """A warning where a first line of names seems to be none: names go into the model."""
+    if kind_of(path) == ".csv" and any(
+        reads_as_number(name) and not name.isdecimal() for name, _ in columns
+    ):
+        yield (
+            "# Is the first line a record? Names of columns are numbers here, and who gets the\n"
+            "# model gets them. Where they are values, write names above, and draft this anew.\n"
+        )
 
 
 def role_of(name: str, target: str | None, person: str | None) -> str:

@@ -2,7 +2,6 @@
 
 import csv
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 
 from dpoptim.data import arrow_files
 from dpoptim.data.damaged_files import decoding, kind_of
+from dpoptim.data.names import SEPARATORS, abridged, refuse_one_name
 from dpoptim.data.text_files import IN_PLACE, UTF8, open_text, undecodable
 
 CHUNK = 65_536  # records at a time, of tables of ordinary width
 MOST_CELLS = 4_000_000  # at a time, of wide ones
-SEPARATORS = ",;\t|"  # the first that the first line has in it is the file's
 # text as in the file, or numbers with NaN for what is missing
 Values = Sequence[str] | NDArray[Any]
 LONGEST_HEADER = 1 << 20  # characters
@@ -214,11 +213,7 @@ def header_of(path: Path, rows: Iterator[list[str]], encoding: str) -> list[str]
     names = [name.strip() for name in row]
     if any(IN_PLACE in name for name in names):
         raise undecodable(path, encoding)
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
-        raise ValueError(
-            f"{path} has two columns of one name: {abridged([twice])}. Fix: rename one."
-        )
+    refuse_one_name(path, names)
     return names
 
 
@@ -227,19 +222,3 @@ def instead(wanted: Sequence[str], known: Sequence[str]) -> str:
     if set(wanted) & set(known):
         return f"; it has {abridged(known)}. Fix: add the column, or name another one."
     return ", nor any other that was asked for. Fix: its first line must name the columns."
-
-
-def abridged(names: Sequence[str], most: int = 12) -> str:
-    """The names, or the first of many; none where one is a number, and so maybe a record's."""
-    if any(is_number(part) for name in names for part in re.split(f"[{SEPARATORS}]", name)):
-        return f"{len(names)} others, not shown as the first line may be a record"
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
-
-
-def is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from dpoptim.data.damaged_files import kind_of, name_of
 from dpoptim.data.dataset import Data
 from dpoptim.data.encoding import encode_table
+from dpoptim.data.names import abridged
 from dpoptim.data.rows import Rows
 from dpoptim.data.schema import Column, Scaling, Schema
 from dpoptim.data.schema_files import from_public_table, public_target
-from dpoptim.data.table_files import TABLE_ENDINGS, abridged, column_names
+from dpoptim.data.table_files import TABLE_ENDINGS, column_names
 from dpoptim.data.text_files import UTF8, known_encoding
 
 ENDINGS = (*TABLE_ENDINGS, ".npz")

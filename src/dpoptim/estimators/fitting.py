@@ -1,7 +1,7 @@
 """``fit`` and ``partial_fit`` of all estimators: on a table, or on a stream of chunks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from dpoptim.estimators.repeats import uncounted
 from dpoptim.estimators.setting_types import refuse_other_types
 from dpoptim.estimators.table import table
+from dpoptim.estimators.whole_fits import whole_fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +38,7 @@ class Given:
 class Fits(ABC):
     """Base of the estimators, whose `_learn` trains."""
 
-    _warn_of_repeats: Callable[[], None]  # of `CountsFits`
-
+    @whole_fit
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, persons: Any = None) -> Self:
         """Train on X of shape (n, features) and y of shape (n,).
 
@@ -69,7 +69,6 @@ class Fits(ABC):
                 self._learn(given)
         else:
             self._learn(given)
-            self._warn_of_repeats()
         return self
 
     def _rows(self, given: Given) -> Any:
@@ -80,6 +79,7 @@ class Fits(ABC):
 class FitsNumbers(Fits, RegressorMixin):
     """Base of the regressors."""
 
+    @whole_fit
     def partial_fit(
         self, X: Any, y: Any, sample_weight: Any = None, *, persons: Any = None
     ) -> Self:
@@ -119,6 +119,7 @@ class FitsClasses(Fits, ClassifierMixin):
         """All classes, as public knowledge; None: they are to be read off y."""
         return given.classes if given.chunk else self.classes
 
+    @whole_fit
     def partial_fit(
         self,
         X: Any,

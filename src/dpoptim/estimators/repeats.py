@@ -28,8 +28,8 @@ FIX = (
     "nothing. Fix: choose settings by dpoptim.tuning (tune_on_public, DPSearchCV)"
 )
 LEDGER = (
-    "; with ledger=dpoptim.Ledger(path, epsilon=, delta=) every fit counts, and none exceeds a "
-    "budget"
+    "; with ledger=dpoptim.Ledger(path, epsilon=, delta=, neighboring={!r}) every fit counts, and "
+    "none exceeds a budget"
 )
 _counting: ContextVar[bool] = ContextVar("counting", default=True)
 
@@ -98,7 +98,8 @@ class FitCount:
         self._ledgers.add("" if ledger is None else ledger.id)
         self._due |= math.log2(len(self._fits)).is_integer() or fit.records > largest
         scope = self._scope(ledger, fit.guarantee.delta)
-        self._fix = FIX + (LEDGER if ledger is None else "")
+        relation = neighboring_name(fit.guarantee.neighboring)
+        self._fix = FIX + (LEDGER.format(relation) if ledger is None else "")
         if self._arrived:  # always the same words, which are shown once in each process
             self._unsaid = ARRIVED
         elif self._has_company and self._due and not by_hand:

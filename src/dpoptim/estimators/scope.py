@@ -44,7 +44,7 @@ def public_number_of_records(n: object, records: int, neighboring: str) -> int:
         return whole_number("n", n, least=1)
     if n is not None and whole_number("n", n, least=1) != records:
         raise ValueError(
-            f"n={n} is not the number of rows of X, which neighboring={neighboring!r} takes as "
-            "public. Fix: leave n out."
+            f"n={n} is not the number of records (of persons, where they are protected), which "
+            f"neighboring={neighboring!r} takes as public. Fix: leave n out."
         )
     return records

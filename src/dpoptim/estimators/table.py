@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -170,15 +171,21 @@ def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
     return y
 
 
+def as_float(label: object) -> object:
+    """A decimal number as a float, as all numbers are that programs know; others as they are."""
+    return float(label) if isinstance(label, Decimal) else label
+
+
 def of_one_kind(labels: NDArray[Any]) -> NDArray[Any]:
     """Labels held as objects: all texts, as they are, or numbers and truth values as numbers.
 
     Raises:
         ValueError: there are others, or several kinds.
     """
-    texts = {isinstance(label, str) for label in labels}
-    numbers = labels if texts == {True} else one_axis("y", labels.tolist())
-    if len(texts) > 1 or (numbers.dtype == object and texts != {True}):
+    if all(isinstance(label, str) for label in labels):
+        return labels
+    numbers = one_axis("y", [as_float(label) for label in labels.tolist()])
+    if numbers.dtype.kind not in "biuf":
         raise ValueError(
             "Unknown label type: y has labels that are neither all texts nor all numbers. Fix: "
             "labels of one type, such as y.astype(str), and classes= alike."

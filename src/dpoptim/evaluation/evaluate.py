@@ -27,7 +27,14 @@ from dpoptim.evaluation.intervals import (
     of_the_area,
     variance_of_loss,
 )
-from dpoptim.statistics import BOUND_ROUNDING, Floats, bounded_sum, price_of, release_sum
+from dpoptim.statistics import (
+    BOUND_ROUNDING,
+    Floats,
+    bounded_sum,
+    price_of,
+    release_sum,
+    warn_of_other_labels,
+)
 
 Delta = float | Literal["auto"]
 LABEL = "evaluation"
@@ -167,6 +174,7 @@ def evaluate_classifier(
     in_loss = released.deviation / math.sqrt(SHARES[2])
     right, count, in_count = float(np.trace(confusion)), float(records), 0.0
     in_right = in_cells * math.sqrt(k)
+    warn_of_other_labels(float(confusion.sum()), in_cells * k, records)
     if neighboring == "add-or-remove-one":
         # n says nothing of how many records there are, so their noisy number counts
         count, in_count = max(float(confusion.sum()), 1.0), in_cells * k

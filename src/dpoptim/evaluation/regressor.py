@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number
-from dpoptim.data.unquoted import number_array
+from dpoptim.data.unquoted import number_array, one_axis
 from dpoptim.evaluation.evaluate import LABEL, Delta, noted, price_and_records
 from dpoptim.evaluation.intervals import Interval, mean_square, of_a_mean, of_r2
 from dpoptim.gate import FilteredGate
@@ -113,9 +113,9 @@ def evaluate_regressor(
     bound = allowed.half
     level = real_number("confidence", confidence)
     with np.errstate(over="ignore"):  # a warning would tell of a record
-        found = number_array("predictions", predictions) - allowed.middle
-        true = number_array("y", y) - allowed.middle
-    if found.ndim != 1 or found.shape != true.shape:
+        found = number_array("predictions", one_axis("predictions", predictions)) - allowed.middle
+        true = number_array("y", one_axis("y", y)) - allowed.middle
+    if found.shape != true.shape:
         raise ValueError("predictions and y must have one number for each record, of shape (n,).")
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")

@@ -6,9 +6,11 @@ intervals, and a uniform number is refined until it lies in one candidate's shar
 of its digits are.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
+from itertools import accumulate
 
 import numpy as np
 
@@ -30,9 +32,12 @@ def exponential_choice(stream: KeyStream, exponents: Sequence[Fraction]) -> int:
     and the words drawn so far enclose U; an index is returned only if the inequalities hold for
     all numbers within, else both enclosures shrink. []
     """
-    distinct = {(x.numerator, x.denominator): x for x in exponents}  # counts have many ties
+    # counts have many ties, most of which callers hold as one object
+    objects = {id(x): x for x in exponents}
+    distinct = {(x.numerator, x.denominator): x for x in objects.values()}
     places = {key: place for place, key in enumerate(distinct)}
-    of_index = [places[x.numerator, x.denominator] for x in exponents]
+    place_of = {key: places[x.numerator, x.denominator] for key, x in objects.items()}
+    of_index = [place_of[id(x)] for x in exponents]
     largest = max(distinct.values())
     below = [exponent - largest for exponent in distinct.values()]
     uniform = bits = 0
@@ -42,14 +47,16 @@ def exponential_choice(stream: KeyStream, exponents: Sequence[Fraction]) -> int:
         stream.words(words)
         for word in words.tolist():
             uniform, bits = (uniform << 64) | word, bits + 64
-        lows, highs = ([each[i] for i in of_index] for each in weights(below, digits))
-        least, most = uniform * sum(lows), (uniform + 1) * sum(highs)
-        low_end = high_end = 0  # of the weights before index i
-        for index, (low, high) in enumerate(zip(lows, highs, strict=True)):
-            starts_after = high_end << bits
-            low_end, high_end = low_end + low, high_end + high
-            if least >= starts_after and most <= low_end << bits:
-                return index
+        lows, highs = weights(below, digits)
+        # the weights up to each index, itself included
+        low_ends = list(accumulate(map(lows.__getitem__, of_index)))
+        high_ends = list(accumulate(map(highs.__getitem__, of_index)))
+        least, most = uniform * low_ends[-1], (uniform + 1) * high_ends[-1]
+        # the first whose share cannot end before the number; no later one can begin by then
+        index = bisect_left(low_ends, -(-most >> bits))
+        starts_after = high_ends[index - 1] << bits if index else 0
+        if index < len(low_ends) and least >= starts_after:
+            return index
         digits *= 2
 
 

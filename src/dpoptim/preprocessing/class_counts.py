@@ -1,5 +1,6 @@
 """Noisy counts of records in public classes, and class weights from them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
@@ -12,8 +13,9 @@ from dpoptim.arguments import positive_number
 from dpoptim.data.numbers import classes_of
 from dpoptim.data.unquoted import one_axis
 from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.preprocessing.private_step import ChargedFit
-from dpoptim.statistics import Floats, histogram_bound
+from dpoptim.statistics import Floats, histogram_bound, warn_of_other_labels
 
 
 @dataclass(eq=False, repr=False)
@@ -46,6 +48,7 @@ class DPClassCounts(ChargedFit):
     _: KW_ONLY
     epsilon: float = 0.1
 
+    @whole_fit
     def fit(self, y: Any) -> Self:
         """Count. Args: y of shape (n,).
 
@@ -64,6 +67,8 @@ class DPClassCounts(ChargedFit):
         counts = np.bincount(places + 1, minlength=len(self.classes_) + 1)[1:].astype(np.float64)
         price = self._price(len(labels))
         released = self._released(counts, histogram_bound(self.neighboring), price)
+        known = float(released.values.sum())
+        warn_of_other_labels(known, released.deviation * math.sqrt(len(counts)), price.n)
         self.counts_: Floats = np.maximum(released.values, 1.0)
         return self
 

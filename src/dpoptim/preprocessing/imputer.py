@@ -6,6 +6,7 @@ from typing import Any, Self
 import numpy as np
 
 from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.preprocessing.private_step import BoundedColumns, SummedStep
 from dpoptim.statistics import Floats
 
@@ -41,6 +42,7 @@ class DPImputer(BoundedColumns, SummedStep):
     def norm_bound(self, columns: int) -> float:
         return math.sqrt(columns)
 
+    @whole_fit
     def fit(self, X: Any, y: Any = None) -> Self:
         """Measure. Args and errors as for `DPStandardScaler.fit`."""
         refuse_other_types(self)

@@ -8,6 +8,7 @@ import numpy as np
 from dpoptim.arguments import real_number
 from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.preprocessing.private_step import BoundedColumns, trying
 from dpoptim.quantiles import Column, select_tails
 from dpoptim.statistics import Floats
@@ -57,6 +58,7 @@ class DPMinMaxScaler(BoundedColumns):
         """Pay for ranks `precision` of n off: a choice among 256 errs by about 12 / epsilon."""
         return 8.0 / (self.precision * n) * float(np.sqrt(2 * columns))
 
+    @whole_fit
     def fit(self, X: Any, y: Any = None) -> Self:
         """Choose the ends. Args and errors as for `DPStandardScaler.fit`."""
         refuse_other_types(self)

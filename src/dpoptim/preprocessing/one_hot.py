@@ -16,6 +16,7 @@ from dpoptim.arguments import whole_number
 from dpoptim.data.numbers import text_of
 from dpoptim.data.unquoted import checked_table
 from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.preprocessing.private_step import SummedStep
 from dpoptim.statistics import histogram_bound
 
@@ -83,6 +84,7 @@ class DPOneHot(SummedStep):
             counted = sum(names is None for names in self.categories)
         return math.sqrt(counted) * histogram_bound(self.neighboring)
 
+    @whole_fit
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the categories. Args: X of shape (n, columns), of any values that have a text.
 
@@ -92,8 +94,22 @@ class DPOneHot(SummedStep):
         """
         refuse_other_types(self)
         columns = self._columns(X, reset=True)
-        given = [None] * columns.shape[1] if self.categories is None else list(self.categories)
-        if len(given) != columns.shape[1]:
+        given = self._given(columns.shape[1])
+        counted = [column for column, names in enumerate(given) if names is None]
+        self.privacy_ = None
+        found = self._frequent(columns, counted) if counted else {}
+        self.counted_ = tuple(counted)
+        self.categories_ = [
+            found[column] if names is None else [named(name) for name in names]
+            for column, names in enumerate(given)
+        ]
+        return self
+
+    def _given(self, width: int) -> list[Sequence[Any] | None]:
+        """The list of public categories of each column, or None; a ValueError as for ``fit``."""
+        known = [None] * width if self.categories is None else self.categories
+        given: list[Sequence[Any] | None] = list(known)
+        if len(given) != width or any(isinstance(names, str) for names in given):
             raise ValueError(
                 "categories must be one list of public categories for each column of X, or None "
                 "for a column whose categories are not public. Fix: categories=[[...], None, ...]."
@@ -106,15 +122,7 @@ class DPOneHot(SummedStep):
                     f"categories[{column}] must name each category once, and at least one; numbers "
                     "are compared as numbers, so that '1.0' is 1."
                 )
-        counted = [column for column, names in enumerate(given) if names is None]
-        self.privacy_ = None
-        found = self._frequent(columns, counted) if counted else {}
-        self.counted_ = tuple(counted)
-        self.categories_ = [
-            found[column] if names is None else [named(name) for name in names]
-            for column, names in enumerate(given)
-        ]
-        return self
+        return given
 
     def _frequent(
         self, columns: NDArray[np.object_], counted: Sequence[int]
@@ -195,11 +203,16 @@ def named(category: object) -> str:
     return category if isinstance(category, str) else text_of(category)
 
 
+def in_bytes(name: str) -> bytes:
+    """UTF-8, also of halves of characters, about which an error would quote the value."""
+    return str(name).encode(errors="surrogatepass")
+
+
 def _buckets(values: NDArray[np.object_], buckets: int) -> NDArray[np.int64]:
     """The bucket of each value, by a public hash; shape (n,)."""
     names, place = np.unique(values, return_inverse=True)
     hashed = [
-        int.from_bytes(hashlib.blake2b(str(name).encode(), digest_size=8).digest()) % buckets
+        int.from_bytes(hashlib.blake2b(in_bytes(name), digest_size=8).digest()) % buckets
         for name in names
     ]
     return np.array(hashed, dtype=np.int64)[place.ravel()]

@@ -20,13 +20,14 @@ from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number
 from dpoptim.data.sparse_rows import TWO_AXES, shape_of
-from dpoptim.data.unquoted import NO_COLUMNS
+from dpoptim.data.unquoted import NO_COLUMNS, refuse_dates
 from dpoptim.distributed.alone import alone
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
 from dpoptim.estimators.scope import ALONE, ON_TRUST, public_number_of_records
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import stated_delta
+from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.gate import event_ahead
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.preprocessing.handed_on import packed, unpack
@@ -113,6 +114,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             found._fit_count = self._count
         return found
 
+    @whole_fit
     def fit(self, X: Any, y: Any = None, *, persons: Any = None, **params: Any) -> Self:
         """Fit every step on its share of the budget.
 
@@ -127,7 +129,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         Raises:
             ValueError: a last step without a budget, steps under different neighbouring relations,
                 bad shares, persons whom a step does not know, or what a step refuses, which copies
-                of all are tried for; before anything is spent.
+                of all are tried for where one is charged; before anything is spent.
             BudgetExceeded: the ledger does not admit all steps; nothing is charged or drawn.
             RankError: another process has failed, or does not agree.
         """
@@ -149,7 +151,6 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             handed = ranks.from_first(here)
             if ranks.rank:
                 unpack(self, handed)
-        self._warn_of_repeats()
         return self
 
     @available_if(lambda self: hasattr(self.steps[-1][1], "transform"))  # type: ignore[untyped-decorator]
@@ -163,6 +164,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         last, charged = self._steps_with_budgets()
         persons = self._persons_of_last(persons, params, charged)
         relation = last.neighboring
+        refuse_dates(X)  # and queries that have not run
         owners = None if persons is None else owners_of(X, persons, last.rows_per_person)
         unit, units = units_in(X, owners)
         n = public_number_of_records(getattr(last, "n", None), units, relation)
@@ -184,7 +186,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         epsilons = {name: gdp_epsilon(price, delta) for name, price in spent.items()}
         with_budgets = partial(_budgets, delta=delta, n=n, relation=relation)
         epsilons[self.steps[-1][0]] = final
-        self._ask([*before, self._try(X, y, params, epsilons, with_budgets)], relation)
+        self._ask(before, lambda: self._try(X, y, params, epsilons, with_budgets), relation)
         with Ledger(neighboring=relation) as own:
             ledger = own if self.ledger is None else self.ledger
             earlier = {entry.id for entry in ledger.entries()}
@@ -224,9 +226,17 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             warnings.simplefilter("ignore")  # they come with the fit
             return event_ahead(fit, copy[-1].neighboring)
 
-    def _ask(self, events: list[Any], relation: str) -> None:
-        """Raise what the ledger would of these events, None left out, once some were charged."""
-        first, *later = [event for event in events if event is not None] or [None]
+    def _ask(self, before: list[Any], try_last: Callable[[], Any], relation: str) -> None:
+        """Raise what the last step, or the ledger, would refuse once steps before were charged.
+
+        Without these it refuses by itself, before anything is spent.
+
+        Args:
+            before: their events. try_last: gives the last step's, or None.
+        """
+        if not before:
+            return
+        first, *later = [event for event in (*before, try_last()) if event is not None]
         if self.ledger is not None and later:
             self.ledger.check(first, relation, *later)
 
@@ -251,10 +261,11 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
     def _steps_with_budgets(self) -> tuple[Any, dict[str, PrivateStep]]:
         """The last step, and those before it that pay, by name; of one relation."""
         last = self.steps[-1][1]
-        if not {"epsilon", "delta", "ledger", "neighboring"} <= set(last.get_params(deep=False)):
+        settings = last.get_params(deep=False) if hasattr(last, "get_params") else ()
+        if not {"epsilon", "delta", "ledger", "neighboring"} <= set(settings):
             raise ValueError(
                 "the last step must be an estimator of dpoptim.estimators, whose budget the "
-                f"pipeline sets, got {type(last).__name__}."
+                f"pipeline sets, got {type(last).__name__ if settings else repr(last)}."
             )
         charged = charged_steps(self)
         for name, step in charged.items():

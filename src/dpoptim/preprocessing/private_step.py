@@ -101,7 +101,6 @@ class ChargedFit(PrivateSettings):
         noted = replace(guarantee, notes=(*guarantee.notes, *price.said))
         event = GaussianDpEvent(neighbours_differ_by(self.neighboring) / price.mu)
         self.privacy_: Guarantee | None = self._counted(Fit(event, noted, price.n))
-        self._warn_of_repeats()
 
     def _released(self, total: Floats, norm_bound: float, price: Price) -> NoisySum:
         """``total`` with noise, charged; sets ``privacy_``."""

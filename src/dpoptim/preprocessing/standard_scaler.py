@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.preprocessing.private_step import BoundedColumns, SummedStep
 from dpoptim.statistics import Floats
 
@@ -57,6 +58,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
     def norm_bound(self, columns: int) -> float:
         return math.sqrt(1.25 * columns)
 
+    @whole_fit
     def fit(self, X: Any, y: Any = None) -> Self:
         """Measure. Args: X of shape (n, columns), NaN where a value is missing.
 

@@ -131,23 +131,34 @@ def as_parts(pipeline: Pipeline) -> Iterator[None]:
 
     Elsewhere a ledger in memory is out of reach, and nobody knows that steps are only tried. Inner
     pipelines have no ``epsilon`` meanwhile, and so fit their steps by the budgets these have here.
+
+    **Guarantee.** Whether a `ColumnTransformer` gives a sparse table, which it keeps, depends on
+    which of its steps do and on ``sparse_threshold``, 0 or not, and not on how many entries are 0,
+    as there it would; but where a table has no 0 at all, it is dense.
     """
     held = settings_within(pipeline)
     given: dict[str, Any] = {
         name: value for name, value in held.items() if is_named(name, "n_jobs")
+    }
+    thresholds: dict[str, Any] = {
+        name: value
+        for name, value in held.items()
+        if is_named(name, "sparse_threshold") and isinstance(value, float) and 0 < value < 1
     }
     inner = {
         f"{name}__{EPSILON}": getattr(step, EPSILON)
         for name, step in held.items()
         if isinstance(step, Pipeline) and hasattr(step, EPSILON)
     }
-    pipeline.set_params(**dict.fromkeys(given, 1), **dict.fromkeys(inner))
+    pipeline.set_params(
+        **dict.fromkeys(given, 1), **dict.fromkeys(inner), **dict.fromkeys(thresholds, 1.0)
+    )
     token = _parts.set(True)
     try:
         yield
     finally:
         _parts.reset(token)
-        pipeline.set_params(**given, **inner)
+        pipeline.set_params(**given, **inner, **thresholds)
 
 
 def is_part(pipeline: Any) -> bool:

@@ -34,7 +34,13 @@ class Predicted:
 
 
 def predict_file(
-    run: Path, data: Path, out: Path, *, public: bool = False, keep: Sequence[str] = ()
+    run: Path,
+    data: Path,
+    out: Path,
+    *,
+    public: bool = False,
+    keep: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> Predicted:
     """Predict every record of ``data`` and write ``out``: one line a record, in order.
 
@@ -48,6 +54,7 @@ def predict_file(
         public: the owner declares ``data`` public, true values included: compute the score, if
             they are there.
         keep: columns of a table that are copied beside the predictions, such as who a record is of.
+        overwrite: replace ``out`` if it is there.
 
     Raises:
         FileNotFoundError, ValueError: naming the file, the column and the fix. ``out`` is then as
@@ -56,7 +63,8 @@ def predict_file(
     **Guarantee.** The model is private already, and nothing here touches its training data. The
     predictions are as private as the records in ``data``: whoever may see those may see these.
     """
-    refuse_to_replace(out, {"the records to predict": data, "the model": model_file(run)})
+    files = {"the records to predict": data, "the model": model_file(run)}
+    refuse_to_replace(out, files, overwrite=overwrite)
     saved = load_model(run)
     if saved.encoding is None:
         raise ValueError(
@@ -84,13 +92,19 @@ def predict_file(
     return Predicted(records, None if score is None else score.value(), measure)
 
 
-def refuse_to_replace(out: Path, kept: Mapping[str, Path]) -> None:
-    """Refuse a place for predictions that is no file's, or one of the files that are kept."""
+def refuse_to_replace(out: Path, kept: Mapping[str, Path], *, overwrite: bool) -> None:
+    """Refuse a place for predictions that is no file's, or one of the files that are kept.
+
+    Args:
+        overwrite: whether others are not.
+    """
     if out.is_dir() or not out.parent.is_dir():
         raise ValueError(f"--out {out} must be a file's name, in a folder that is there.")
     for what, path in kept.items():
         if out.exists() and path.exists() and out.samefile(path):
             raise ValueError(f"--out {out} would replace {what}. Fix: another name.")
+    if out.exists() and not overwrite:
+        raise ValueError(f"--out {out} exists; name another file, or allow --overwrite.")
 
 
 def refuse_to_keep(data: Path, keep: Sequence[str], header: Sequence[str]) -> None:

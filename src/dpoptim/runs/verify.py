@@ -49,6 +49,12 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
         ValueError: naming every entry that is not as it should be, or the file that cannot be read.
         FileNotFoundError: a file is missing. LedgerError: the ledger cannot be read.
     """
+    if (folder / "tune.json").is_file() and not (folder / "plan.json").exists():
+        raise ValueError(
+            f"{_shown(folder)} holds what dpoptim tune found, which has no certificate. Fix: "
+            "dpoptim ledger FILE --verify, for the ledger that the search was charged to; or train "
+            "by its settings (dpoptim train), which is certified, and costs its own epsilon."
+        )
     plan = read_document(folder / "plan.json", Plan.from_json)
     written = read_document(folder / "certificate.json", read_certificate)
     try:

@@ -32,6 +32,7 @@ from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import READ_OFF, stated_delta
 from dpoptim.estimators.weights import notes_of_weights
+from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.gate import TrialsGate
 from dpoptim.noise.stream import KeyStream
 from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
@@ -117,6 +118,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         self.ledger = ledger
         self.noise_seed = noise_seed
 
+    @whole_fit
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, persons: Any = None) -> Self:
         """Search on X of shape (n, features) and y of shape (n,).
 
@@ -135,7 +137,6 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         """
         with all_ranks() as ranks:
             self._search(Given(X, y, persons, sample_weight), ranks)
-        self._warn_of_repeats()
         return self
 
     def _search(self, given: Given, ranks: Ranks) -> None:
