@@ -1,6 +1,7 @@
 """Are records mixed? Compare a batch with its records taken one at a time."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -244,11 +245,15 @@ def compare_drawn(
 
     count = odd_batch_size(model, leaves, least=len(records))
     batches = Batches(collate, records, [i % len(records) for i in range(count)])
-    together, alone = batches.together, batches.alone
+    # What is drawn for one row first tells axes of rows from others that are as long.
+    one, together, alone = batches.of([0]), batches.together, batches.alone
     watch_batch_statistics(model)
     with program.quieting.quiet(model, lambda: [loss(model, together)], uniform) as quieted:
         if quieted.draws:
             refuse_draws_elsewhere()
+        if quieted.noise is not None:
+            with suppress(Exception):  # whatever the user's loss raises on a record alone
+                loss(model, one)
         losses = run_twice(model, lambda: loss(model, together))
         refuse_complex_losses(losses)
         refuse_other_parameters(losses, model, program.placement)
