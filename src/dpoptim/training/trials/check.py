@@ -1,7 +1,6 @@
 """Are records mixed? Compare a batch with its records taken one at a time."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -25,7 +24,7 @@ from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import read_graph
 from dpoptim.training.randomness.drawing_collates import DRAWS, HeldDraws
 from dpoptim.training.trials.comparison import Batches, Comparison
-from dpoptim.training.trials.fixed_noise import MIDDLE, RARE
+from dpoptim.training.trials.fixed_noise import MIDDLE, RARE, see_one_row
 from dpoptim.training.trials.loss_refusals import (
     LOSSES_AGREE,
     refuse_draws_elsewhere,
@@ -251,9 +250,7 @@ def compare_drawn(
     with program.quieting.quiet(model, lambda: [loss(model, together)], uniform) as quieted:
         if quieted.draws:
             refuse_draws_elsewhere()
-        if quieted.noise is not None:
-            with suppress(Exception):  # whatever the user's loss raises on a record alone
-                loss(model, one)
+        see_one_row(quieted.noise, lambda: loss(model, one))
         losses = run_twice(model, lambda: loss(model, together))
         refuse_complex_losses(losses)
         refuse_other_parameters(losses, model, program.placement)

@@ -1,7 +1,7 @@
 """Random numbers that never change, to compare runs of a model, or batches, that draw noise."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -171,6 +171,13 @@ class FixedNoise(DispatchMode):
             return torch.full_like(drawn, u)
         places = torch.arange(drawn.shape[-1], device=drawn.device, dtype=drawn.dtype)
         return (u + UNEVEN * min(u, 1 - u) * places.sin()).expand_as(drawn)
+
+
+def see_one_row(noise: FixedNoise | None, run: Callable[[], object]) -> None:
+    """Let noise see what is drawn for one row, whose numbers tell axes of rows from other ones."""
+    if noise is not None:
+        with suppress(Exception):  # whatever the user's loss raises on a record alone
+            run()
 
 
 @cache
