@@ -130,3 +130,39 @@ def test_a_record_whose_gradient_is_not_finite_hides_no_way() -> None:
     for bad in ((), (3,)):
         records = Records([(each, torch.tensor(float(i in bad))) for i, each in enumerate(x)])
         assert holds(nn.Linear(WIDTH, 2), records, penalised)[0].alone
+
+
+class Scored(nn.Module):
+    """A layer that runs in two places, and an activation that is somebody's function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.Linear(WIDTH, WIDTH)
+        self.first, self.second = nn.Sequential(layer, nn.Tanh()), nn.Sequential(layer)
+        self.activation = nn.Module()
+        self.activation.forward = torch.sin
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.activation(self.first(x)))
+
+
+def of_record(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().sum((1, 2))
+
+
+def test_functions_in_the_places_of_layers_run_as_they_are() -> None:
+    torch.manual_seed(0)
+    isolation, said = holds(Scored(), sequences(), of_record)
+    assert isolation.tier == "rules"
+    assert not said
+
+
+def test_an_exported_program_is_vectorised() -> None:
+    """Its guards are a function in the place of a layer; it reads parameters outside of layers."""
+    torch.manual_seed(0)
+    rows = {0: torch.export.Dim("rows", min=1, max=64)}
+    example = torch.randn(3, TIME, WIDTH)
+    net = nn.Sequential(nn.Linear(WIDTH, 2))
+    exported = torch.export.export(net, (example,), dynamic_shapes=(rows,))
+    isolation, _ = holds(exported.module(), sequences(), of_record)
+    assert isolation.tier == "vmap"
