@@ -166,3 +166,24 @@ def test_an_exported_program_is_vectorised() -> None:
     exported = torch.export.export(net, (example,), dynamic_shapes=(rows,))
     isolation, _ = holds(exported.module(), sequences(), of_record)
     assert isolation.tier == "vmap"
+
+
+class Borrowed(nn.Module):
+    """Multiplies by its layer's weight, in a way that no rule knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.kernel.weight.view(WIDTH, 1, WIDTH).transpose(1, 2)
+        return torch.nn.functional.conv1d(x.transpose(1, 2), weight, self.kernel.bias).mT.tanh()
+
+
+def test_what_reads_its_layers_weight_is_vectorised_and_not_the_model_around_it() -> None:
+    """As the time-delay layers of Wav2Vec2 do."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Borrowed(), nn.Linear(WIDTH, 2))
+    isolation, said = holds(model, sequences(), of_record)
+    assert isolation.by_vmap == ("1",)
+    assert "'1.kernel" in said

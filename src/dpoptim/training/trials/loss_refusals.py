@@ -149,7 +149,8 @@ def other_losses() -> SamplesInteractError:
         "losses are not those of the records in their order: the batch is sorted or shuffled "
         "on the way (by collate_fn, say), or the terms are made of each other (divided by a "
         "count over the whole batch, say). Fix: one loss a record, at the place where the "
-        "record was delivered."
+        'record was delivered, made of that record alone; or isolation="alone", in which no record '
+        "meets another."
     )
 
 
