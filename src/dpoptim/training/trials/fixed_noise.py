@@ -133,8 +133,10 @@ class FixedNoise(DispatchMode):
         if rows is None:
             return None
         follows = not self._is_for_any(len(rows), name, drawn.shape)
-        if follows and len(rows) >= self._most and len(rows) in drawn.shape:
-            self._most, self._axes[looks] = len(rows), drawn.shape.index(len(rows))
+        if len(rows) > self._most:
+            self._most, self._axes = len(rows), {}
+        if follows and len(rows) == self._most and len(rows) in drawn.shape:
+            self._axes[looks] = drawn.shape.index(len(rows))
         axis = self._axes.get(looks) if follows else None
         if axis is None or drawn.shape[axis] != len(rows):
             self.shared |= not name.startswith(("randperm", "bernoulli"))
