@@ -170,7 +170,11 @@ def told_places(
     as `check_loss` tells them, which then tries the way.
     """
     collate = collate_records if collate_fn is None else collate_fn
-    with put_back(model), suppress(Exception):  # whatever the user's code raises
+    with (
+        nothing_new(model),
+        put_back(model),
+        suppress(Exception),
+    ):  # whatever the user's code raises
         leaves = [x for _, x in leaves_of(collate([rows[0]])) if isinstance(x, Tensor)]
         count = odd_batch_size(model, leaves, least=len(rows))
         batch = collate([rows[i % len(rows)] for i in range(count)])
@@ -263,10 +267,31 @@ def saying(where: str) -> Iterator[None]:
         raise SamplesInteractError(f"{where}: {error}") from None
 
 
+@contextmanager
+def nothing_new(model: nn.Module) -> Iterator[None]:
+    """Take buffers and parameters out of the model again that were put into it meanwhile.
+
+    They may hold records of the data set. Those that are made from the form of records are there
+    since made-up ones were tried.
+    """
+    modules = [*model.modules()]
+    holders: list[dict[str, Any]] = [m._buffers for m in modules]
+    holders += [m._parameters for m in modules]
+    before = [dict(holder) for holder in holders]
+    try:
+        yield
+    finally:
+        for holder, held in zip(holders, before, strict=True):
+            for name in [name for name in holder if name not in held]:
+                del holder[name]
+            holder.update({name: None for name, t in held.items() if t is None})
+
+
 def compare_private(program: Program, taken: Sequence[Sequence[Any]]) -> CheckResult:
     """`compare`, of whose errors none tells anything of the records."""
     try:
-        return compare(replace(program, on_private=True), taken)
+        with nothing_new(program.model):
+            return compare(replace(program, on_private=True), taken)
     except PrivacyError:
         raise
     except NotFiniteError:
