@@ -237,3 +237,47 @@ def test_tokens_that_values_choose_pass_alone_though_those_tried_have_as_many() 
     isolation, said = holds(Chosen(), Records(texts), lambda m, b: m(b))
     assert isolation.alone
     assert "records pass alone" in said
+
+
+class BackwardWithin(torch.autograd.Function):
+    """Computes a layer again on the way back, and differentiates it there, as reversible ones."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.Module, x: Tensor) -> Tensor:
+        ctx.layer, ctx.x = layer, x
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+        with torch.enable_grad():
+            x = ctx.x.detach().requires_grad_()
+            ctx.layer(x).backward(g)
+        return None, x.grad
+
+
+@pytest.mark.parametrize("choice", ["auto", "alone"])
+def test_what_fails_with_records_alone_is_refused_before_anything_is_charged(choice: Any) -> None:
+    outside = nn.Parameter(torch.ones(()))
+
+    def of_another(model: nn.Module, batch: Tensor) -> Tensor:
+        return of_record(model, batch) * outside
+
+    def reversible(model: nn.Module, batch: Tensor) -> Tensor:
+        hidden = BackwardWithin.apply(model[1], model[0](batch))
+        return hidden.square().sum((1, 2))
+
+    for loss, said in (
+        (of_another, "outside of the model"),
+        (reversible, "backward pass ran inside"),
+    ):
+        model, ledger = nn.Sequential(nn.Linear(WIDTH, 3), nn.Linear(3, 2)), dpoptim.Ledger()
+        plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+            n=N, batch_size=N, steps=1, noise_multiplier=1.0, delta=1e-5
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(dpoptim.PrivacyError, match=said):
+            dpoptim.attach(
+                plan, model, optimizer, sequences(), loss=loss, isolation=choice, ledger=ledger
+            )
+        assert ledger.spent(1e-5).epsilon == 0

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from dpoptim.clipping import Clipping
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.oracle import Loss
+from dpoptim.gradients.oracle import Loss, engine_sums
+from dpoptim.gradients.placement import Placement
 from dpoptim.training.batches.collation import collate_records
 from dpoptim.training.batches.loading import Collate
 from dpoptim.training.batches.privacy_units import Units
@@ -22,6 +24,7 @@ from dpoptim.training.batches.records import leaves_of, made_up, with_finite_num
 from dpoptim.training.batches.streams import StreamRecords
 from dpoptim.training.foreign import hint_of
 from dpoptim.training.losses.handed_over import disagreement, unclear_factor
+from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.trials.calls import call_of_loss
 from dpoptim.training.trials.check import (
     CheckResult,
@@ -117,9 +120,10 @@ def check_loss(
     tried as 1, so that whether somebody's are is not told. Where it shows is told of made-up
     records only.
     """
-    if isolation.alone:
-        return LossCheck("none", collate_fn, "")
     collate = collate_records if collate_fn is None else collate_fn
+    if isolation.alone:
+        refuse_what_fails_alone(model, loss, collate, row, wrapping)
+        return LossCheck("none", collate_fn, "")
     program = Program(model, loss, collate, (isolation,), wrapping, by_labels=True)
     on, skipped = check_on_made_up(
         program, row, units.rows.per_record, sequences=collate_fn is not None
@@ -137,6 +141,31 @@ def check_loss(
     if skipped:
         on.append(f"not on made-up ones: {skipped}")
     return LossCheck(found.loss_reduction, collate_fn, "; ".join(on), found.by_labels)
+
+
+def refuse_what_fails_alone(
+    model: nn.Module, loss: Loss, collate: Collate, row: Any, placement: Placement
+) -> None:
+    """Refuse what no record can be differentiated by, passing alone, before anything is charged.
+
+    Such as custom functions that run a backward pass of their own, and losses that depend on other
+    parameters than the model's; by a made-up record, if that can be run.
+    """
+
+    def summed(model: nn.Module, batch: Any) -> Tensor:
+        losses = loss(model, batch)
+        refuse_other_parameters(losses, model, placement)
+        return losses.sum()
+
+    generator, way = torch.Generator().manual_seed(0), Isolation.of("alone")
+    with put_back(model):
+        try:
+            batch = collate([made_up(row, generator)])
+            engine_sums(model, summed, batch, 1, Clipping(1.0), "sum", way, placement=placement)
+        except PrivacyError:
+            raise
+        except Exception:  # whatever the user's code raises on made-up records
+            return
 
 
 def taken_from(
