@@ -224,6 +224,21 @@ def test_dropout_inside_a_module_without_a_rule() -> None:
     engine.detach()
 
 
+def test_a_layer_in_two_places_is_vectorised_and_left_as_it_was() -> None:
+    """Left to itself, ``torch.func`` takes such a layer's parameters away."""
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 5)
+    tied = nn.Linear(5, 5)
+    tied.bias = layer.bias
+    model = nn.Sequential(nn.Sequential(layer, nn.Tanh()), nn.Sequential(layer, tied)).double()
+    batch = torch.randn(ROWS, 5, dtype=torch.float64), torch.randn(ROWS, dtype=torch.float64)
+    before = [*model.named_parameters(remove_duplicate=False)]
+    expected = expected_of(model, batch)
+    assert distance(sums_of(model, batch, Isolation.of("vmap")), expected) < 1e-7
+    after = [*model.named_parameters(remove_duplicate=False)]
+    assert [(name, id(p)) for name, p in after] == [(name, id(p)) for name, p in before]
+
+
 def test_numbers_without_an_axis_come_back_one_for_each_record() -> None:
     class WithLoss(nn.Module):
         def __init__(self) -> None:

@@ -3,6 +3,7 @@ to find something.
 """
 
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class Catch:
 def catch(mutant: Mutant) -> Catch:
     """Run the mutant's detector under the mutant. An exception is no catch: it is passed on."""
     start = time.perf_counter()
-    with mutant.apply():
+    with mutant.apply(), warnings.catch_warnings(action="ignore", category=UserWarning):
         evidence = DETECTORS[mutant.detector]()
     return Catch(mutant, evidence, time.perf_counter() - start)
 

@@ -2,6 +2,7 @@
 value, whoever writes.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,6 +161,35 @@ def test_no_way_of_writing_passes_the_end(write: Callable[[Writer, Tensor], None
 
     with pytest.raises(dpoptim.PrivacyError, match="was changed"):
         train(model, each)
+
+
+@pytest.mark.parametrize("write", [w for w in WAYS if w is not into_extra_state])
+def test_records_that_attaching_tries_stay_nowhere(write: Callable[[Writer, Tensor], None]) -> None:
+    """Of a model that writes down none but the data set's, whether it is refused or served."""
+
+    def marked(m: Writer, x: Tensor) -> None:
+        if bool((x[0, 1:] == 0.5).all()):
+            write(m, x)
+
+    model, x = Writer(marked), torch.full((N, FEATURES), 0.5)
+    before = {name: (id(t), t.clone()) for name, t in everything(model)}
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=10, steps=3, noise_multiplier=1.0, delta=1e-5
+    )
+    optimizer = torch.optim.SGD(model.layer.parameters(), lr=0.1)
+    records = TensorDataset(x, torch.randint(0, CLASSES, (N,)))
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    with contextlib.suppress(dpoptim.PrivacyError):
+        dpoptim.attach(plan, model, optimizer, records, loss=loss).detach()
+    assert {name: id(t) for name, t in everything(model)} == {n: i for n, (i, _) in before.items()}
+    assert all(torch.equal(t, before[name][1]) for name, t in everything(model))
+
+
+def everything(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_buffers(), *model.named_parameters()]
 
 
 class ActNorm(nn.Module):

@@ -130,3 +130,154 @@ def test_a_record_whose_gradient_is_not_finite_hides_no_way() -> None:
     for bad in ((), (3,)):
         records = Records([(each, torch.tensor(float(i in bad))) for i, each in enumerate(x)])
         assert holds(nn.Linear(WIDTH, 2), records, penalised)[0].alone
+
+
+class Scored(nn.Module):
+    """A layer that runs in two places, and an activation that is somebody's function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.Linear(WIDTH, WIDTH)
+        self.first, self.second = nn.Sequential(layer, nn.Tanh()), nn.Sequential(layer)
+        self.activation = nn.Module()
+        self.activation.forward = torch.sin
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.activation(self.first(x)))
+
+
+def of_record(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().sum((1, 2))
+
+
+def test_functions_in_the_places_of_layers_run_as_they_are() -> None:
+    torch.manual_seed(0)
+    isolation, said = holds(Scored(), sequences(), of_record)
+    assert isolation.tier == "rules"
+    assert not said
+
+
+def test_an_exported_program_is_vectorised() -> None:
+    """Its guards are a function in the place of a layer; it reads parameters outside of layers."""
+    torch.manual_seed(0)
+    rows = {0: torch.export.Dim("rows", min=1, max=64)}
+    example = torch.randn(3, TIME, WIDTH)
+    net = nn.Sequential(nn.Linear(WIDTH, 2))
+    exported = torch.export.export(net, (example,), dynamic_shapes=(rows,))
+    isolation, _ = holds(exported.module(), sequences(), of_record)
+    assert isolation.tier == "vmap"
+
+
+class Borrowed(nn.Module):
+    """Multiplies by its layer's weight, in a way that no rule knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.kernel.weight.view(WIDTH, 1, WIDTH).transpose(1, 2)
+        return torch.nn.functional.conv1d(x.transpose(1, 2), weight, self.kernel.bias).mT.tanh()
+
+
+def test_what_reads_its_layers_weight_is_vectorised_and_not_the_model_around_it() -> None:
+    """As the time-delay layers of Wav2Vec2 do."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Borrowed(), nn.Linear(WIDTH, 2))
+    isolation, said = holds(model, sequences(), of_record)
+    assert isolation.by_vmap == ("1",)
+    assert "'1.kernel" in said
+
+
+class WithOneEnd(nn.Module):
+    """Takes texts with one end each, which made-up ones have not; places are looked up for all."""
+
+    END = 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(8, WIDTH), nn.Embedding(TIME, WIDTH)
+        self.last = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ends = x == self.END
+        if bool((ends.sum(1) != 1).any()):
+            raise ValueError("texts have one end each")
+        hidden = (self.words(x) + self.places(torch.arange(TIME))).tanh()
+        return self.last((hidden * ends[..., None]).sum(1) + hidden.mean(1))
+
+
+def test_layers_without_records_are_found_where_the_loss_calls_the_model() -> None:
+    """As in T5's classifier of texts."""
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(0, 7, (TIME,), generator=generator) for _ in range(N)]
+    for text in texts:
+        text[-1] = WithOneEnd.END
+    torch.manual_seed(0)
+    isolation, said = holds(WithOneEnd(), Records(texts), lambda m, b: m(b).square().sum(1))
+    assert isolation.shared == {"places"}
+    assert not said
+
+
+def test_tokens_that_values_choose_pass_alone_though_those_tried_have_as_many() -> None:
+    """Rows of several records in a row look like so many of each."""
+
+    class Chosen(WithOneEnd):
+        def __init__(self) -> None:
+            super().__init__()
+            self.of_kept = nn.Linear(WIDTH, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            whole = super().forward(x).square().sum(1)
+            kept = self.of_kept(self.words(x)[x > 3].tanh()).square().sum(1)
+            owner = torch.arange(len(x))[:, None].expand_as(x)[x > 3]
+            return whole.index_add(0, owner, kept)
+
+    texts = [torch.tensor([5, 0, 7]) for _ in range(N - 1)] + [torch.tensor([1, 2, 7])]
+    isolation, said = holds(Chosen(), Records(texts), lambda m, b: m(b))
+    assert isolation.alone
+    assert "records pass alone" in said
+
+
+class BackwardWithin(torch.autograd.Function):
+    """Computes a layer again on the way back, and differentiates it there, as reversible ones."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.Module, x: Tensor) -> Tensor:
+        ctx.layer, ctx.x = layer, x
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+        with torch.enable_grad():
+            x = ctx.x.detach().requires_grad_()
+            ctx.layer(x).backward(g)
+        return None, x.grad
+
+
+@pytest.mark.parametrize("choice", ["auto", "alone"])
+def test_what_fails_with_records_alone_is_refused_before_anything_is_charged(choice: Any) -> None:
+    outside = nn.Parameter(torch.ones(()))
+
+    def of_another(model: nn.Module, batch: Tensor) -> Tensor:
+        return of_record(model, batch) * outside
+
+    def reversible(model: nn.Module, batch: Tensor) -> Tensor:
+        hidden = BackwardWithin.apply(model[1], model[0](batch))
+        return hidden.square().sum((1, 2))
+
+    for loss, said in (
+        (of_another, "outside of the model"),
+        (reversible, "backward pass ran inside"),
+    ):
+        model, ledger = nn.Sequential(nn.Linear(WIDTH, 3), nn.Linear(3, 2)), dpoptim.Ledger()
+        plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+            n=N, batch_size=N, steps=1, noise_multiplier=1.0, delta=1e-5
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(dpoptim.PrivacyError, match=said):
+            dpoptim.attach(
+                plan, model, optimizer, sequences(), loss=loss, isolation=choice, ledger=ledger
+            )
+        assert ledger.spent(1e-5).epsilon == 0

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.training.trials.fixed_noise import FixedNoise, drawn_by, drawn_for
 
-N, FEATURES = 24, 6
+N, FEATURES, ROWS = 24, 6, 5
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
@@ -99,6 +99,30 @@ def test_masks_of_a_collate_function_that_are_added_up_are_refused(draw: Any) ->
     attach(own, collate_fn=collate).detach()
     with pytest.raises(dpoptim.SamplesInteractError):
         attach(over_the_batch, collate_fn=collate)
+
+
+class AtSampledPlaces(nn.Module):
+    """Adds what it finds at places that it draws for all records, as many as a trial has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.randint(x.shape[1], (ROWS, 2))
+        return x + x[:, places].mean((1, 2))[:, None]
+
+
+@pytest.mark.parametrize("isolation", ["auto", "vmap"])
+def test_as_many_numbers_as_records_need_not_be_theirs(
+    isolation: Any,
+) -> None:
+    """Informer samples as many keys for all records as a trial has records, say."""
+    seen = set[int]()
+
+    def loss(model: nn.Module, b: Any) -> Tensor:
+        seen.add(len(b[0]))
+        return errors(model, b[0]).mean(1)
+
+    with attach(loss, AtSampledPlaces, isolation=isolation) as private:
+        assert not alone(private)
+    assert ROWS in seen
 
 
 # ---- coins --------------------------------------------------------------------------------------
@@ -204,6 +228,15 @@ def test_a_row_draws_the_same_in_any_batch() -> None:
             for place, row in enumerate(rows):
                 with drawn_for([row]):
                     torch.testing.assert_close(draw(1, 8)[0], whole[place][..., :8])
+
+
+def test_numbers_of_any_batch_are_no_rows() -> None:
+    with FixedNoise():
+        for rows in ([0], [0, 1, 2]):
+            with drawn_for(rows):
+                shared, own = torch.rand(3, 2), torch.rand(len(rows), 4)
+            assert (shared == shared[0]).all()
+        assert len(own.unique(dim=0)) == 3
 
 
 def test_what_is_computed_with_random_numbers_depends_on_what_is_given() -> None:

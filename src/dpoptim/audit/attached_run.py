@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.one_run import Coins, Floats
+from dpoptim.gradients.layers.other_parameters import called_with
 from dpoptim.plan import Plan
 from dpoptim.training.attach import attach
 
@@ -109,7 +110,7 @@ def alignment(
     }
 
     def one(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss(functional_call(model, weights, (x[None],)), y[None]).sum()
+        return loss(called_with(model, weights, (x[None],)), y[None]).sum()
 
     scores = []
     for x, y in zip(records[0].split(128), records[1].split(128), strict=True):

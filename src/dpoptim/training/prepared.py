@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from dpoptim.training.request import Request
 from dpoptim.training.tables import totals_of_tables
 from dpoptim.training.trials.first_passes import OutputsMixedError
 from dpoptim.training.trials.isolation import Chosen, after_loss, choose_isolation
-from dpoptim.training.trials.loss_check import LossCheck, check_loss
+from dpoptim.training.trials.loss_check import LossCheck, check_loss, taken_from, told_places
 from dpoptim.training.trials.probe import positions_per_layer
 from dpoptim.training.trials.quiet import same_made_up_records
 
@@ -69,6 +70,7 @@ class Prepared:
         refuse_other_unit(plan, self.units)
         self._row = self._a_row()
         self._by_loss = False  # the loss asked for another way than the model
+        self._leaves_out = False  # the loss leaves out outputs that mix records
         self.chosen, self.loss, positions = self._tried()
         self.engine = self._engine(positions)
         self.engine.takes_bare = self.loss is None or not self.loss.by_labels
@@ -84,7 +86,7 @@ class Prepared:
                 if self._request.loss is None or not self._may_be_slower():
                     raise
                 try:
-                    chosen, loss = self._alone_by_loss()
+                    chosen, loss = self._without_mixed_outputs() or self._alone_by_loss()
                 except SamplesInteractError as error:
                     raise SamplesInteractError(f"{mixed} The loss uses them: {error}") from None
             except NotByThisWayError as error:
@@ -93,6 +95,18 @@ class Prepared:
                 self._by_loss = True
                 chosen, loss = self._by_another_way(chosen, error.reason)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
+
+    def _without_mixed_outputs(self) -> tuple[Chosen, LossCheck | None] | None:
+        """The way of a model that mixes records in its last step alone, which the loss leaves out.
+
+        None: it does not, or there is no such way.
+        """
+        with suppress(PrivacyError):
+            chosen = self._chosen_isolation(self._row, self._request.batch_axis, leave_out=True)
+            found = chosen, self._checked_loss(chosen)
+            self._leaves_out = True
+            return found
+        return None
 
     def _alone_by_loss(self) -> tuple[Chosen, LossCheck | None]:
         """Records alone, for a model that returns mixtures of them, which the loss leaves out.
@@ -124,8 +138,10 @@ class Prepared:
         return other, self._checked_loss(other)
 
     def _other_ways(self, chosen: Chosen, reason: str) -> Iterator[Chosen]:
-        """With records on the second axis, which some models take as well; by ``vmap``."""
+        """Told of layers that see no records; with these on the second axis; by ``vmap``."""
         axis = chosen.isolation.batch_axis
+        for told in self._told_by_loss(chosen.isolation):
+            yield replace(chosen, isolation=told)
         if axis == 0 and self._request.batch_axis is None:
             with suppress(PrivacyError):
                 turned = self._chosen_isolation(self._row, batch_axis=1)
@@ -134,19 +150,37 @@ class Prepared:
         if not chosen.isolation.enforced:
             yield after_loss(Isolation.of("vmap", axis), chosen.sample, reason)
 
+    def _told_by_loss(self, way: Isolation) -> list[Isolation]:
+        """The same way, told of layers that see none where the loss calls the model.
+
+        Not of such with several rows for each record: these may be those that values have chosen,
+        as many of each record that was tried, and of others not.
+        """
+        if self._request.loss is None or way.enforced:
+            return []
+        rows = taken_from(self.train_set, self.units, self.wrapping, self._ranks)
+        own, collate = [row for (row,) in rows], self._request.collate_fn
+        found = told_places(self.model, self._request.loss, collate, own, way)
+        told = (replace(each, folded=way.folded, windows=way.windows) for each in found)
+        return [each for each in dict.fromkeys(told) if each != way]
+
     def chosen_now(self) -> Chosen:
         """How the model's records would be kept apart as it is now."""
         if self._by_loss:
             return self.chosen  # which suits any model
         with self._trying():
-            return self._chosen_isolation(self._a_row(), self._request.batch_axis)
+            row, axis = self._a_row(), self._request.batch_axis
+            return self._chosen_isolation(row, axis, leave_out=self._leaves_out)
 
-    def _chosen_isolation(self, row: Any, batch_axis: int | None) -> Chosen:
+    def _chosen_isolation(
+        self, row: Any, batch_axis: int | None, *, leave_out: bool = False
+    ) -> Chosen:
         one: Any = [row]
         asked = self._request
         return choose_isolation(
             *(self.model, one, asked.isolation, batch_axis, self.wrapping, asked.collate_fn),
             loss=asked.loss,
+            leave_out=leave_out,
         )
 
     @contextmanager

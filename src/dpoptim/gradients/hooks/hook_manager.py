@@ -291,10 +291,10 @@ class HookManager:
         if g is not None:
             raise OutsideUseError(
                 f"parameter {name!r} was used outside its module's forward pass (such as "
-                "F.linear(x, layer.weight), "
-                "or a penalty on the weights): that part of its gradient would escape clipping. "
-                "Fix: call the module "
-                "itself; apply weight decay in the optimizer; or dpoptim.attach(..., "
+                "F.linear(x, layer.weight), a weight of tasks that the loss reads, or a penalty on "
+                "the weights): that part of its gradient would escape clipping. Fix: call the "
+                "module itself; let what the loss reads be a module's own, which is called with "
+                "the losses; apply weight decay in the optimizer; or dpoptim.attach(..., "
                 'isolation="alone").',
                 layer=name.rpartition(".")[0],
             )

@@ -50,15 +50,16 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
 def runs_as_it_is(module: nn.Module) -> bool:
     """Whether a module may have a forward pass of its own: it is run then where models are tried.
 
-    So it is with what only calls layers, for which no rule stands, such as a model that another
-    library gave a forward pass around its class's; and with Accelerate's mixed precision, which
-    leaves the class's forward pass to what takes its place here.
+    So it is with what has no parameters of its own, for which no rule stands: a model that another
+    library gave a forward pass around its class's, a function in the place of an activation, the
+    guards of an exported program; and with Accelerate's mixed precision, which leaves the class's
+    forward pass to what takes its place here.
     """
     attached = isinstance(vars(module).get(place_of_forward(module)), OwnForward)
     compiled = "_orig_mod" in module._modules  # torch.compile's: hooks are for what is inside
-    container = not module._parameters and bool(module._modules) and rule_for(module) is None
+    bare = not module._parameters and rule_for(module) is None
     mixed_precision = "_original_forward" in vars(module)
-    return not attached and not compiled and (container or mixed_precision)
+    return not attached and not compiled and (bare or mixed_precision)
 
 
 def watch_batch_statistics(model: nn.Module) -> list[tuple[str, Coupling]]:

@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic.precision import widened
 from dpoptim.gradients.backward_pass import BackwardRecorder, full_precision
 from dpoptim.gradients.hooks.device_map import forward_of
+from dpoptim.gradients.layers.other_parameters import called_with
 from dpoptim.gradients.layers.runner import Use, tap
 from dpoptim.gradients.layers.vmapped import OwnForwardOf
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
@@ -143,7 +143,7 @@ class RegisteredLayer:
 
     def _on_detached_parameters(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         named = {f"inner.{name}": p.detach() for name, p in self.module.named_parameters()}
-        return torch.func.functional_call(self.shim, named, args, kwargs)
+        return called_with(self.shim, named, args, kwargs)
 
     def _per_sample_grads(
         self, inputs: tuple[Tensor, ...], g: Tensor

@@ -68,7 +68,8 @@ class UnsupportedUseError(PrivacyError):
         super().__init__(
             f"a parameter of module {label!r} meets data in {operation!r}, where it cannot be told "
             "record from record. Fix: use it inside its module's own forward pass, with tensors "
-            "whose first axis is the batch."
+            "whose first axis is the batch.",
+            layer=label,
         )
         self.parameters = parameters
 

@@ -27,6 +27,7 @@ from dpoptim.gradients.backward_pass import (
     refuse_nested_backward,
 )
 from dpoptim.gradients.hooks.device_map import forward_of
+from dpoptim.gradients.layers.other_parameters import called_with
 from dpoptim.gradients.layers.runner import holder
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.torch_internals import graph_task, pytree
@@ -51,7 +52,7 @@ def as_they_are() -> Iterator[None]:
 
 
 class OwnForwardOf(nn.Module):
-    """Calls a module's own forward pass, so that ``functional_call`` can replace parameters."""
+    """Calls a module's own forward pass, so that `called_with` can replace parameters."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__()
@@ -225,9 +226,7 @@ class VmapLayer:
             ]
             args, kwargs = fill(skeleton, structure, whole)
             own = {f"inner.{n}": p for n, p in zip(self._names, parameters, strict=True)}
-            results, spec = pytree.tree_flatten(
-                torch.func.functional_call(self.shim, own, args, kwargs)
-            )
+            results, spec = pytree.tree_flatten(called_with(self.shim, own, args, kwargs))
             found[:] = [spec, [TENSOR if isinstance(r, Tensor) else plain(r) for r in results]]
             return tuple(r for r in results if isinstance(r, Tensor))
 

@@ -25,8 +25,7 @@ from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import read_graph
 from dpoptim.training.randomness.drawing_collates import DRAWS, HeldDraws
 from dpoptim.training.trials.comparison import Batches, Comparison
-from dpoptim.training.trials.first_passes import refuse_written
-from dpoptim.training.trials.fixed_noise import MIDDLE, RARE
+from dpoptim.training.trials.fixed_noise import MIDDLE, RARE, see_one_row
 from dpoptim.training.trials.loss_refusals import (
     LOSSES_AGREE,
     refuse_draws_elsewhere,
@@ -36,7 +35,7 @@ from dpoptim.training.trials.loss_refusals import (
     refuse_other_order,
     refuse_rounded_mean,
     refuse_single_failures,
-    run_twice,
+    same_losses,
 )
 from dpoptim.training.trials.made_up import odd_batch_size
 from dpoptim.training.trials.quiet import Quieting, Remembered, autocast_seen
@@ -248,16 +247,16 @@ def compare_drawn(
 
     count = odd_batch_size(model, leaves, least=len(records))
     batches = Batches(collate, records, [i % len(records) for i in range(count)])
-    together, alone = batches.together, batches.alone
+    # What is drawn for one row first tells axes of rows from others that are as long.
+    one, together, alone = batches.of([0]), batches.together, batches.alone
     watch_batch_statistics(model)
     values = Values([*model.named_buffers(), *model.named_parameters()])
-    run = Remembered(lambda: [loss(model, together)])
-    with program.quieting.quiet(model, run, uniform) as quieted:
+    seen = Remembered(lambda: [loss(model, together)])
+    with program.quieting.quiet(model, seen, uniform) as quieted:
         if quieted.draws:
             refuse_draws_elsewhere()
-        seen = run.last(quieted)
-        losses = seen[0] if seen else run_twice(model, lambda: loss(model, together), values)
-        refuse_written(values)
+        see_one_row(quieted.noise, lambda: loss(model, one))
+        losses = same_losses(model, lambda: loss(model, together), seen.last(quieted), values)
         refuse_complex_losses(losses)
         refuse_other_parameters(losses, model, program.placement)
         dtypes = computed_dtypes(model, lambda: refuse_single_failures(loss, model, alone[0]))

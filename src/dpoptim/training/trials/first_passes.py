@@ -69,7 +69,7 @@ def first_sample(
             if follows_weights(module):  # between steps
                 module.eval()
         found = working_sample(model, train_set, batch_axis, collate, loss)
-        refuse_written(values)
+        refuse_written(values, model)
     return found
 
 
@@ -155,9 +155,17 @@ def refuse_mixing_by_chance(model: nn.Module, sample: Sample, quieted: Quieted) 
                     raise outputs_mixed(" now and then, by random numbers")
 
 
-def refuse_written(values: Values) -> None:
-    """Refuse a model whose forward passes have written into its parameters or buffers."""
-    written = values.changed()
+def refuse_written(values: Values, model: nn.Module) -> None:
+    """Refuse a model whose forward passes have written into its parameters or buffers.
+
+    Or have put others in their places, as ``self.mean = 0.9 * self.mean + 0.1 * x.mean(0)`` does.
+    """
+    now = dict([*model.named_buffers(), *model.named_parameters()])
+    pairs = ((name, t, now.get(name, t)) for name, t in values.tensors)
+    alike = ((name, t, new) for name, t, new in pairs if type(t) is type(new) and t is not new)
+    # a table that has grown has another shape
+    replaced = (name for name, t, new in alike if t.shape == new.shape and not torch.equal(t, new))
+    written = values.changed() or next(replaced, None)
     if written is not None:
         raise SamplesInteractError(
             f"the forward pass writes into {written!r}: records would be mixed through it, and it "

@@ -1,7 +1,7 @@
 """Random numbers that never change, to compare runs of a model, or batches, that draw noise."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
 from dpoptim.torch_internals import DispatchMode, pytree
 
 MIDDLE = 0.625
@@ -42,7 +43,8 @@ class FixedNoise(DispatchMode):
     records by them is seen; ranges, means and deviations are kept, as a batch may decide them.
     What draws inside a fused kernel stays random. Within `drawn_for`, uniform, normal and whole
     numbers are each row's own, where they have an axis of rows: what adds them up, such as the
-    number of positions that are masked in a batch, is seen.
+    number of positions that are masked in a batch, is seen. An axis that is as long as for another
+    number of rows, before, is none of rows, though it may have as many (Informer's sampled keys).
 
     Args:
         uniform: in (0, 1), what is drawn instead of a uniform or a normal number, on its scale.
@@ -70,7 +72,9 @@ class FixedNoise(DispatchMode):
         self._alike, self._own_coins = alike, own_coins
         self._most = 0  # rows of a run
         # of rows, by what is drawn and its number of axes, as a run of the most rows shows
-        self._axes: dict[tuple[str, int], int | None] = {}
+        self._axes: dict[tuple[str, int], int] = {}
+        # for how many rows a shape was drawn first; 0: for several numbers of them
+        self._rows_of: dict[tuple[str, torch.Size], int] = {}
         self.drew = self.by_others = self.shared = False
 
     def __torch_dispatch__(
@@ -99,6 +103,10 @@ class FixedNoise(DispatchMode):
         return result
 
     def _fix(self, drawn: Tensor, name: str, given: dict[str, Any]) -> None:
+        if self._is_for_each(drawn.shape, name):
+            self._fix(one := drawn[0].clone(), name, given)
+            drawn.copy_(one.expand_as(drawn))
+            return
         axis = self._axis_of_rows(drawn, name)
         if name.startswith("randperm"):
             drawn.copy_(torch.arange(len(drawn), device=drawn.device).flip(0))
@@ -124,15 +132,29 @@ class FixedNoise(DispatchMode):
         rows, looks = ROWS.get(), (name, drawn.dim())
         if rows is None:
             return None
-        if len(rows) >= self._most:
-            self._most = len(rows)
-            found = [axis for axis, size in enumerate(drawn.shape) if size == len(rows)]
-            self._axes[looks] = found[0] if found else None
-        axis = self._axes.get(looks)
+        follows = not self._is_for_any(len(rows), name, drawn.shape)
+        if len(rows) > self._most:
+            self._most, self._axes = len(rows), {}
+        if follows and len(rows) == self._most and len(rows) in drawn.shape:
+            self._axes[looks] = drawn.shape.index(len(rows))
+        axis = self._axes.get(looks) if follows else None
         if axis is None or drawn.shape[axis] != len(rows):
             self.shared |= not name.startswith(("randperm", "bernoulli"))
             return None
         return None if self._alike else axis
+
+    def _is_for_any(self, rows: int, name: str, shape: torch.Size) -> bool:
+        """Whether this shape is drawn for other numbers of rows, too."""
+        first = self._rows_of.setdefault((name, shape), rows)
+        if first != rows:
+            self._rows_of[name, shape] = 0
+        return first != rows
+
+    def _is_for_each(self, shape: torch.Size, name: str) -> bool:
+        """Whether a vectorised model draws for each row what it draws for a whole batch else."""
+        rows = ROWS.get()
+        vectorised = AS_THEY_ARE.get() and rows is not None and shape[:1] == (len(rows),)
+        return vectorised and self._rows_of.get((name, shape[1:])) == 0
 
     def _own(self, drawn: Tensor, axis: int | None) -> Tensor:
         """In (0, 1), for each row and each place in it; other rows and longer ones change none."""
@@ -151,6 +173,13 @@ class FixedNoise(DispatchMode):
             return torch.full_like(drawn, u)
         places = torch.arange(drawn.shape[-1], device=drawn.device, dtype=drawn.dtype)
         return (u + UNEVEN * min(u, 1 - u) * places.sin()).expand_as(drawn)
+
+
+def see_one_row(noise: FixedNoise | None, run: Callable[[], object]) -> None:
+    """Let noise see what is drawn for one row, whose numbers tell axes of rows from other ones."""
+    if noise is not None:
+        with suppress(Exception):  # whatever the user's loss raises on a record alone
+            run()
 
 
 @cache

@@ -1,27 +1,32 @@
 """How `attach` tries the loss and collate function it is given: `check`, on its own records."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from dpoptim.clipping import Clipping
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
+from dpoptim.gradients.placement import Placement
 from dpoptim.training.batches.collation import collate_records
 from dpoptim.training.batches.loading import Collate
 from dpoptim.training.batches.privacy_units import Units
-from dpoptim.training.batches.records import made_up, with_finite_numbers
+from dpoptim.training.batches.records import leaves_of, made_up, with_finite_numbers
 from dpoptim.training.batches.streams import StreamRecords
 from dpoptim.training.foreign import hint_of
 from dpoptim.training.losses.handed_over import disagreement, unclear_factor
+from dpoptim.training.losses.other_parameters import refuse_other_parameters
+from dpoptim.training.trials.calls import call_of_loss
 from dpoptim.training.trials.check import (
     CheckResult,
     NotFiniteError,
@@ -30,6 +35,9 @@ from dpoptim.training.trials.check import (
     compare_if_possible,
     if_possible,
 )
+from dpoptim.training.trials.made_up import Sample, odd_batch_size
+from dpoptim.training.trials.next_way import places_of_records
+from dpoptim.training.trials.quiet import put_back
 from dpoptim.training.trials.variations import (
     with_a_blank,
     with_a_large_one,
@@ -114,17 +122,15 @@ def check_loss(
     tried as 1, so that whether somebody's are is not told. Where it shows is told of made-up
     records only.
     """
-    if isolation.alone:
-        return LossCheck("none", collate_fn, "")
     collate = collate_records if collate_fn is None else collate_fn
+    if isolation.alone:
+        refuse_what_fails_alone(model, loss, collate, row, wrapping)
+        return LossCheck("none", collate_fn, "")
     program = Program(model, loss, collate, (isolation,), wrapping, by_labels=True)
     on, skipped = check_on_made_up(
         program, row, units.rows.per_record, sequences=collate_fn is not None
     )
-    at = places(units.count, in_order=isinstance(train_set, StreamRecords))
-    own = [units.some_rows(train_set, place) for place in at]
-    # a record that is not finite shows nothing of others, and would fail for whoever it is
-    taken = [[with_finite_numbers(row) for row in rows] for rows in wrapping.trial_rows(own, ranks)]
+    taken = taken_from(train_set, units, wrapping, ranks)
     with saying(f"on records of the data set{BY_COLLATE}"):
         found = compare_private(program, taken)
     if declared is not None and found.loss_reduction not in ("none", declared):
@@ -139,11 +145,77 @@ def check_loss(
     return LossCheck(found.loss_reduction, collate_fn, "; ".join(on), found.by_labels)
 
 
+def refuse_what_fails_alone(
+    model: nn.Module, loss: Loss, collate: Collate, row: Any, placement: Placement
+) -> None:
+    """Refuse what no record can be differentiated by, passing alone, before anything is charged.
+
+    Such as custom functions that run a backward pass of their own, and losses that depend on other
+    parameters than the model's; by a made-up record, if that can be run.
+    """
+
+    def summed(model: nn.Module, batch: Any) -> Tensor:
+        losses = loss(model, batch)
+        refuse_other_parameters(losses, model, placement)
+        return losses.sum()
+
+    generator, way = torch.Generator().manual_seed(0), Isolation.of("alone")
+    with put_back(model):
+        try:
+            batch = collate([made_up(row, generator)])
+            engine_sums(model, summed, batch, 1, Clipping(1.0), "sum", way, placement=placement)
+        except PrivacyError:
+            raise
+        except Exception:  # whatever the user's code raises on made-up records
+            return
+
+
+def taken_from(
+    train_set: Dataset[Any], units: Units, wrapping: Wrapping, ranks: Ranks
+) -> list[list[Any]]:
+    """The rows of a few records of the data set. Private.
+
+    With finite numbers: a record without shows nothing of others, and would fail for whoever it is.
+    """
+    at = places(units.count, in_order=isinstance(train_set, StreamRecords))
+    own = [units.some_rows(train_set, place) for place in at]
+    return [[with_finite_numbers(row) for row in rows] for rows in wrapping.trial_rows(own, ranks)]
+
+
 def places(count: int, *, in_order: bool) -> list[int]:
     """Records of a data set to take: the first ones, or some that no habit of its order meets."""
     if in_order or count <= TAKEN:
         return [min(i, count - 1) for i in range(TAKEN)]
     return [int(i * count * GOLDEN_RATIO) % count for i in range(TAKEN)]
+
+
+def told_places(
+    model: nn.Module, loss: Loss, collate_fn: Collate | None, rows: Sequence[Any], way: Isolation
+) -> list[Isolation]:
+    """The same way, told where layers have records of the data set, by calls that the loss makes.
+
+    For models that take no made-up records (one end of a text each, as many places for images as
+    these have parts).
+
+    **Guarantee.** Only sizes of what layers are given are looked at; as facts about the program,
+    as `check_loss` tells them, which then tries the way.
+    """
+    collate = collate_records if collate_fn is None else collate_fn
+    with (
+        nothing_new(model),
+        put_back(model),
+        suppress(Exception),
+    ):  # whatever the user's code raises
+        leaves = [x for _, x in leaves_of(collate([rows[0]])) if isinstance(x, Tensor)]
+        count = odd_batch_size(model, leaves, least=len(rows))
+        batch = collate([rows[i % len(rows)] for i in range(count)])
+        called = [Sample(*call, count) for call in call_of_loss(loss, model, batch)]
+        return [
+            places_of_records(model, sample, way, lookups=lookups)
+            for sample in called
+            for lookups in (False, True)
+        ]
+    return []
 
 
 def check_on_made_up(
@@ -220,10 +292,31 @@ def saying(where: str) -> Iterator[None]:
         raise SamplesInteractError(f"{where}: {error}") from None
 
 
+@contextmanager
+def nothing_new(model: nn.Module) -> Iterator[None]:
+    """Take buffers and parameters out of the model again that were put into it meanwhile.
+
+    They may hold records of the data set. Those that are made from the form of records are there
+    since made-up ones were tried.
+    """
+    modules = [*model.modules()]
+    holders: list[dict[str, Any]] = [m._buffers for m in modules]
+    holders += [m._parameters for m in modules]
+    before = [dict(holder) for holder in holders]
+    try:
+        yield
+    finally:
+        for holder, held in zip(holders, before, strict=True):
+            for name in [name for name in holder if name not in held]:
+                del holder[name]
+            holder.update({name: None for name, t in held.items() if t is None})
+
+
 def compare_private(program: Program, taken: Sequence[Sequence[Any]]) -> CheckResult:
     """`compare`, of whose errors none tells anything of the records."""
     try:
-        return compare(replace(program, on_private=True), taken)
+        with nothing_new(program.model):
+            return compare(replace(program, on_private=True), taken)
     except PrivacyError:
         raise
     except NotFiniteError:

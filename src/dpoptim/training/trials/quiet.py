@@ -35,7 +35,7 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
     """
     own = generators_in(model) if own is None else own
     modes = {module: module.training for module in model.modules()}
-    before = copies_in(model)
+    before, holders = copies_in(model), holders_in(model)
     elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
     try:
         with ExitStack() as generators:
@@ -49,10 +49,27 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
     finally:
         for module, training in modes.items():
             module.training = training
+        for holder, held in holders:
+            holder.update({name: t for name, t in held.items() if holder.get(name) is not t})
         with torch.no_grad():
             for t, value in before.items():
                 if not torch.equal(t, value):
                     t.copy_(value)
+
+
+def holders_in(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Where modules hold buffers and parameters, and which, but those that are first made later.
+
+    Not of parameters that are spread: what gathers them puts others in their places.
+    """
+    found: list[dict[str, Any]] = [module._buffers for module in model.modules()]
+    if not any(map(spread, model.parameters())):
+        found += [module._parameters for module in model.modules()]
+    return [
+        (holder, {name: t for name, t in holder.items() if t is not None})
+        for holder in found
+        if holder
+    ]
 
 
 def copies_in(model: nn.Module) -> dict[Tensor, Tensor]:
@@ -187,10 +204,10 @@ class Remembered:
     def last(self, quieted: Quieted) -> list[Tensor]:
         """Results that `quiet`, given this, saw twice of the model as it left it; none: it did not.
 
-        Once: they may be large.
+        Nor where it fixed noise, which may since have seen more. Once: they may be large.
         """
         last, self._last = self._last, []
-        return [] if quieted.evaluates else last
+        return [] if quieted.evaluates or quieted.noise is not None else last
 
 
 class Quieting:
