@@ -580,7 +580,7 @@ def test_models_may_raise_on_random_numbers() -> None:
     for most in (100.0, 1.5):
         assert choose_isolation(TakesSome(most), data()).sample is not None
     zeros = Sample((torch.zeros(3, D),), {}, 3, returned=(Returned(0, 0),))
-    assert if_taken(TakesSome(0.0), zeros, None, ()) == (
+    assert if_taken(TakesSome(0.0), zeros, None) == (
         None,
         "the model raised IndexError on random input",
     )

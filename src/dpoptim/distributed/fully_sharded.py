@@ -111,7 +111,8 @@ class FullySharded(Wrapping):
             for place, leaf in enumerate(leaves)
         ]
         try:
-            loss.backward()
+            if loss.requires_grad:
+                loss.backward()
         finally:
             for hook in hooks:
                 hook.remove()

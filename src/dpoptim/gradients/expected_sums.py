@@ -1,4 +1,4 @@
-"""Sums that the engine should give, of records weighted and clipped, and how far it is off."""
+"""Sums of clipped gradients that the engine should give, and how far it is off."""
 
 import math
 from collections.abc import Sequence
@@ -16,71 +16,39 @@ WIDENED = 1 << 16  # entries that are made float64 at a time
 TABLE = 1 << 16  # entries of one that is large
 LEAST_BOUND = 1e-6
 ANY = 1e300  # no norm is longer; infinity would have other rounding
-REACHED = 1.25, 0.45, 2.5, 0.225  # by records' norms, of the bound: so much to twice as much
-MOST_OCTAVES = 10  # by which a weight differs from 1
 
 
 @dataclass(frozen=True)
-class Weighing:
-    """How records are weighted, and clipped, where engine and truth are compared.
-
-    Weights that differ show what records give each other, even where it adds up to nothing.
+class Bound:
+    """A bound under which engine and truth are compared.
 
     Attributes:
-        share: the bound, as a share of a record's norm; infinite: it clips nobody.
-        differ: whether losses are weighted, so that the bound clips every other record, whatever
-            their norms.
+        share: of a record's norm; infinite: it clips nobody.
     """
 
     share: float
-    differ: bool = False
-
-    def weight(self, record: int, norm: float, scale: float) -> float:
-        """Weight of a record's loss: a power of two, which commutes with any rounding."""
-        if not self.differ or not 0 < norm < math.inf:
-            return 1.0
-        reached = REACHED[record % len(REACHED)] * self.share * scale
-        return 2.0 ** min(max(math.ceil(math.log2(reached / norm)), -MOST_OCTAVES), MOST_OCTAVES)
 
     def clip_norm(self, scale: float, largest: float = ANY) -> float:
         """The bound, given a record's norm, and the largest one of all."""
         return max(2 * largest if math.isinf(self.share) else self.share * scale, LEAST_BOUND)
 
-    def factor(self, squared: Tensor, weight: float, scale: float, rounding: float) -> float:
+    def factor(self, squared: Tensor, scale: float, rounding: float) -> float:
         """Factor of a record's gradient in the clipped sum."""
-        clipping = Clipping(self.clip_norm(scale))
-        factor = clipping.factors(squared.cpu().reshape(1) * weight**2, rounding)
-        return max(float(factor), 0.0) * weight
-
-    def shows(self, norms: Tensor, scale: float) -> bool:
-        """Whether a bound of this norm does for half of the records what it is meant to.
-
-        Args:
-            norms: of those whose gradients are finite and not zero.
-        """
-        if self.differ:  # weights reach it
-            do = (norms / scale).log2().abs() <= MOST_OCTAVES - 3
-        else:
-            do = norms > (self.clip_norm(scale) if math.isfinite(self.share) else 0.0)
-        return 2 * int(do.sum()) >= len(norms)
+        found = Clipping(self.clip_norm(scale)).factors(squared.cpu().reshape(1), rounding)
+        return max(float(found), 0.0)
 
 
-# One batch under the first, or, of losses that cannot be weighted, under both others.
-WEIGHTED = Weighing(1.0, differ=True)
-CLIPPING_AND_NOT = Weighing(0.5), Weighing(math.inf)
+# The first shows whether norms are each record's own; the second whether sums are read as means,
+# and what scales gradients that are long.
+CLIPPING_AND_NOT = Bound(0.5), Bound(math.inf)
 
 
 @dataclass(frozen=True)
 class ClippedSums:
-    """The sums that the engine should give under a bound: at least float32, one a parameter.
-
-    Attributes:
-        weights: of the records' losses.
-    """
+    """The sums that the engine should give under a bound: at least float32, one a parameter."""
 
     clip_norm: float
     of: list[Vector]
-    weights: list[float]
 
     def distances(self, sums: Sequence[Vector], placement: Placement) -> list[float]:
         """How far the engine's sums are from these, each (Euclidean); writes over them."""
@@ -89,32 +57,29 @@ class ClippedSums:
 
 
 class Summing:
-    """Sum of weighted, clipped gradients, one record's after the other."""
+    """Sum of clipped gradients, one record's after the other, as often as it is in a batch.
 
-    def __init__(self, weighing: Weighing) -> None:
-        self._weighing = weighing
-        self._weights, self._of = list[float](), list[Vector]()
+    Args:
+        order: which of the records is at each place of the batch.
+    """
+
+    def __init__(self, bound: Bound, order: Sequence[int]) -> None:
+        self._bound, self._order = bound, order
+        self._records, self._of = 0, list[Vector]()
 
     def add(
-        self,
-        squared: Tensor,
-        gradients: Sequence[Tensor],
-        order: Sequence[int],
-        scale: float,
-        rounding: float,
+        self, squared: Tensor, gradients: Sequence[Tensor], scale: float, rounding: float
     ) -> None:
-        """Add the next record, as often as it is in the batch, whose ``order`` is of records."""
-        record = len(self._weights)
-        weight = self._weighing.weight(record, float(squared.sqrt()), scale)
-        self._weights.append(weight)
+        """Add the next record's."""
         self._of = self._of or [zeros_of(g) for g in gradients]
-        factor = order.count(record) * self._weighing.factor(squared, weight, scale, rounding)
+        factor = self._order.count(self._records) * self._bound.factor(squared, scale, rounding)
+        self._records += 1
         if factor:
             both = zip(self._of, gradients, strict=True)
             self._of = [subtract(total, g, -factor) for total, g in both]
 
     def clipped(self, scale: float, largest: float) -> ClippedSums:
-        return ClippedSums(self._weighing.clip_norm(scale, largest), self._of, self._weights)
+        return ClippedSums(self._bound.clip_norm(scale, largest), self._of)
 
 
 def zeros_of(g: Tensor) -> Vector:

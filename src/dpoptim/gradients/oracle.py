@@ -11,12 +11,19 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients.arithmetic.precision import computed_in
 from dpoptim.gradients.arithmetic.products import margin
 from dpoptim.gradients.engine import Reduction
-from dpoptim.gradients.expected_sums import WIDENED, ClippedSums, Summing, Weighing, subtract
+from dpoptim.gradients.expected_sums import (
+    CLIPPING_AND_NOT,
+    WIDENED,
+    ClippedSums,
+    Summing,
+    subtract,
+)
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.noise.few_rows import Vector
 
 Loss = Callable[[nn.Module, Any], Tensor]
 KEPT = 1 << 25  # entries of gradients that are kept rather than computed again
+MEDIAN = 0.5, 1.5  # what is about it
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -125,34 +132,31 @@ class RecordsAlone:
                 del g
             del gradients  # before the next record's take as much
 
-    def clipped_sums(
-        self, weighings: Sequence[Weighing], order: Sequence[int], reduction: Reduction
-    ) -> list[ClippedSums]:
-        """The sums that the engine should give of a batch, under each weighing, from one pass.
+    def clipped_sums(self, order: Sequence[int], reduction: Reduction) -> list[ClippedSums]:
+        """The sums that the engine should give of a batch: `CLIPPING_AND_NOT`, from one pass.
 
-        Bounds are of the norm of the first record that has one; where these show less, of the
+        By the norm of the first record that has one; where that is not about the median, by the
         median, in a second pass.
 
         Args:
             order: which of the records is at each place of the batch.
         """
-        asked = tuple(weighings), tuple(order), reduction
+        asked = tuple(order), reduction
         if asked not in self._sums:
             self._sums.clear()
             self._sums[asked] = self._clipped_sums(*asked)
         return self._sums[asked]
 
-    def _clipped_sums(
-        self, weighings: Sequence[Weighing], order: Sequence[int], reduction: Reduction
-    ) -> list[ClippedSums]:
+    def _clipped_sums(self, order: Sequence[int], reduction: Reduction) -> list[ClippedSums]:
         """`clipped_sums`, of which nothing is known."""
-        found = self._added(weighings, order, reduction)
-        norms = self.squared.sqrt().cpu()[list(order)]
+        found = self._added(order, reduction)
+        norms = self.squared.sqrt()[list(order)]
         norms = norms[norms.isfinite() & (norms > 0)]
-        if all(weighing.shows(norms, self._scale()) for weighing in weighings):
+        median = float(norms.median()) if len(norms) else 0.0
+        if MEDIAN[0] * median <= self._scale() <= MEDIAN[1] * median:
             return found
         found.clear()  # before others take as much
-        return self._added(weighings, order, reduction, float(norms.median()))
+        return self._added(order, reduction, median)
 
     def _scale(self) -> float:
         """The norm of the first record that has one, so far; 0: none has."""
@@ -160,21 +164,17 @@ class RecordsAlone:
         return next((norm for norm in known if 0 < norm < math.inf), 0.0)
 
     def _added(
-        self,
-        weighings: Sequence[Weighing],
-        order: Sequence[int],
-        reduction: Reduction,
-        scale: float | None = None,
+        self, order: Sequence[int], reduction: Reduction, scale: float | None = None
     ) -> list[ClippedSums]:
         """`clipped_sums`, with bounds of this norm."""
-        sums = [Summing(weighing) for weighing in weighings]
+        sums = [Summing(bound, order) for bound in CLIPPING_AND_NOT]
         for squared, gradients in self._measured():
             dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
             rounding = margin(dtype, len(order), common_factor=reduction == "mean")
             for each in sums:
-                bound = self._scale() if scale is None else scale
-                each.add(squared, gradients, order, bound, rounding)
+                norm = self._scale() if scale is None else scale
+                each.add(squared, gradients, norm, rounding)
             del gradients  # before the next record's take as much
-        bound = self._scale() if scale is None else scale
+        norm = self._scale() if scale is None else scale
         largest = max((n for n in self.squared.sqrt().tolist() if math.isfinite(n)), default=0.0)
-        return [each.clipped(bound, largest) for each in sums]
+        return [each.clipped(norm, largest) for each in sums]

@@ -63,9 +63,13 @@ class Placement:
     def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """This process's parts of a loss's gradients, by autograd; zeros where it reaches none.
 
+        As of records for which a loss is a constant.
+
         Raises:
             PrivacyError: a part of the model is under reentrant checkpointing.
         """
+        if not loss.requires_grad:
+            return [torch.zeros_like(p) for p in parameters]
         try:
             found = torch.autograd.grad(loss, parameters, allow_unused=True)
         except RuntimeError as error:

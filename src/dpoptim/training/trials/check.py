@@ -89,7 +89,8 @@ class CheckResult:
         multiplied: whether a scalar, all of it, was multiplied or divided by a number after it was
             reduced.
         by_labels: whether a mean was divided by class weights, or by labels that are not ignored.
-        zero: whether the losses were, as those of images without any box: they show nothing.
+        zero: whether the losses were, with any random numbers, as those of images without any box:
+            they show nothing.
     """
 
     loss_reduction: Literal["none", "mean", "sum"]
@@ -263,6 +264,7 @@ def compare_drawn(
         if int(losses.isfinite().sum()) < min(2, losses.numel()):
             refuse_losses_lost_beside_others(losses, [loss(model, each) for each in alone])
             raise NotFiniteError
+        zero = not losses.any() and not quieted.shares
         tolerance = tolerance_of(model, program.placement, dtypes)
         how = program.ways, program.placement, program.on_private, tolerance
         if losses.dim() == 0:
@@ -272,26 +274,27 @@ def compare_drawn(
             found = reduction_of(compared, divided, reading)
             refuse_rounded_mean(found, losses)
             if found == "by labels":
-                zero = not losses.any()
                 return CheckResult("mean", count, by_labels=True, zero=zero), quieted.shares
         else:
             refuse_other_losses(losses, (count, count * per_record), on_private=program.on_private)
             each = EachLoss(loss)
-            compared = Comparison(model, each.summed, batches, *how, each.weighted)
-            compared.take_alone("sum")
-            refuse_other_order(losses, each.seen(alone), batches.order, tolerance)
+            compared = Comparison(model, each.summed, batches, *how)
+            try:
+                compared.take_alone("sum")
+            finally:  # whatever their gradients raise
+                refuse_other_order(losses, each.seen(model, alone), batches.order, tolerance)
             if tolerance > LOSSES_AGREE:  # what it hides is no rounding in batches of one shape
                 refuse_losses_moved(losses, lambda batch: loss(model, batch), batches)
             compared.reduction(("sum",))
-            return CheckResult("none", count, zero=not losses.any()), quieted.shares
+            return CheckResult("none", count, zero=zero), quieted.shares
     # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
     reading = read_graph(losses)
     scaled = reading is not None and reading.scaled
-    return CheckResult(found, count, multiplied=scaled, zero=not losses.any()), quieted.shares
+    return CheckResult(found, count, multiplied=scaled, zero=zero), quieted.shares
 
 
 class EachLoss:
-    """A loss of one value a record, or a row, as scalars; keeps the values of batches."""
+    """A loss of one value a record, or a row, as a scalar; keeps the values of batches."""
 
     def __init__(self, loss: Loss) -> None:
         self._loss, self._seen = loss, dict[int, Tensor]()
@@ -301,15 +304,9 @@ class EachLoss:
         self._seen[id(batch)] = losses.detach()
         return losses.sum()
 
-    def weighted(self, weights: Sequence[float]) -> Loss:
-        """The sum with each record's values weighted."""
-
-        def loss(model: nn.Module, batch: Any) -> Tensor:
-            of_records = self._loss(model, batch).unflatten(0, (len(weights), -1))
-            return (of_records * of_records.new_tensor(weights)[:, None]).sum()
-
-        return loss
-
-    def seen(self, batches: Sequence[Any]) -> list[Tensor]:
-        """Values of batches that were given before, and are still there."""
-        return [self._seen[id(batch)] for batch in batches]
+    def seen(self, model: nn.Module, batches: Sequence[Any]) -> list[Tensor]:
+        """Values of batches that are still there, as they were given, or are given now."""
+        return [
+            self._seen[id(batch)] if id(batch) in self._seen else self._loss(model, batch)
+            for batch in batches
+        ]

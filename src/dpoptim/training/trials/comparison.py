@@ -12,7 +12,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.engine_sums import engine_sums, worst_mismatch
-from dpoptim.gradients.expected_sums import CLIPPING_AND_NOT, WEIGHTED, ClippedSums
+from dpoptim.gradients.expected_sums import ClippedSums
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss, RecordsAlone, trainable
 from dpoptim.gradients.placement import Placement
@@ -98,7 +98,7 @@ class Batches:
 
 
 class Comparison:
-    """One batch, and its records one at a time, where some are clipped and where some are not.
+    """One batch, and its records one at a time, under a bound that clips and one that does not.
 
     Args:
         loss: of a batch, as a scalar.
@@ -107,8 +107,6 @@ class Comparison:
         placement: of the model's parameters.
         on_private: whether the records are private; then no error names a parameter.
         tolerance: `tolerance_of` the model.
-        weighted: the loss of the batch with the records at its places weighted; None: it cannot
-            be, and there are two bounds.
 
     Clipping shows whether the norms are each record's own; without it, a sum read as a mean is off
     by the batch size.
@@ -123,10 +121,8 @@ class Comparison:
         placement: Placement,
         on_private: bool,
         tolerance: float,
-        weighted: Callable[[Sequence[float]], Loss] | None = None,
     ) -> None:
         self.model, self.loss, self.rows = model, loss, len(batches.order)
-        self._weighted = weighted
         self._batches, self._order, self._ways = batches, batches.order, ways
         self._placement, self._on_private, self._tolerance = placement, on_private, tolerance
         self._gradients = self._alone()
@@ -185,7 +181,7 @@ class Comparison:
         try:
             if reads(self.loss(copied, wide.together), self.model):
                 return False
-            other = Comparison(copied, self.loss, wide, *how, self._weighted)
+            other = Comparison(copied, self.loss, wide, *how)
             alone = other._alone()
             shares = [share for _, share in other._mismatches(alone, reduction, way)]
         except Exception:  # whatever the user's code raises in other dtypes
@@ -266,12 +262,6 @@ class Comparison:
         explained = self._norm([weights @ rows - target]) <= 1e-3 * self._norm([target])
         return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3
 
-    def _loss_with(self, weights: Sequence[float]) -> Loss:
-        """The loss of the batch, with the records weighted."""
-        if self._weighted is None:
-            return self.loss
-        return self._weighted([weights[i] for i in self._order])
-
     def _alone(self) -> RecordsAlone:
         return RecordsAlone(self.model, self.loss, self._batches.alone, self._placement)
 
@@ -283,15 +273,14 @@ class Comparison:
     def _mismatches(
         self, gradients: RecordsAlone, reduction: Reduction, way: Isolation
     ) -> list[tuple[str, float]]:
-        """The worst parameter, and by how many tolerances, under each weighing."""
+        """The worst parameter, and by how many tolerances, under both bounds."""
         truth = self._truth(gradients, reduction)
         if not gradients.squared[self._order].isfinite().any():
             raise none_finite()
         return [self._mismatch(each, reduction, way) for each in truth]
 
     def _truth(self, gradients: RecordsAlone, reduction: Reduction) -> list[ClippedSums]:
-        weighings = CLIPPING_AND_NOT if self._weighted is None else [WEIGHTED]
-        return gradients.clipped_sums(weighings, self._order, reduction)
+        return gradients.clipped_sums(self._order, reduction)
 
     def _mismatch(
         self, truth: ClippedSums, reduction: Reduction, way: Isolation
@@ -300,7 +289,7 @@ class Comparison:
         rows = RowsOfRecords(len(self._batches.records[0]), reduction)
         ours = engine_sums(
             self.model,
-            self._loss_with(truth.weights),
+            self.loss,
             self._batches.together,
             self.rows,
             Clipping(truth.clip_norm),

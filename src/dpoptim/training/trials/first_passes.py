@@ -21,7 +21,6 @@ from dpoptim.training.trials.quiet import Quieted, put_back, quiet, quiet_as_bef
 NOT_FIRST = "its outputs do not have the batch axis first"
 # Draws that are tried for each of three of torch's: of numpy's and Python's generators.
 SEEDS = 4
-FEW = [0, 1, 2]  # records that are permuted: orders that leave the first one alone are a third
 HALF = 0.5  # also of whole numbers, which are the least ones in the trials before
 
 
@@ -141,7 +140,7 @@ def refuse_mixing_by_chance(model: nn.Module, sample: Sample, quieted: Quieted) 
         OutputsMixedError: it does. What it does in a few batches of a hundred may not be seen,
             where these are chosen by numpy's or Python's numbers.
     """
-    trains, sample = replace(quieted, evaluates=False), sample.records(FEW)
+    trains = replace(quieted, evaluates=False)
     seeds = SEEDS if quieted.elsewhere else 1  # torch's numbers are the same with any
     for first, uniform in enumerate((RARE, HALF, 1 - RARE)):
         with quiet_as_before(model, trains, uniform), torch.no_grad():

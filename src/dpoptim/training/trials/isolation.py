@@ -5,12 +5,12 @@ all; then ``vmap`` for the modules in which these failed, for what surrounds the
 whole model; then records alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from dpoptim.assumptions import Assumption, enforced
@@ -45,7 +45,7 @@ from dpoptim.training.trials.neighbours import (
     neighbours_are_invisible,
 )
 from dpoptim.training.trials.next_way import Failure, places_of_records, promoted, told_outside
-from dpoptim.training.trials.quiet import Quieted, Remembered, in_all_digits, quiet
+from dpoptim.training.trials.quiet import Quieted, in_all_digits, quiet
 
 MOST_TRIALS = 16
 
@@ -111,8 +111,7 @@ def choose_isolation(
     found, reason = first_sample(model, train_set, batch_axis, collate, loss)
     if found is None:
         return unprobed(choice, batch_axis, reason)
-    outputs = Remembered(lambda: found.outputs(model))
-    with quiet(model, outputs) as quieted:
+    with quiet(model, lambda: found.outputs(model)) as quieted:
         if quieted.draws:
             chosen = incomparable(choice, found)
         else:
@@ -120,9 +119,7 @@ def choose_isolation(
             sample, reason = (
                 (tried, NOT_FIRST)
                 if choice == "vmap"
-                else if_taken(
-                    *(model, tried, batch_axis, outputs.last(quieted)), leave_out=leave_out
-                )
+                else if_taken(model, tried, batch_axis, leave_out=leave_out)
             )
             if sample is None or (sample.folded and choice == "vmap"):
                 chosen = unprobed(choice, batch_axis, reason)
@@ -286,13 +283,12 @@ def if_taken(
     model: nn.Module,
     sample: Sample,
     batch_axis: int | None,
-    before: Sequence[Tensor] = (),
     *,
     leave_out: bool = False,
 ) -> tuple[Sample | None, str]:
     """`with_records_apart`; None, and why, also where the model raises on some random numbers."""
     try:
-        found = with_records_apart(model, sample, batch_axis, before, leave_out=leave_out)
+        found = with_records_apart(model, sample, batch_axis, leave_out=leave_out)
         return found, NOT_FIRST
     except PrivacyError:
         raise
@@ -304,18 +300,17 @@ def with_records_apart(
     model: nn.Module,
     sample: Sample,
     batch_axis: int | None,
-    before: Sequence[Tensor],
     *,
     leave_out: bool = False,
 ) -> Sample | None:
     """The sample; where its first axis is time, with the records on the second one.
 
-    None: nobody can tell records from positions in what the model returns; ``before``, if known.
+    None: nobody can tell records from positions in what the model returns.
 
     Raises:
         SamplesInteractError: records are mixed on either axis.
     """
-    if neighbours_are_invisible(model, sample, before):
+    if neighbours_are_invisible(model, sample):
         return sample
     if sample.folded:
         turned = sample.positions_first()

@@ -1,7 +1,8 @@
 """Trials of a way of keeping records apart, on made-up records."""
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
 from dpoptim.gradients.engine_sums import engine_sums
-from dpoptim.gradients.expected_sums import LEAST_BOUND, WEIGHTED
+from dpoptim.gradients.expected_sums import LEAST_BOUND, ClippedSums
 from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
 from dpoptim.gradients.layers.outside import OutsideUseError
 from dpoptim.gradients.oracle import RecordsAlone, trainable
@@ -50,22 +51,17 @@ class Trials:
 
     def __init__(self, model: nn.Module, sample: Sample, placement: Placement) -> None:
         self.model, self.sample, self.placement = model, sample, placement
-        with torch.no_grad(), of_one_record():
+        with torch.no_grad():
             outputs: list[Tensor] = []
-            one = sample.records([0])
-            dtypes = computed_dtypes(model, lambda: outputs.extend(one.outputs(model)))
-        shapes = [(sample.rows, *out.shape[1:]) for out in outputs]
-        self._weights = [
-            torch.randn(shape, dtype=out.dtype, device=out.device)
-            for shape, out in zip(shapes, outputs, strict=True)
-        ]
+            dtypes = computed_dtypes(model, lambda: outputs.extend(sample.outputs(model)))
+            self._weights = [torch.randn_like(out) for out in outputs]
         # what is frozen may be stored in fewer digits than what is trained
         self._tolerance = tolerance_of(model, placement, dtypes)
         self._least = tolerance_of(model, placement, ())
-        alone = [self._part([i]) for i in range(sample.rows)]
+        alone = [self._part(range(i, i + 1)) for i in range(sample.rows)]
         gradients = RecordsAlone(model, self._loss, alone, placement)
         with of_one_record():
-            (self._truth,) = gradients.clipped_sums([WEIGHTED], range(sample.rows), "sum")
+            self._truth = gradients.clipped_sums(range(sample.rows), "sum")
         self.finite = bool(gradients.squared.isfinite().all())
         self.seconds: dict[Isolation, float] = {}
         # of a model that no process holds whole, by formulas that keep no record's gradients
@@ -139,7 +135,7 @@ class Trials:
             return False
         # a copy that is not what computes has no gradients
         computes = trials._tolerance == TOLERANCE[torch.float64]
-        computes = computes and trials._truth.clip_norm > LEAST_BOUND
+        computes = computes and min(each.clip_norm for each in trials._truth) > LEAST_BOUND
         return computes and all(share <= 1 for share in shares)
 
     def raised(self, isolation: Isolation) -> Failure | None:
@@ -169,7 +165,7 @@ class Trials:
         ordinary = self._clock(range(self.sample.rows))
         if isolation.alone:
             return self.sample.rows * self._clock(range(1)) / ordinary
-        return self.seconds[isolation] / ordinary
+        return self.seconds[isolation] / len(self._truth) / ordinary
 
     def refusal(self, failure: Failure) -> PrivacyError:
         return SamplesInteractError(
@@ -180,21 +176,15 @@ class Trials:
             "in their order (pack_padded_sequence(..., enforce_sorted=False))."
         )
 
-    def _clock(self, indices: Sequence[int]) -> float:
+    def _clock(self, indices: range) -> float:
         parameters, part = [*trainable(self.model).values()], self._part(indices)
         start = time.perf_counter()
         self.placement.gradients(self._loss(self.model, part), parameters)
         return time.perf_counter() - start
 
-    def _part(
-        self, indices: Sequence[int], weights: Sequence[float] | None = None
-    ) -> tuple[Sample, list[Tensor]]:
-        """Some of the records, and the weights of their outputs, and of themselves."""
-        of_outputs = [w[indices[0] : indices[-1] + 1] for w in self._weights]  # views: are large
-        if weights is not None:
-            of_records = torch.tensor(weights, dtype=torch.float64)
-            of_outputs = [weigh(w, of_records.to(w)) for w in of_outputs]
-        return self.sample.records(list(indices)), of_outputs
+    def _part(self, indices: range) -> tuple[Sample, list[Tensor]]:
+        weights = [w[indices.start : indices.stop] for w in self._weights]  # views: these are large
+        return self.sample.records(list(indices)), weights
 
     @staticmethod
     def _loss(model: nn.Module, batch: tuple[Sample, list[Tensor]]) -> Tensor:
@@ -208,20 +198,20 @@ class Trials:
             return [*Trials(self.model, self.sample, self.placement)._shares(isolation).values()]
 
     def _shares(self, isolation: Isolation) -> dict[str, float]:
-        """By how many tolerances each parameter's sums are off."""
-        rows, clip_norm = self.sample.rows, self._truth.clip_norm
-        batch = self._part(range(rows), self._truth.weights)
-        given = self.model, self._loss, batch, rows, Clipping(clip_norm)
-        found = self._truth.distances(self._sums(*given, "sum", isolation), self.placement)
-        allowed = clip_norm * rows * self._tolerance
-        return {
-            name: each / allowed for name, each in zip(trainable(self.model), found, strict=True)
-        }
+        """By how many tolerances each parameter's sums are off, under the worse bound."""
+        shares = dict.fromkeys(trainable(self.model), 0.0)
+        for truth in self._truth:
+            for name, share in self._under(truth, isolation):
+                shares[name] = share if math.isnan(share) else max(shares[name], share)
+        return shares
 
-
-def weigh(of_outputs: Tensor, of_records: Tensor) -> Tensor:
-    """Weights of outputs, times those of the records on their first axis."""
-    return of_outputs * of_records.view(-1, *[1] * (of_outputs.dim() - 1))
+    def _under(self, truth: ClippedSums, isolation: Isolation) -> list[tuple[str, float]]:
+        rows, clipping = self.sample.rows, Clipping(truth.clip_norm)
+        given = self.model, self._loss, self._part(range(rows)), rows, clipping
+        found = truth.distances(self._sums(*given, "sum", isolation), self.placement)
+        allowed = truth.clip_norm * rows * self._tolerance
+        named = zip(trainable(self.model), found, strict=True)
+        return [(name, each / allowed) for name, each in named]
 
 
 def with_gaps(

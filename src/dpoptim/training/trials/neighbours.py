@@ -1,6 +1,6 @@
 """Comparison of a model's outputs for records beside others than before."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,15 +22,9 @@ LARGE = 1e3  # within float16's range, and beyond what layers give of ordinary r
 
 
 @torch.no_grad()
-def neighbours_are_invisible(
-    model: nn.Module, sample: Sample, before: Sequence[Tensor] = ()
-) -> bool:
-    """Whether another record, also an enormous one, leaves all other records' outputs alone.
-
-    Args:
-        before: what the model returns on the sample, if that is known.
-    """
-    before = [out.detach() for out in before] or sample.outputs(model)
+def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
+    """Whether another record, also an enormous one, leaves all other records' outputs alone."""
+    before = sample.outputs(model)
     for sizes in ((1.0,), (1e6, 1e3, 10.0)):
         after = with_another_record(model, sample, sizes)
         if after is None:
