@@ -189,56 +189,6 @@ def test_what_reads_its_layers_weight_is_vectorised_and_not_the_model_around_it(
     assert "'1.kernel" in said
 
 
-class WithOneEnd(nn.Module):
-    """Takes texts with one end each, which made-up ones have not; places are looked up for all."""
-
-    END = 7
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(8, WIDTH), nn.Embedding(TIME, WIDTH)
-        self.last = nn.Linear(WIDTH, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        ends = x == self.END
-        if bool((ends.sum(1) != 1).any()):
-            raise ValueError("texts have one end each")
-        hidden = (self.words(x) + self.places(torch.arange(TIME))).tanh()
-        return self.last((hidden * ends[..., None]).sum(1) + hidden.mean(1))
-
-
-def test_layers_without_records_are_found_where_the_loss_calls_the_model() -> None:
-    """As in T5's classifier of texts."""
-    generator = torch.Generator().manual_seed(0)
-    texts = [torch.randint(0, 7, (TIME,), generator=generator) for _ in range(N)]
-    for text in texts:
-        text[-1] = WithOneEnd.END
-    torch.manual_seed(0)
-    isolation, said = holds(WithOneEnd(), Records(texts), lambda m, b: m(b).square().sum(1))
-    assert isolation.shared == {"places"}
-    assert not said
-
-
-def test_tokens_that_values_choose_pass_alone_though_those_tried_have_as_many() -> None:
-    """Rows of several records in a row look like so many of each."""
-
-    class Chosen(WithOneEnd):
-        def __init__(self) -> None:
-            super().__init__()
-            self.of_kept = nn.Linear(WIDTH, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            whole = super().forward(x).square().sum(1)
-            kept = self.of_kept(self.words(x)[x > 3].tanh()).square().sum(1)
-            owner = torch.arange(len(x))[:, None].expand_as(x)[x > 3]
-            return whole.index_add(0, owner, kept)
-
-    texts = [torch.tensor([5, 0, 7]) for _ in range(N - 1)] + [torch.tensor([1, 2, 7])]
-    isolation, said = holds(Chosen(), Records(texts), lambda m, b: m(b))
-    assert isolation.alone
-    assert "records pass alone" in said
-
-
 class BackwardWithin(torch.autograd.Function):
     """Computes a layer again on the way back, and differentiates it there, as reversible ones."""
 

@@ -3,7 +3,6 @@
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -28,7 +27,7 @@ from dpoptim.training.request import Request
 from dpoptim.training.tables import totals_of_tables
 from dpoptim.training.trials.first_passes import OutputsMixedError
 from dpoptim.training.trials.isolation import Chosen, after_loss, choose_isolation
-from dpoptim.training.trials.loss_check import LossCheck, check_loss, taken_from, told_places
+from dpoptim.training.trials.loss_check import LossCheck, check_loss
 from dpoptim.training.trials.probe import positions_per_layer
 from dpoptim.training.trials.quiet import same_made_up_records
 
@@ -138,10 +137,8 @@ class Prepared:
         return other, self._checked_loss(other)
 
     def _other_ways(self, chosen: Chosen, reason: str) -> Iterator[Chosen]:
-        """Told of layers that see no records; with these on the second axis; by ``vmap``."""
+        """With records on the second axis, which some models take as well; by ``vmap``."""
         axis = chosen.isolation.batch_axis
-        for told in self._told_by_loss(chosen.isolation):
-            yield replace(chosen, isolation=told)
         if axis == 0 and self._request.batch_axis is None:
             with suppress(PrivacyError):
                 turned = self._chosen_isolation(self._row, batch_axis=1)
@@ -149,20 +146,6 @@ class Prepared:
                     yield turned
         if not chosen.isolation.enforced:
             yield after_loss(Isolation.of("vmap", axis), chosen.sample, reason)
-
-    def _told_by_loss(self, way: Isolation) -> list[Isolation]:
-        """The same way, told of layers that see none where the loss calls the model.
-
-        Not of such with several rows for each record: these may be those that values have chosen,
-        as many of each record that was tried, and of others not.
-        """
-        if self._request.loss is None or way.enforced:
-            return []
-        rows = taken_from(self.train_set, self.units, self.wrapping, self._ranks)
-        own, collate = [row for (row,) in rows], self._request.collate_fn
-        found = told_places(self.model, self._request.loss, collate, own, way)
-        told = (replace(each, folded=way.folded, windows=way.windows) for each in found)
-        return [each for each in dict.fromkeys(told) if each != way]
 
     def chosen_now(self) -> Chosen:
         """How the model's records would be kept apart as it is now."""

@@ -1,7 +1,7 @@
 """How `attach` tries the loss and collate function it is given: `check`, on its own records."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +21,11 @@ from dpoptim.gradients.placement import Placement
 from dpoptim.training.batches.collation import collate_records
 from dpoptim.training.batches.loading import Collate
 from dpoptim.training.batches.privacy_units import Units
-from dpoptim.training.batches.records import leaves_of, made_up, with_finite_numbers
+from dpoptim.training.batches.records import made_up, with_finite_numbers
 from dpoptim.training.batches.streams import StreamRecords
 from dpoptim.training.foreign import hint_of
 from dpoptim.training.losses.handed_over import disagreement, unclear_factor
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
-from dpoptim.training.trials.calls import call_of_loss
 from dpoptim.training.trials.check import (
     CheckResult,
     NotFiniteError,
@@ -35,8 +34,6 @@ from dpoptim.training.trials.check import (
     compare_if_possible,
     if_possible,
 )
-from dpoptim.training.trials.made_up import Sample, odd_batch_size
-from dpoptim.training.trials.next_way import places_of_records
 from dpoptim.training.trials.quiet import put_back
 from dpoptim.training.trials.variations import (
     with_a_blank,
@@ -130,7 +127,10 @@ def check_loss(
     on, skipped = check_on_made_up(
         program, row, units.rows.per_record, sequences=collate_fn is not None
     )
-    taken = taken_from(train_set, units, wrapping, ranks)
+    at = places(units.count, in_order=isinstance(train_set, StreamRecords))
+    own = [units.some_rows(train_set, place) for place in at]
+    # a record that is not finite shows nothing of others, and would fail for whoever it is
+    taken = [[with_finite_numbers(row) for row in rows] for rows in wrapping.trial_rows(own, ranks)]
     with saying(f"on records of the data set{BY_COLLATE}"):
         found = compare_private(program, taken)
     if declared is not None and found.loss_reduction not in ("none", declared):
@@ -170,52 +170,11 @@ def refuse_what_fails_alone(
             return
 
 
-def taken_from(
-    train_set: Dataset[Any], units: Units, wrapping: Wrapping, ranks: Ranks
-) -> list[list[Any]]:
-    """The rows of a few records of the data set. Private.
-
-    With finite numbers: a record without shows nothing of others, and would fail for whoever it is.
-    """
-    at = places(units.count, in_order=isinstance(train_set, StreamRecords))
-    own = [units.some_rows(train_set, place) for place in at]
-    return [[with_finite_numbers(row) for row in rows] for rows in wrapping.trial_rows(own, ranks)]
-
-
 def places(count: int, *, in_order: bool) -> list[int]:
     """Records of a data set to take: the first ones, or some that no habit of its order meets."""
     if in_order or count <= TAKEN:
         return [min(i, count - 1) for i in range(TAKEN)]
     return [int(i * count * GOLDEN_RATIO) % count for i in range(TAKEN)]
-
-
-def told_places(
-    model: nn.Module, loss: Loss, collate_fn: Collate | None, rows: Sequence[Any], way: Isolation
-) -> list[Isolation]:
-    """The same way, told where layers have records of the data set, by calls that the loss makes.
-
-    For models that take no made-up records (one end of a text each, as many places for images as
-    these have parts).
-
-    **Guarantee.** Only sizes of what layers are given are looked at; as facts about the program,
-    as `check_loss` tells them, which then tries the way.
-    """
-    collate = collate_records if collate_fn is None else collate_fn
-    with (
-        nothing_new(model),
-        put_back(model),
-        suppress(Exception),
-    ):  # whatever the user's code raises
-        leaves = [x for _, x in leaves_of(collate([rows[0]])) if isinstance(x, Tensor)]
-        count = odd_batch_size(model, leaves, least=len(rows))
-        batch = collate([rows[i % len(rows)] for i in range(count)])
-        called = [Sample(*call, count) for call in call_of_loss(loss, model, batch)]
-        return [
-            places_of_records(model, sample, way, lookups=lookups)
-            for sample in called
-            for lookups in (False, True)
-        ]
-    return []
 
 
 def check_on_made_up(
