@@ -2,7 +2,6 @@
 returned, and may be apart in the loss.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +45,7 @@ def all_pairs(model: nn.Module, batch: Any) -> Tensor:
 
 def released(loop: Loss, data: TensorDataset = DATA, **options: Any) -> tuple[Tensor, str]:
     torch.manual_seed(0)
-    model, sums = options.pop("kind", TwoTowers)(), list[Tensor]()
+    model, sums = TwoTowers(), list[Tensor]()
     model.scale.requires_grad_(options.pop("scale", False))
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.0)
@@ -66,53 +65,15 @@ def released(loop: Loss, data: TensorDataset = DATA, **options: Any) -> tuple[Te
     return N * sums[0], " ".join(item.text for item in private.basis)
 
 
-def one_less() -> TensorDataset:
-    return TensorDataset(*(torch.cat([t[:1], t[2:]]) for t in (IMAGES, TEXTS)))
-
-
-@pytest.mark.parametrize("scale", [False, True])
-def test_a_loss_of_own_pairs_goes_by_rules(scale: bool) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", IsolationWarning)
-        whole, basis = released(own_pairs, loss=own_pairs, scale=scale)
-        other, _ = released(own_pairs, one_less(), loss=own_pairs, scale=scale)
-    assert "which mix them, and which the loss was found to leave out" in basis
-    assert 0.1 < float((whole - other).norm()) <= 1.0
-    alone, _ = released(own_pairs, isolation="alone", scale=scale)
-    torch.testing.assert_close(whole, alone, rtol=1e-5, atol=1e-5)
-
-
-class Pairs(nn.Module):
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return a @ b.T
-
-
-class PairsInALayer(TwoTowers):
-    def __init__(self) -> None:
-        super().__init__()
-        self.pairs = Pairs()
-
-    def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a, b, _ = super().forward(images, texts)
-        return a, b, self.pairs(a, b)
-
-
-def test_records_that_meet_in_a_layer_pass_alone() -> None:
+def test_a_loss_of_own_pairs_is_served_with_records_alone() -> None:
     with pytest.warns(IsolationWarning, match="the model returns mixtures of records"):
-        whole, basis = released(own_pairs, loss=own_pairs, kind=PairsInALayer)
-    with pytest.warns(IsolationWarning):
-        other, _ = released(own_pairs, one_less(), loss=own_pairs, kind=PairsInALayer)
+        whole, basis = released(own_pairs, loss=own_pairs)
     assert "every microbatch has one record" in basis
+    less = TensorDataset(*(torch.cat([t[:1], t[2:]]) for t in (IMAGES, TEXTS)))
+    with pytest.warns(IsolationWarning):
+        other, _ = released(own_pairs, less, loss=own_pairs)
     assert 0.1 < float((whole - other).norm()) <= 1.0
-
-
-def test_a_loop_that_uses_all_pairs_after_all_is_refused() -> None:
-    def scores_of_all(model: nn.Module, batch: Any) -> Tensor:
-        scores = model(*batch)[2]
-        return F.cross_entropy(scores, torch.arange(len(scores)), reduction="none")
-
-    with pytest.raises(dpoptim.SamplesInteractError, match="depends on what the model returned"):
-        released(scores_of_all, loss=own_pairs)
+    torch.testing.assert_close(whole, released(own_pairs, isolation="alone")[0])
 
 
 @pytest.mark.parametrize("scale", [False, True])

@@ -69,7 +69,6 @@ class Prepared:
         refuse_other_unit(plan, self.units)
         self._row = self._a_row()
         self._by_loss = False  # the loss asked for another way than the model
-        self._leaves_out = False  # the loss leaves out outputs that mix records
         self.chosen, self.loss, positions = self._tried()
         self.engine = self._engine(positions)
         self.engine.takes_bare = self.loss is None or not self.loss.by_labels
@@ -85,7 +84,7 @@ class Prepared:
                 if self._request.loss is None or not self._may_be_slower():
                     raise
                 try:
-                    chosen, loss = self._without_mixed_outputs() or self._alone_by_loss()
+                    chosen, loss = self._alone_by_loss()
                 except SamplesInteractError as error:
                     raise SamplesInteractError(f"{mixed} The loss uses them: {error}") from None
             except NotByThisWayError as error:
@@ -94,18 +93,6 @@ class Prepared:
                 self._by_loss = True
                 chosen, loss = self._by_another_way(chosen, error.reason)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
-
-    def _without_mixed_outputs(self) -> tuple[Chosen, LossCheck | None] | None:
-        """The way of a model that mixes records in its last step alone, which the loss leaves out.
-
-        None: it does not, or there is no such way.
-        """
-        with suppress(PrivacyError):
-            chosen = self._chosen_isolation(self._row, self._request.batch_axis, leave_out=True)
-            found = chosen, self._checked_loss(chosen)
-            self._leaves_out = True
-            return found
-        return None
 
     def _alone_by_loss(self) -> tuple[Chosen, LossCheck | None]:
         """Records alone, for a model that returns mixtures of them, which the loss leaves out.
@@ -152,18 +139,14 @@ class Prepared:
         if self._by_loss:
             return self.chosen  # which suits any model
         with self._trying():
-            row, axis = self._a_row(), self._request.batch_axis
-            return self._chosen_isolation(row, axis, leave_out=self._leaves_out)
+            return self._chosen_isolation(self._a_row(), self._request.batch_axis)
 
-    def _chosen_isolation(
-        self, row: Any, batch_axis: int | None, *, leave_out: bool = False
-    ) -> Chosen:
+    def _chosen_isolation(self, row: Any, batch_axis: int | None) -> Chosen:
         one: Any = [row]
         asked = self._request
         return choose_isolation(
             *(self.model, one, asked.isolation, batch_axis, self.wrapping, asked.collate_fn),
             loss=asked.loss,
-            leave_out=leave_out,
         )
 
     @contextmanager

@@ -72,8 +72,11 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         self._units, self._engine, self._chosen = found.units, found.engine, found.chosen
         self._loss, self._reduction = found.loss, found.reduction
         checked = found.loss is not None and found.loss.scalar_reduction is not None
-        sample, whole = found.chosen.sample, plan.batch_size >= plan.n
-        self._handed_over = HandedOver(found.reduction, checked=checked, whole=whole, sample=sample)
+        sample = found.chosen.sample
+        returned = () if sample is None else sample.returned
+        self._handed_over = HandedOver(
+            found.reduction, checked=checked, whole=plan.batch_size >= plan.n, returned=returned
+        )
         self._ranks, self._sharded, self._key = ranks, request.sharded, request.checkpoint_key
         self._streams = streams = RunStreams(ranks, request.noise_seed, earlier)
         self._seeded = streams.seed is not None

@@ -59,7 +59,7 @@ class BareLosses:
         engine = self._engine
         if everywhere:
             refuse_other_parameters(loss, engine.model, engine.placement)
-        refuse_coupled_losses(engine, loss, self._handed_over.sample)
+        refuse_coupled_losses(engine, loss, self._handed_over.returned)
         if engine.isolation.alone or engine.rows.per_record > 1 or not engine.takes_scalars:
             return None
         return self._handed_over.read(engine, loss)

@@ -6,7 +6,7 @@ differentiated again: a mean or sum of losses has no curvature between records, 
 Nothing of this is released, and it costs the first batches a pass through the loss, or two.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch.autograd.graph import GradientEdge
 from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hooks.hook_manager import HookManager
-from dpoptim.gradients.hooks.seen_outputs import OF_A_PART, SeenOutputs
+from dpoptim.gradients.hooks.seen_outputs import SeenOutputs
 from dpoptim.torch_internals import gradient_forms, node_name
 from dpoptim.training.losses.reduction import reduced
-from dpoptim.training.trials.made_up import Sample
+from dpoptim.training.trials.made_up import Returned
 
 LOOKED_AT = 1 << 20  # entries at a time: there may be no room for another copy of all
 # Of the largest entry: what is left of the batch's largest score, which a loss took off and added
@@ -31,7 +31,9 @@ KINKS = ("Abs", "Clamp", "Relu", "LeakyRelu", "Maximum", "Minimum", "Where", "Na
 Placed = tuple[int, GradientEdge]  # with its place among what was returned
 
 
-def refuse_coupled_losses(engine: Engine, losses: Tensor, sample: Sample | None = None) -> None:
+def refuse_coupled_losses(
+    engine: Engine, losses: Tensor, returned: Collection[Returned] = ()
+) -> None:
     """Refuse losses of which one depends on the model's outputs for several records.
 
     Looked at is what the model's forward passes returned, or modules that a loop calls by
@@ -42,9 +44,8 @@ def refuse_coupled_losses(engine: Engine, losses: Tensor, sample: Sample | None 
     Args:
         engine: of the model, before its backward pass.
         losses: one for each row or record, or a scalar whose graph shows of which it was made.
-        sample: shows where made-up records were found in what the model returns. Elsewhere an axis
-            is theirs if no input and no parameter has one of this size; outputs that mix records
-            are passed by, on the way to those that do not.
+        returned: where made-up records were found in what the model returns. Elsewhere an axis is
+            theirs if no input and no parameter has one of this size.
 
     Raises:
         SamplesInteractError: one record's loss moves other records' outputs.
@@ -54,7 +55,7 @@ def refuse_coupled_losses(engine: Engine, losses: Tensor, sample: Sample | None 
     if not isinstance(engine.hooks, HookManager) or own:
         return
     rows, K = engine.rows_open, engine.rows.per_record
-    near = looked_at(engine, engine.hooks.outputs, losses, sample)
+    near = looked_at(engine, engine.hooks.outputs, losses, returned)
     if not near or rows < 2 * K:
         return
     edges, counts = [edge for edge, _ in near], {rows, rows // K}
@@ -89,20 +90,17 @@ def coupled() -> SamplesInteractError:
 
 
 def looked_at(
-    engine: Engine, outputs: SeenOutputs, losses: Tensor, sample: Sample | None
+    engine: Engine, outputs: SeenOutputs, losses: Tensor, returned: Collection[Returned]
 ) -> list[tuple[GradientEdge, int | None]]:
     """Outputs that have records, with their axis, where it is known.
 
     All are forgotten, unless the losses are of another model.
     """
-    returned = () if sample is None else sample.returned
-    known = {each.place: each.axis for each in returned if not each.folded}
-    whole = sample is None or not sample.leaves_out
-    apart = [each for each in outputs.edges if whole or each[0] in {*known, OF_A_PART}]
-    reached = nearest(apart, losses.grad_fn)
+    reached = nearest(outputs.edges, losses.grad_fn)
     if reached:
         outputs.edges = []
     sizes = outputs.sizes | {size for p in engine.parameters for size in p.shape}
+    known = {each.place: each.axis for each in returned if not each.folded}
     return [
         (edge, known.get(place))
         for place, edge in reached

@@ -1,5 +1,6 @@
 """Losses as a loop hands them over: one for each record, or a scalar made of them."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from dpoptim.losses import without_single_axes
 from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import ONE_BY_ONE, Reading, read_reduction
-from dpoptim.training.trials.made_up import Sample
+from dpoptim.training.trials.made_up import Returned
 
 FACTOR = (
     "the loss is a sum over the batch that was divided or multiplied by a number: by a constant, "
@@ -41,7 +42,7 @@ class HandedOver:
         declared: what `attach` was told about scalars, or found out about the loss it was given.
         checked: whether it did find out, with batches of several sizes.
         whole: whether every record is in every batch, so that no other length will show itself.
-        sample: shows where records were found in what the model returns.
+        returned: where records were found in what the model returns.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class HandedOver:
         *,
         checked: bool,
         whole: bool = False,
-        sample: Sample | None = None,
+        returned: Collection[Returned] = (),
     ) -> None:
         self.declared, self.checked, self._whole = declared, checked, whole
-        self.sample = sample
+        self.returned = returned
         self._factors: tuple[float, ...] | None = None  # of the first scalar; private
 
     def backward(self, engine: Engine, losses: Tensor) -> None:
@@ -61,7 +62,7 @@ class HandedOver:
         require_losses(losses)
         refuse_other_parameters(losses, engine.model, engine.placement)
         losses = without_single_axes(losses)
-        refuse_coupled_losses(engine, losses, self.sample)
+        refuse_coupled_losses(engine, losses, self.returned)
         if engine.isolation.alone:  # whatever it is, there is nobody else in it
             engine.backward(losses)
         elif losses.dim() == 0 and engine.takes_scalars:

@@ -40,7 +40,6 @@ from dpoptim.training.trials.isolation_words import (
 from dpoptim.training.trials.made_up import Sample
 from dpoptim.training.trials.neighbours import (
     first_mixing,
-    mixed_at_the_end,
     mixed_beside_large,
     neighbours_are_invisible,
 )
@@ -80,8 +79,6 @@ def choose_isolation(
     placement: Placement = IN_PLACE,
     collate: Callable[[list[Any]], Any] | None = None,
     loss: Callable[[nn.Module, Any], Any] | None = None,
-    *,
-    leave_out: bool = False,
 ) -> Chosen:
     """Find the fastest way to keep records apart that gives each record its own gradient.
 
@@ -93,8 +90,6 @@ def choose_isolation(
         placement: of the model's parameters.
         collate: makes the loop's batches; None: torch's.
         loss: shows how the loop calls the model; None: as batches and models look.
-        leave_out: whether outputs that mix records may be left out, if others do not; the loss must
-            then be found to do so, too.
 
     Raises:
         SamplesInteractError: the model mixes records, so that only each record's own batch could
@@ -117,9 +112,7 @@ def choose_isolation(
         else:
             tried = replace(found, quieted=quieted)
             sample, reason = (
-                (tried, NOT_FIRST)
-                if choice == "vmap"
-                else if_taken(model, tried, batch_axis, leave_out=leave_out)
+                (tried, NOT_FIRST) if choice == "vmap" else if_taken(model, tried, batch_axis)
             )
             if sample is None or (sample.folded and choice == "vmap"):
                 chosen = unprobed(choice, batch_axis, reason)
@@ -279,30 +272,17 @@ def slower_way(
     return Isolation.of("alone")
 
 
-def if_taken(
-    model: nn.Module,
-    sample: Sample,
-    batch_axis: int | None,
-    *,
-    leave_out: bool = False,
-) -> tuple[Sample | None, str]:
+def if_taken(model: nn.Module, sample: Sample, batch_axis: int | None) -> tuple[Sample | None, str]:
     """`with_records_apart`; None, and why, also where the model raises on some random numbers."""
     try:
-        found = with_records_apart(model, sample, batch_axis, leave_out=leave_out)
-        return found, NOT_FIRST
+        return with_records_apart(model, sample, batch_axis), NOT_FIRST
     except PrivacyError:
         raise
     except Exception as error:  # whatever the user's model raises on random input
         return None, raised_on_random(error)
 
 
-def with_records_apart(
-    model: nn.Module,
-    sample: Sample,
-    batch_axis: int | None,
-    *,
-    leave_out: bool = False,
-) -> Sample | None:
+def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None) -> Sample | None:
     """The sample; where its first axis is time, with the records on the second one.
 
     None: nobody can tell records from positions in what the model returns.
@@ -320,8 +300,6 @@ def with_records_apart(
             turned = sample.time_first().tried(model)
             if turned.returned and neighbours_are_invisible(model, turned):
                 return turned
-    if leave_out and (kept := mixed_at_the_end(model, sample)) is not None:
-        return kept
     raise outputs_mixed(where=first_mixing(model, sample))
 
 

@@ -34,10 +34,8 @@ def basis_of(isolation: Isolation, sample: Sample | None) -> tuple[Assumption, .
     """Assumptions of a way that passed its trial, by the sample it was tried on."""
     whole = sample is not None and sample.whole
     inputs = "random inputs of 0 and 1, which alone it took," if whole else "random inputs,"
-    but = " but for some of its outputs, which mix them, and which the loss was found to leave out"
-    apart = f"independently{but if sample is not None and sample.leaves_out else ''}"
     passed = trusted(
-        f"the model treats records {apart} (it did on {inputs} against batches of one)",
+        f"the model treats records independently (it did on {inputs} against batches of one)",
         of_program=True,
     )
     if isolation.alone:

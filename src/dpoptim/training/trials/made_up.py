@@ -57,7 +57,6 @@ class Sample:
         whole: whether all numbers are whole, as where a table of floats holds categories.
         quieted: how the model is made deterministic on it, once that is known.
         autocast: what it is called under; None: what the program is under.
-        leaves_out: whether the model also returns what mixes records, which is not ``returned``.
     """
 
     args: tuple[Any, ...]
@@ -69,7 +68,6 @@ class Sample:
     whole: bool = False
     quieted: Quieted | None = None
     autocast: torch.dtype | None = None
-    leaves_out: bool = False
 
     def call(self, model: Model) -> Any:
         if self.autocast is None:

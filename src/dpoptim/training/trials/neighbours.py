@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -89,24 +88,6 @@ def first_mixing(model: nn.Module, sample: Sample) -> str:
         if any(moved(x[1:], y[1:]) for x, y in zip(a, b, strict=True)):
             return where
     return ""
-
-
-@torch.no_grad()
-def mixed_at_the_end(model: nn.Module, sample: Sample) -> Sample | None:
-    """The sample with those outputs alone in which records do not meet; None where they do in all.
-
-    Such as the embeddings of a model that returns the similarities of all pairs, too. None as well
-    where they meet in layers, or before some, or where that does not show.
-    """
-    changed = sample.with_another_first(1.0)
-    before, after = (passed_on(model, each)[:-1] for each in (sample, changed))
-    for (where, a), (there, b) in zip(before, after, strict=True):
-        same = where == there and [x.shape for x in a] == [x.shape for x in b]
-        if not same or any(moved(x[1:], y[1:]) for x, y in zip(a, b, strict=True)):
-            return None
-    alone = (replace(sample, returned=(each,)) for each in sample.returned)
-    kept = [each.returned[0] for each in alone if neighbours_are_invisible(model, each)]
-    return replace(sample, returned=tuple(kept), leaves_out=True) if kept else None
 
 
 def passed_on(model: nn.Module, sample: Sample) -> list[tuple[str, list[Tensor]]]:
