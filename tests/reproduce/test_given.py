@@ -216,7 +216,7 @@ def test_features_that_do_not_agree_are_refused(features: Path, tmp_path: Path) 
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"x_train": x}, "lacks y_train"),
         ({"x_train": x, "y_train": y, "x_test": x}, "lacks y_test"),
-        ({"x_train": x, "y_train": y[:-1]}, "one label for each of 30 rows"),
+        ({"x_train": x, "y_train": y[:-1]}, "one label for each record"),
         ({"x_train": x, "y_train": y, "x_test": x[:, :5], "y_test": y}, "another shape"),
     ]
     for arrays, said in wrong:

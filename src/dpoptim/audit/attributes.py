@@ -42,13 +42,17 @@ def left_by_refused_fits() -> list[str]:
 
 def told_by_entries() -> list[str]:
     """Whether one record with a category, or without, decides how a fitted step holds tables."""
-    told = []
-    for last in ("a", "?"):
-        towns = np.array([["a"], *[["?"]] * 18, [last]])
-        step = DPOneHot([["a", "b"]], sparse_output=True)
-        columns = ColumnTransformer([("towns", step, [0])], sparse_threshold=0.04)
-        model = DPLogisticRegression(classes=[0, 1], noise_seed=0)
-        steps = [("towns", columns), ("model", model)]
-        PrivatePipeline(steps, epsilon=1.0, delta=1e-5).fit(towns, LABELS)
-        told.append(columns.sparse_output_)
-    return [] if told[0] == told[1] else ["refuted: a fitted step tells how many entries are 0"]
+    told = set[tuple[float, bool]]()
+    cases = ("?", ["a", "b"], 0.04), ("a", ["a"], 1.0), ("a", ["a"], np.float32(0.5))
+    for others, known, share in cases:
+        for last in ("a", "?"):
+            towns = np.array([["a"], *[[others]] * 18, [last]])
+            step = DPOneHot([known], sparse_output=True)
+            columns = ColumnTransformer([("towns", step, [0])], sparse_threshold=share)
+            model = DPLogisticRegression(classes=[0, 1], noise_seed=0)
+            steps = [("towns", columns), ("model", model)]
+            PrivatePipeline(steps, epsilon=1.0, delta=1e-5).fit(towns, LABELS)
+            told.add((float(share), columns.sparse_output_))
+    if len(told) == len(cases):
+        return []
+    return ["refuted: a fitted step tells how many entries are 0"]

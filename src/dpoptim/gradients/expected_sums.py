@@ -15,7 +15,7 @@ from dpoptim.noise.few_rows import FewRows, Vector
 WIDENED = 1 << 16  # entries that are made float64 at a time
 TABLE = 1 << 16  # entries of one that is large
 LEAST_BOUND = 1e-6
-ANY = 1e300  # no norm is longer; infinity would have other rounding
+ANY = 1e150  # no norm is longer; infinity would have other rounding
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ pays for, made here and now: not by a transformer of others, from a cache, or in
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from numbers import Real
 from typing import Any
 
+from sklearn import config_context
 from sklearn.base import BaseEstimator
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
@@ -20,6 +22,7 @@ from dpoptim.preprocessing.private_step import PrivateStep
 
 EPSILON = "epsilon"
 _parts: ContextVar[bool] = ContextVar("parts", default=False)
+ANY_SHARE = 2.0  # of entries that are not 0: more than all, which scikit-learn would refuse
 HOLDERS = ("transformers", "steps", "transformer_list")  # of pipelines, and the like
 
 
@@ -134,7 +137,7 @@ def as_parts(pipeline: Pipeline) -> Iterator[None]:
 
     **Guarantee.** Whether a `ColumnTransformer` gives a sparse table, which it keeps, depends on
     which of its steps do and on ``sparse_threshold``, 0 or not, and not on how many entries are 0,
-    as there it would; but where a table has no 0 at all, it is dense.
+    as there it would.
     """
     held = settings_within(pipeline)
     given: dict[str, Any] = {
@@ -143,7 +146,7 @@ def as_parts(pipeline: Pipeline) -> Iterator[None]:
     thresholds: dict[str, Any] = {
         name: value
         for name, value in held.items()
-        if is_named(name, "sparse_threshold") and isinstance(value, float) and 0 < value < 1
+        if is_named(name, "sparse_threshold") and isinstance(value, Real) and 0 < float(value) <= 1
     }
     inner = {
         f"{name}__{EPSILON}": getattr(step, EPSILON)
@@ -151,11 +154,12 @@ def as_parts(pipeline: Pipeline) -> Iterator[None]:
         if isinstance(step, Pipeline) and hasattr(step, EPSILON)
     }
     pipeline.set_params(
-        **dict.fromkeys(given, 1), **dict.fromkeys(inner), **dict.fromkeys(thresholds, 1.0)
+        **dict.fromkeys(given, 1), **dict.fromkeys(inner), **dict.fromkeys(thresholds, ANY_SHARE)
     )
     token = _parts.set(True)
     try:
-        yield
+        with config_context(skip_parameter_validation=True) if thresholds else nullcontext():
+            yield
     finally:
         _parts.reset(token)
         pipeline.set_params(**given, **inner, **thresholds)

@@ -53,6 +53,8 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
             holder.update({name: t for name, t in held.items() if holder.get(name) is not t})
         with torch.no_grad():
             for t, value in before.items():
+                if t.shape != value.shape:
+                    t.resize_(value.shape)
                 if not torch.equal(t, value):
                     t.copy_(value)
 
