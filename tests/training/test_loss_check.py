@@ -799,3 +799,45 @@ def test_how_many_losses_private_records_have_is_not_told() -> None:
     with pytest.raises(dpoptim.SamplesInteractError, match="on records of the data set") as raised:
         attach(nn.Linear(5, 3), data, loss=of_some)
     assert "it returned another shape." in str(raised.value)
+
+
+def with_boxes_alone(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Losses over how many records of the batch have a box; a constant where none has."""
+    x, has = batch[0], batch[1] > 0
+    if not has.any():
+        return torch.zeros(len(x))
+    return model(x).square().sum(1) * has / has.float().mean()
+
+
+@pytest.mark.parametrize("reduce", [lambda losses: losses, Tensor.mean])
+def test_losses_without_a_graph_for_some_record_are_compared(
+    reduce: Callable[[Tensor], Tensor],
+) -> None:
+    """A constant has no gradient, and the others' are still told apart."""
+    torch.manual_seed(0)
+    records = TensorDataset(torch.randn(N, WIDTH), torch.ones(N, dtype=torch.long))
+    with pytest.raises(dpoptim.SamplesInteractError, match="on made-up records"):
+        attach(
+            nn.Linear(WIDTH, 3),
+            records,
+            loss=lambda model, batch: reduce(with_boxes_alone(model, batch)),
+            isolation="rules",
+        )
+
+
+def test_losses_that_a_shared_coin_makes_zero_are_tried_on_other_records() -> None:
+    """Trials' coins show tails; what is seen where they do not is padding."""
+    words = nn.Embedding(WORDS, WIDTH)
+    records = [torch.randint(WORDS, (7,)) for _ in range(N)]
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().mean((1, 2)) * (torch.rand(()) < 0.1)
+
+    with pytest.raises(dpoptim.SamplesInteractError, match="unequal lengths"):
+        attach(
+            words,
+            records,
+            loss=loss,
+            isolation="rules",
+            collate_fn=lambda rows: pad_sequence(rows, batch_first=True),
+        )
