@@ -23,7 +23,7 @@ from dpoptim.noise.few_rows import Vector
 
 Loss = Callable[[nn.Module, Any], Tensor]
 KEPT = 1 << 25  # entries of gradients that are kept rather than computed again
-MEDIAN = 0.5, 1.5  # what is about it
+ABOUT_MEDIAN = 0.5, 1.5  # of it
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -153,7 +153,8 @@ class RecordsAlone:
         norms = self.squared.sqrt()[list(order)]
         norms = norms[norms.isfinite() & (norms > 0)]
         median = float(norms.median()) if len(norms) else 0.0
-        if MEDIAN[0] * median <= self._scale() <= MEDIAN[1] * median:
+        least, most = ABOUT_MEDIAN
+        if least * median <= self._scale() <= most * median:
             return found
         found.clear()  # before others take as much
         return self._added(order, reduction, median)

@@ -129,7 +129,7 @@ class Comparison:
 
     def take_alone(self, reduction: Reduction) -> None:
         """Take the gradients of the records alone, which `reduction` needs; by it, their losses."""
-        self._truth(self._gradients, reduction)
+        self._gradients.clipped_sums(self._order, reduction)
 
     def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
         """The candidate under which engine and truth agree.
@@ -274,13 +274,10 @@ class Comparison:
         self, gradients: RecordsAlone, reduction: Reduction, way: Isolation
     ) -> list[tuple[str, float]]:
         """The worst parameter, and by how many tolerances, under both bounds."""
-        truth = self._truth(gradients, reduction)
+        truth = gradients.clipped_sums(self._order, reduction)
         if not gradients.squared[self._order].isfinite().any():
             raise none_finite()
         return [self._mismatch(each, reduction, way) for each in truth]
-
-    def _truth(self, gradients: RecordsAlone, reduction: Reduction) -> list[ClippedSums]:
-        return gradients.clipped_sums(self._order, reduction)
 
     def _mismatch(
         self, truth: ClippedSums, reduction: Reduction, way: Isolation
