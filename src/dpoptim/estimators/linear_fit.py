@@ -1,7 +1,8 @@
 """Base of the linear estimators: bounded rows in, weights and a guarantee out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import bound, positive_number, real_number, whole_number
 from dpoptim.data.sparse_rows import SparseRows, rows_at_once
 from dpoptim.distributed.ranks import Ranks
@@ -26,6 +29,7 @@ from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.training.batches.privacy_units import Persons
 
+Run = Callable[..., tuple[torch.Tensor, Guarantee]]
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by
 # default
 CLIPPED_SHARE = 0.1
@@ -113,11 +117,10 @@ class LinearFit(PrivateSettings):
         said = (*said, *added, *notes_of_weights(weights))
         rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
         budget = Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon))
-        solution, guarantee = solve(
+        run = partial(
+            solve,
             self.solver,
             model,
-            parts_of_data(rows, y, shares, weights),
-            budget,
             radius=radius,
             clip_norm=clip_norm,
             weight_bound=self.weight_bound,
@@ -129,10 +132,11 @@ class LinearFit(PrivateSettings):
             options=self.solver_options,
             start=start,
             neighboring=self.neighboring,
-            ledger=None if self.ledger is None else self.ledger.of_units(unit.name),
             noise_seed=self.noise_seed,
-            ranks=ranks,
         )
+        ledger = None if self.ledger is None else self.ledger.of_units(unit.name)
+        data = parts_of_data(rows, y, shares, weights)
+        solution, guarantee = self._solved(run, data, budget, ledger, ranks, anew=start is None)
         # another processor may have rounded the last step otherwise
         solution, guarantee = ranks.from_first(lambda: (solution, guarantee))
         if self.data_norm is None:
@@ -156,6 +160,24 @@ class LinearFit(PrivateSettings):
         fit = Fit(budget.event(self.neighboring), guarantee, n)
         self.privacy_ = ranks.from_first(lambda: self._counted(fit))
         return self._weights
+
+    def _solved(
+        self,
+        run: Run,
+        data: tuple[Any, ...],
+        budget: Budget,
+        ledger: Ledger | None,
+        ranks: Ranks,
+        *,
+        anew: bool,
+    ) -> tuple[torch.Tensor, Guarantee]:
+        """The weights that a solver finds, and what they cost.
+
+        Args:
+            run: `solve` with all settings but data and budget, ledger and ranks.
+            anew: whether it starts from public weights.
+        """
+        return run(data=data, budget=budget, ledger=ledger, ranks=ranks)
 
     def _split(
         self, weights: NDArray[np.float64]
