@@ -20,7 +20,7 @@ from dpoptim.estimators.persons import of_persons, per_person, units_in
 from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
-from dpoptim.estimators.solving import solve
+from dpoptim.estimators.solving import is_cross_entropy, solve
 from dpoptim.estimators.table import ClippedRows, public_norm, stated_delta, table
 from dpoptim.estimators.weights import notes_of_weights, parts_of_data
 from dpoptim.noise.stream import key_stream
@@ -33,6 +33,9 @@ Run = Callable[..., tuple[torch.Tensor, Guarantee]]
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by
 # default
 CLIPPED_SHARE = 0.1
+# the same of gradient descent with momentum, the default, for cross-entropy. Records that a model
+# is wrong about are clipped first, so less makes probabilities too sure, and more is noise.
+MOMENTUM_SHARE = 0.3
 SQUARED_SHARE = 0.1  # of a squared loss
 
 
@@ -111,7 +114,9 @@ class LinearFit(PrivateSettings):
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
         largest = model.lipschitz(radius)
-        default = CLIPPED_SHARE * largest if np.isfinite(largest) else SQUARED_SHARE * radius
+        by_momentum = self.solver in ("auto", "momentum-gd") and is_cross_entropy(model)
+        share = MOMENTUM_SHARE if by_momentum else CLIPPED_SHARE
+        default = share * largest if np.isfinite(largest) else SQUARED_SHARE * radius
         clip_norm = default if self.clip_norm is None else bound("clip_norm", self.clip_norm)
         start, added = self._start(model, earlier)
         said = (*said, *added, *notes_of_weights(weights))
