@@ -58,7 +58,7 @@ def test_targets_that_a_narrowed_range_does_not_cut_are_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(TargetRange, "scaled", lambda self, y: (y - self.middle) / self.half)
-    monkeypatch.setattr(target_spread, "bounded_sum", lambda rows, bound: rows.sum(0))
+    monkeypatch.setattr(target_spread, "bounded_sum", lambda rows, bound: rows[:].sum(0))
     assert mu_of(0.9) > MU * math.sqrt(SHARE)
 
 

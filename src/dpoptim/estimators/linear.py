@@ -241,7 +241,8 @@ class DPLinearRegression(FitsNumbers, LinearFit):
                 ranks=ranks,
             )
             return weights, guarantee
-        data = (data[0], self._part.scaled(data[1]), *data[2:])
+        if self._part != WHOLE:  # targets may be many: no copy without need
+            data = (data[0], self._part.scaled(data[1]), *data[2:])
         return run(data=data, budget=budget, ledger=ledger, ranks=ranks)
 
     def predict(self, X: Any) -> NDArray[np.float64]:

@@ -131,11 +131,7 @@ def spread_of_targets(
     for number in range(ROUNDS):
         if DEVIATIONS**2 * noise >= 1:  # if they all were the same
             break
-        z = found.scaled(y)
-        terms = np.stack([z, np.square(z) - 0.5], axis=-1)
-        if shares is not None and y.ndim == 2:
-            terms = (terms * shares[..., None]).sum(1)
-        own = torch.from_numpy(bounded_sum(terms, LONGEST))
+        own = torch.from_numpy(bounded_sum(Terms(y, shares, found), LONGEST))
         ranks.begin(RELEASE, number)
         gate.open(mu)
         total = ranks.total(own)
@@ -149,3 +145,24 @@ def spread_of_targets(
             break
         found = found.part(TargetRange(mean, half))
     return found
+
+
+class Terms:
+    """(z, z^2 - 1/2) of each record, made as rows are asked for; arguments as above."""
+
+    def __init__(
+        self, y: NDArray[np.float64], shares: NDArray[np.float64] | None, within: TargetRange
+    ) -> None:
+        self._y, self._shares, self._range = y, shares, within
+        self.shape = (len(y), 2)
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def __getitem__(self, rows: slice) -> NDArray[np.float64]:
+        z = self._range.scaled(self._y[rows])
+        terms = np.stack([z, np.square(z) - 0.5], axis=-1)
+        if self._shares is None or z.ndim == 1:
+            return terms
+        mean: NDArray[np.float64] = (terms * self._shares[rows][..., None]).sum(1)
+        return mean
