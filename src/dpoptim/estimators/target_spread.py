@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.distributed.rank_signals import RELEASE
 from dpoptim.distributed.ranks import ALONE, Ranks
-from dpoptim.distributed.signs import RELEASE
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.choices import event_ahead
 from dpoptim.noise.stream import key_stream
