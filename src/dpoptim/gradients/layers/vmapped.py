@@ -32,11 +32,17 @@ from dpoptim.gradients.layers.runner import holder
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.torch_internals import graph_task, pytree
 
+One = Callable[..., tuple[Tensor, ...]]  # a record's results, of its parameters and its tensors
 # Whether layers inside a module that is vectorised run without hooks.
 AS_THEY_ARE = ContextVar("layers run as they are", default=False)
 TENSOR = object()  # marks the place of a tensor among a call's arguments or results
 # results that are the same for every record
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
+SERVED_FUNCTION = "setup_context and generate_vmap_rule = True in the custom autograd.Function"
+SERVED_FLOW = (
+    "torch.where in place of numbers read with item(), masks that pick rows, and branches that "
+    "data decide"
+)
 # beside an axis: where a result has its records
 SHARED, FLATTENED, EACH = "shared", "flattened", "each"
 
@@ -49,6 +55,10 @@ def as_they_are() -> Iterator[None]:
         yield
     finally:
         AS_THEY_ARE.reset(before)
+
+
+class NotVectorisedError(PrivacyError):
+    """A module that ``torch.func`` cannot vectorise; it may run record by record."""
 
 
 class OwnForwardOf(nn.Module):
@@ -185,7 +195,8 @@ class VmapLayer:
         if all(axis is None for axis in inputs):
             raise self._refusal("none of the tensors that it got has the batch on its first axis")
         with torch.no_grad(), as_they_are():
-            args, kwargs = fill(skeleton, structure, tensors)
+            copies = [t.clone() for t in tensors]  # which may be written in place
+            args, kwargs = fill(skeleton, structure, copies)
             results = pytree.tree_leaves(self.shim.original(*args, **kwargs))
         shapes = [r.shape for r in results if isinstance(r, Tensor)]
         layout = Layout(inputs, tuple(self._place(shape, rows) for shape in shapes))
@@ -217,7 +228,8 @@ class VmapLayer:
         parameters = OneRowARecord.apply(
             self.recorder, self.name, self._held, rows, *(named[name] for name in self._names)
         )
-        found: list[Any] = []  # the results' structure, and what is no tensor among them
+        # the results' structure, and what is no tensor among them, by call
+        found: list[tuple[Any, list[Any]]] = []
 
         def one(parameters: tuple[Tensor, ...], *record: Tensor) -> tuple[Tensor, ...]:
             whole = [
@@ -227,23 +239,46 @@ class VmapLayer:
             args, kwargs = fill(skeleton, structure, whole)
             own = {f"inner.{n}": p for n, p in zip(self._names, parameters, strict=True)}
             results, spec = pytree.tree_flatten(called_with(self.shim, own, args, kwargs))
-            found[:] = [spec, [TENSOR if isinstance(r, Tensor) else plain(r) for r in results]]
+            found.append((spec, [TENSOR if isinstance(r, Tensor) else plain(r) for r in results]))
             return tuple(r for r in results if isinstance(r, Tensor))
 
-        in_front = (0, *layout.inputs)
-        try:
-            with as_they_are(), sdpa_kernel(SDPBackend.MATH), PaddingByHand():
-                results = torch.func.vmap(one, in_dims=in_front, randomness="different")(
-                    parameters, *tensors
-                )
-        except (RuntimeError, ValueError) as error:
-            raise self._refusal(f"torch.func cannot vectorise it: {quoted(error)}") from None
-        spec, others = found
+        results = self._of_each(one, parameters, tensors, layout.inputs)
+        spec, others = found[0]
+        if any(each != found[0] for each in found):
+            raise self._refusal("what it returns beside tensors is not the same for all records")
         back = [
             self._together(r, place, rows) for r, place in zip(results, layout.outputs, strict=True)
         ]
         fresh = iter(back)
         return pytree.tree_unflatten([next(fresh) if o is TENSOR else o for o in others], spec)
+
+    def _of_each(
+        self,
+        one: One,
+        parameters: tuple[Tensor, ...],
+        tensors: list[Tensor],
+        axes: tuple[int | None, ...],
+    ) -> tuple[Tensor, ...]:
+        """Results of all records, (rows, *a record's): those of ``one``, a record's each.
+
+        Args:
+            axes: where the tensors have their records; None: all share them.
+        """
+        try:
+            with as_they_are(), sdpa_kernel(SDPBackend.MATH), PaddingByHand():
+                return torch.func.vmap(one, in_dims=(0, *axes), randomness="different")(
+                    parameters, *tensors
+                )
+        except (RuntimeError, ValueError, TypeError) as error:
+            reason = quoted(error).split(". For more details", 1)[0].split(", please file", 1)[0]
+            fix = SERVED_FUNCTION if "setup_context" in reason else SERVED_FLOW
+            raise NotVectorisedError(
+                self._without_rule(
+                    f"torch.func cannot vectorise it: {reason}. Fix: {fix}; or "
+                    'dpoptim.attach(..., isolation="alone").'
+                ),
+                layer=self.name,
+            ) from None
 
     def _together(self, result: Tensor, place: int | str, rows: int) -> Tensor:
         """One resulting tensor of a batch, from those of its records: (rows, *a record's)."""
@@ -260,12 +295,16 @@ class VmapLayer:
 
     def _refusal(self, reason: str) -> PrivacyError:
         return PrivacyError(
-            f"module {self.name!r} ({type(self.module).__name__}) has no rule of its own, and "
-            f"{reason}. Fix: keep the batch "
-            "axis first in what it is given and returns; or dpoptim.attach(..., "
-            'isolation="alone").',
+            self._without_rule(
+                f"{reason}. Fix: keep the batch axis first in what it is given and returns; or "
+                'dpoptim.attach(..., isolation="alone").'
+            ),
             layer=self.name,
         )
+
+    def _without_rule(self, rest: str) -> str:
+        kind = type(self.module).__name__
+        return f"module {self.name!r} ({kind}) has no rule of its own, and {rest}"
 
 
 def fill(

@@ -21,7 +21,7 @@ from dpoptim.noise.few_rows import Vector, memory_of
 from dpoptim.torch_internals import pytree
 from dpoptim.training.foreign import hint_of
 from dpoptim.training.trials.fixed_noise import drawn_for
-from dpoptim.training.trials.isolation_words import first_sentence
+from dpoptim.training.trials.isolation_words import first_sentence, fix_of
 from dpoptim.training.trials.quiet import MOVED, other_weights
 from dpoptim.training.trials.tolerances import TOLERANCE, settled
 from dpoptim.training.trials.wider_copies import reads, widened, widened_batch
@@ -193,11 +193,13 @@ class Comparison:
 
     def _not_by_this_way(self, error: PrivacyError) -> NotByThisWayError:
         reason = first_sentence(str(error)).split(". Usual causes: ", maxsplit=1)[0]
+        vectorised = any(way.tier == "vmap" for way in self._ways)
+        named = '"alone"' if vectorised else '"vmap", or "alone"; "auto" finds out which'
         return NotByThisWayError(
             f"{error} Or attach in a slower way, which suits this loss, as each record's gradient "
-            'is its own: isolation="vmap", or "alone"; "auto" finds out which, where a record '
-            "has one row.",
+            f"is its own: isolation={named}, where a record has one row.",
             reason=reason,
+            fix=fix_of(str(error)) or "let each layer see every record once, on its first axis",
         )
 
     def _interaction(self, gradients: RecordsAlone, worst: str) -> SamplesInteractError:
