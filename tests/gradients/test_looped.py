@@ -251,35 +251,54 @@ def test_random_numbers_are_each_record_s_own() -> None:
     assert private._chosen.isolation.by_loop == ("2",)
 
 
-class Flagged(Activation):
+class Flagged(nn.PReLU):
     """Says beside its result whether the record is large."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, bool]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         return super().forward(x), bool((x > 100).any())
 
 
+class Columns(Flagged):
+    """Says so in a tensor that has no axis of records."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        return nn.PReLU.forward(self, x), (x > 100).any(0)[:1]
+
+
 class Reads(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, flagged: nn.Module) -> None:
         super().__init__()
-        self.flagged, self.last = Flagged(), nn.Linear(D, 1)
+        self.flagged, self.last = flagged, nn.Linear(D, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         out, large = self.flagged(x)
         return self.last(out * (1e3 if large else 1e-3))
 
 
-def test_what_one_record_says_beside_tensors_is_nobody_else_s() -> None:
+@pytest.mark.parametrize(
+    ("kind", "way", "place"),
+    [
+        (Flagged, Isolation(by_loop=("flagged",)), -1),
+        (Columns, Isolation(by_loop=("flagged",)), 0),
+        (Columns, Isolation(by_vmap=("flagged",)), 0),
+    ],
+    ids=["plain value", "tensor", "vectorised"],
+)
+def test_what_is_said_of_one_record_is_nobody_else_s(
+    kind: type[nn.Module], way: Isolation, place: int
+) -> None:
     """One large record would make every other one's gradient a million times as large."""
     torch.manual_seed(0)
     x = torch.randn(ROWS, D)
-    x[-1] = 1e3
-    model, way = Reads(), Isolation(by_loop=("flagged",))
+    others = x.clone()
+    x[place] = 1e3
+    model = Reads(kind())
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         return model(x).sum()
 
-    engine_sums(model, loss, x[:-1], ROWS - 1, Clipping(1.0), "sum", way)
-    with pytest.raises(PrivacyError, match="not the same for all records"):
+    engine_sums(model, loss, others, ROWS, Clipping(1.0), "sum", way)
+    with pytest.raises(PrivacyError, match="not the same for all"):
         engine_sums(model, loss, x, ROWS, Clipping(1.0), "sum", way)
 
 

@@ -243,9 +243,7 @@ class VmapLayer:
             return tuple(r for r in results if isinstance(r, Tensor))
 
         results = self._of_each(one, parameters, tensors, layout.inputs)
-        spec, others = found[0]
-        if any(each != found[0] for each in found):
-            raise self._refusal("what it returns beside tensors is not the same for all records")
+        spec, others = self._same_for_all(found)
         back = [
             self._together(r, place, rows) for r, place in zip(results, layout.outputs, strict=True)
         ]
@@ -280,6 +278,12 @@ class VmapLayer:
                 layer=self.name,
             ) from None
 
+    def _same_for_all(self, found: list[tuple[Any, list[Any]]]) -> tuple[Any, list[Any]]:
+        """The structure of a call's results, and what is no tensor among them."""
+        if any(each != found[0] for each in found):
+            raise self._refusal("what it returns beside tensors is not the same for all records")
+        return found[0]
+
     def _together(self, result: Tensor, place: int | str, rows: int) -> Tensor:
         """One resulting tensor of a batch, from those of its records: (rows, *a record's)."""
         if place == EACH:
@@ -288,6 +292,8 @@ class VmapLayer:
             return result.flatten(0, 1)
         axis = place if isinstance(place, int) else 0
         if place == SHARED and not result.requires_grad:
+            if vary(result):
+                raise self._refusal("what it returns without records is not the same for all")
             return result[0]
         if result.shape[axis + 1] != 1:
             raise self._refusal("it returns a tensor whose first axis is not the batch")
@@ -320,3 +326,11 @@ def fill(
 def plain(value: Any) -> Any:
     """A result that is no tensor; None if it might hold tensors, which ``vmap`` makes void."""
     return value if isinstance(value, PLAIN) else None
+
+
+def vary(result: Tensor) -> bool:
+    """Whether records have something else in a result each."""
+    if result.stride(0) == 0 or len(result) == 1:
+        return False
+    first = result[:1]
+    return bool(((result != first) & ~(result.isnan() & first.isnan())).any())
