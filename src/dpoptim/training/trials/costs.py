@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -50,17 +51,19 @@ def slowdown(
 ) -> float | None:
     """Time of passes over so many records in this way over that of an ordinary one.
 
-    Of as many as are timed quickly; for more by the time that each one more takes. None where the
+    Of as many as are timed quickly; for others by the time that each one more takes. None where the
     model does not run on batches of made-up records.
     """
+    most = min(batch, MOST)
     with put_back(model):
         try:
-            ordinary = Timing(lambda some: ordinary_pass(model, some, placement), sample)
-            if not isolation.alone:
-                way = Timing(lambda some: private_pass(model, some, placement, isolation), sample)
-                return way.seconds(batch) / ordinary.seconds(batch)
-            alone = private_pass(model, sample.records([0]), placement, isolation)
-            return batch * alone / ordinary.seconds(batch)
+            ordinary = Timing(partial(ordinary_pass, model, placement), sample, most)
+            private = partial(private_pass, model, placement, isolation)
+            if isolation.alone:
+                taken = batch * private(sample.records([0]))
+            else:
+                taken = Timing(private, sample, most).seconds(batch)
+            return taken / ordinary.seconds(batch)
         except Exception:  # whatever the user's model raises on batches of another length
             return None
 
@@ -70,30 +73,29 @@ class Timing:
 
     Args:
         run: gives them for some records.
+        most: records that are timed at once, unless the sample has more.
     """
 
-    def __init__(self, run: Callable[[Sample], float], sample: Sample) -> None:
-        self._one, self._few, self._rows = run(sample.records([0])), 0.0, 1
-        self._few = self._one
-        while self._few < LONG and self._rows < MOST:
-            self._rows *= 4
+    def __init__(self, run: Callable[[Sample], float], sample: Sample, most: int) -> None:
+        self._one, self._rows = run(sample.records([0])), sample.rows
+        self._few = run(sample)
+        while self._few < LONG and self._rows < most:
+            self._rows = min(4 * self._rows, most)
             indices = [i % sample.rows for i in range(self._rows)]
             self._few = run(sample.records(indices))
 
     def seconds(self, records: int) -> float:
-        if self._rows == 1:
-            return records * self._one
-        more = max(0.0, (self._few - self._one) / (self._rows - 1))
+        more = max(0.0, (self._few - self._one) / max(1, self._rows - 1))
         return self._few + (records - self._rows) * more
 
 
-def ordinary_pass(model: nn.Module, sample: Sample, placement: Placement) -> float:
+def ordinary_pass(model: nn.Module, placement: Placement, sample: Sample) -> float:
     parameters = [*trainable(model).values()]
     return quickest(lambda: placement.gradients(loss_of(sample, model), parameters))
 
 
 def private_pass(
-    model: nn.Module, sample: Sample, placement: Placement, isolation: Isolation
+    model: nn.Module, placement: Placement, isolation: Isolation, sample: Sample
 ) -> float:
     engine = Engine(
         *(model, Clipping(1.0)),
