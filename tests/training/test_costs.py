@@ -77,6 +77,29 @@ class Temperature(nn.Module):
         return self.layer(x)
 
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * g
+
+
+class Squares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Square.apply(x)
+
+
+def slopes(model: nn.Module, batch: Any) -> Tensor:
+    """A gradient penalty, which vectorised models serve."""
+    x = batch[0].clone().requires_grad_()
+    (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return g.square().sum(1)
+
+
 def entropies(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
@@ -94,8 +117,13 @@ def entropies(model: nn.Module, batch: Any) -> Tensor:
             lambda m, b: entropies(m, b) * m.scale,
             "let what the loss reads be a module's own, which is called with the losses",
         ),
+        (
+            nn.Sequential(nn.Linear(D, 2), Squares()),
+            slopes,
+            "setup_context and generate_vmap_rule = True in the custom autograd.Function",
+        ),
     ],
-    ids=["penalty", "temperature"],
+    ids=["penalty", "temperature", "second gradients"],
 )
 def test_a_loss_that_needs_records_alone_is_told_the_price(
     model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], instead: str

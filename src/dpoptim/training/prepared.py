@@ -122,10 +122,16 @@ class Prepared:
         self, chosen: Chosen, error: NotByThisWayError
     ) -> tuple[Chosen, LossCheck | None]:
         """By the first way that the loss allows; with records alone, any loss does."""
+        reason, fix = error.reason, error.fix
         for other in self._other_ways(chosen, error):
-            with suppress(PrivacyError):
+            try:
                 return other, self._checked_loss(other)
-        other = after_loss(Isolation.of("alone"), chosen.sample, error.reason, error.fix)
+            except NotByThisWayError as also:
+                if also.fix not in ("", error.fix):  # another cause, which is the one to mend
+                    reason, fix = f"{error.reason}, and in a faster way {also.reason}", also.fix
+            except PrivacyError:
+                continue
+        other = after_loss(Isolation.of("alone"), chosen.sample, reason, fix)
         return other, self._checked_loss(other)
 
     def _other_ways(self, chosen: Chosen, error: NotByThisWayError) -> Iterator[Chosen]:

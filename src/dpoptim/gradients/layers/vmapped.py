@@ -38,11 +38,13 @@ AS_THEY_ARE = ContextVar("layers run as they are", default=False)
 TENSOR = object()  # marks the place of a tensor among a call's arguments or results
 # results that are the same for every record
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
-SERVED_FUNCTION = "setup_context and generate_vmap_rule = True in the custom autograd.Function"
-SERVED_FLOW = (
-    "torch.where in place of numbers read with item(), masks that pick rows, and branches that "
-    "data decide"
-)
+# What to write instead, by what is in an error of ``torch.func``; the first that is found.
+INSTEAD = {
+    "setup_context": "setup_context and generate_vmap_rule = True in the custom autograd.Function",
+    "inplace": "operations that write nothing in place into tensors that are made there",
+    "vmap": "torch.where in place of numbers read with item(), masks that pick rows, and branches "
+    "that data decide",
+}
 # beside an axis: where a result has its records
 SHARED, FLATTENED, EACH = "shared", "flattened", "each"
 
@@ -269,10 +271,10 @@ class VmapLayer:
                 )
         except (RuntimeError, ValueError, TypeError) as error:
             reason = quoted(error).split(". For more details", 1)[0].split(", please file", 1)[0]
-            fix = SERVED_FUNCTION if "setup_context" in reason else SERVED_FLOW
+            fix = next((f"{INSTEAD[key]}; or " for key in INSTEAD if key in reason), "")
             raise NotVectorisedError(
                 self._without_rule(
-                    f"torch.func cannot vectorise it: {reason}. Fix: {fix}; or "
+                    f"torch.func cannot vectorise it: {reason}. Fix: {fix}"
                     'dpoptim.attach(..., isolation="alone").'
                 ),
                 layer=self.name,

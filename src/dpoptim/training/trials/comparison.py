@@ -26,6 +26,8 @@ from dpoptim.training.trials.quiet import MOVED, other_weights
 from dpoptim.training.trials.tolerances import TOLERANCE, settled
 from dpoptim.training.trials.wider_copies import reads, widened, widened_batch
 
+ONCE = "call the model on the whole batch, so that each layer has the records on its first axis"
+
 
 def meant_by(error: Exception) -> PrivacyError:
     """The refusal that an error stands for, raised under hooks by what runs without them."""
@@ -199,7 +201,7 @@ class Comparison:
             f"{error} Or attach in a slower way, which suits this loss, as each record's gradient "
             f"is its own: isolation={named}, where a record has one row.",
             reason=reason,
-            fix=fix_of(str(error)) or "let each layer see every record once, on its first axis",
+            fix=ONCE if isinstance(error, SamplesInteractError) else fix_of(str(error)),
         )
 
     def _interaction(self, gradients: RecordsAlone, worst: str) -> SamplesInteractError:

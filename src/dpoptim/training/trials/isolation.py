@@ -253,7 +253,7 @@ def unprobed(choice: Choice, batch_axis: int | None, reason: str) -> Chosen:
 
 def after_loss(isolation: Isolation, sample: Sample | None, reason: str, fix: str = "") -> Chosen:
     """Choice of a way that suits the loss, where for that reason the model's own does not."""
-    return in_this_way(isolation, sample, f"with the loss {reason}", fix)
+    return in_this_way(isolation, sample, f"with the loss: {reason}", fix)
 
 
 def slower_way(

@@ -172,10 +172,9 @@ class Trials:
     def refusal(failure: Failure, choice: Choice) -> PrivacyError:
         """The refusal of a way that was chosen by name, and failed."""
         if failure.unvectorised or failure.outside:
-            return PrivacyError(
-                f"isolation={choice!r} does not serve this model: {failure.reason}. Fix: "
-                f'{failure.fix}; or isolation="auto", which finds another way.'
-            )
+            fix = f"{failure.fix}; or " if failure.fix else ""
+            why = f"isolation={choice!r} does not serve this model: {failure.reason}. Fix: "
+            return PrivacyError(f'{why}{fix}isolation="auto", which finds another way.')
         return SamplesInteractError(
             "records are mixed, or the first axis of some layer is not the record: "
             f"{failure.reason}. Usual causes: positions of shape (T,) instead of (1, T), a "

@@ -13,7 +13,7 @@ from dpoptim.training.trials.next_way import Failure
 if TYPE_CHECKING:
     from dpoptim.training.trials.made_up import Sample
 
-OTHER_WAY = re.compile(r"(?:;|,|\.)? (?:or|Or) (?:dpoptim\.attach|attach|isolation=)")
+OTHER_WAY = re.compile(r"(?:^|[;,.]? (?:or|Or) )(?:dpoptim\.attach|attach |isolation=)")
 ALONE = "records cannot be mixed: every microbatch has one record"
 WHOLE = (
     "records cannot be mixed in the model: its forward pass is vectorised, with a row of "
@@ -94,10 +94,10 @@ def message_of(isolation: Isolation, failures: Sequence[Failure]) -> str:
         return ""
     first = failures[0]
     unvectorised = next((each for each in failures if each.unvectorised), first)
-    reason, fix = f"with rules for layers {first.reason}", unvectorised.fix
+    reason, fix = f"with rules for layers {first.reason}", unvectorised.fix or first.fix
     if unvectorised is not first:
         reason += f", and {unvectorised.reason}"
-    if isolation.alone and unvectorised.unvectorised and not unvectorised.modules:
+    if isolation.alone and unvectorised.fix and not unvectorised.modules:
         fix += "; or a module of its own for that, which then runs record by record inside a batch"
     return slower(isolation, reason, fix)
 
