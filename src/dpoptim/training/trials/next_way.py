@@ -156,7 +156,8 @@ def looped(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolatio
     """
     modules = dict(model.named_modules())
     chosen = set[str]().union(*(alike(modules, name) for name in failure.modules))
-    parameters = {p for name in chosen for p in modules[name].parameters() if p.requires_grad}
+    of = (modules[name] for name in chosen | {*isolation.by_loop})
+    parameters = {p for module in of for p in module.parameters() if p.requires_grad}
     if not chosen or WHOLE_MODEL in chosen or sum(p.numel() for p in parameters) > LARGE:
         return Isolation.of("alone")
     return kept_apart(isolation, {*isolation.apart} | chosen, chosen | {*isolation.by_loop})
