@@ -328,3 +328,26 @@ def test_a_batch_without_anything_to_tell_runs_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not chosen_for(around(nn.Tanh())).message
+
+
+class Writes(Activation):
+    """Writes what it sees into a tensor that all records share."""
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        memory += x.detach().mean()
+        return super().forward(x) * memory.clone()
+
+
+class GivesRoom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes, self.last = Writes(), nn.Linear(D, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.writes(x, torch.zeros(())))
+
+
+def test_a_tensor_that_all_share_takes_nothing_from_one_record_to_the_next() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(ROWS, D), torch.randn(ROWS)
+    assert mismatch(GivesRoom(), batch, Isolation(by_loop=("writes",))) < 1e-5

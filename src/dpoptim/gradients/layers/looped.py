@@ -56,10 +56,11 @@ class LoopedLayer(VmapLayer):
 def apart(t: Tensor, axis: int | None) -> Iterator[Tensor]:
     """Each record's part of a tensor, without the axis of records; forever what all share.
 
-    Of what is differentiated it is a copy, which may be written in place.
+    What all share is a copy for each, so that nobody sees what was written there for another one.
+    So is what is differentiated, which else may not be written in place.
     """
     while axis is None:
-        yield t
+        yield t.clone()
     for part in t.unbind(axis):
         yield part.clone() if part.requires_grad else part
 
