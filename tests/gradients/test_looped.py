@@ -18,7 +18,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.training.trials import next_way
+from dpoptim.training.trials import isolation_fallback
 from dpoptim.training.trials.isolation import Chosen, choose_isolation
 from support import mismatch
 
@@ -219,7 +219,7 @@ def test_never_the_model_nor_a_large_part(monkeypatch: pytest.MonkeyPatch) -> No
     chosen = choose_isolation(Experts(), TensorDataset(torch.zeros(9, POSITIONS, WIDTH)))
     assert chosen.isolation.alone
     assert "or a module of its own" in chosen.message
-    monkeypatch.setattr(next_way, "LARGE", 200)
+    monkeypatch.setattr(isolation_fallback, "LARGE", 200)
     assert chosen_for(around(Experts())).isolation.alone
     assert chosen_for(around(Activation())).isolation.by_loop == ("2",)
 

@@ -14,7 +14,7 @@ import dpoptim
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import IN_PLACE
 from dpoptim.training.trials import costs
-from dpoptim.training.trials.made_up import Sample
+from dpoptim.training.trials.made_up_records import Sample
 
 N, BATCH, D = 60, 40, 6
 

@@ -138,7 +138,7 @@ def fit_accelerator(accelerator: Any, fixed_shape: bool | None) -> None:
 
     A sampled batch has another size in each step: without this, each graph is compiled for the
     first batch's, and again for all sizes. And switch the GradScaler of ``args.fp16`` off, see
-    `foreign.NO_SCALER`.
+    `other_libraries.NO_SCALER`.
     """
     if accelerator.scaler is not None:
         accelerator.scaler = torch.amp.GradScaler(accelerator.device.type, enabled=False)

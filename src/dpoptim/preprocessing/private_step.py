@@ -17,8 +17,8 @@ from sklearn.utils.validation import check_is_fitted
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.arguments import real_number
+from dpoptim.data.input_arrays import checked_table
 from dpoptim.data.sparse_rows import SparseRows
-from dpoptim.data.unquoted import checked_table
 from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.settings import PrivateSettings

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dpoptim.distributed.signs import EVALUATE
+from dpoptim.distributed.rank_signals import EVALUATE
 from dpoptim.errors import PrivacyError
 from dpoptim.target_range import TargetBound
 from dpoptim.training.batches.batch_loader import BatchLoader

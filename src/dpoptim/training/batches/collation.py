@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpoptim.errors import PrivacyError
-from dpoptim.torch_internals import collate_by_type, collated_types
+from dpoptim.runtime.torch_internals import collate_by_type, collated_types
 
 
 class Dataclass(ABC):  # noqa: B024  # a type to ask about, without methods

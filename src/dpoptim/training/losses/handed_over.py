@@ -11,7 +11,7 @@ from dpoptim.losses import without_single_axes
 from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import ONE_BY_ONE, Reading, read_reduction
-from dpoptim.training.trials.made_up import Returned
+from dpoptim.training.trials.made_up_records import Returned
 
 FACTOR = (
     "the loss is a sum over the batch that was divided or multiplied by a number: by a constant, "

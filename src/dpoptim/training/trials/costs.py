@@ -13,10 +13,10 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import trainable
 from dpoptim.gradients.placement import Placement
+from dpoptim.training.trials.deterministic_runs import put_back
 from dpoptim.training.trials.isolation import Chosen
 from dpoptim.training.trials.isolation_words import warning_of
-from dpoptim.training.trials.made_up import Sample
-from dpoptim.training.trials.quiet import put_back
+from dpoptim.training.trials.made_up_records import Sample
 
 MOST, RUNS = 64, 2  # records that are timed at once; how often
 LONG = 0.05  # seconds: what takes as long is timed on no larger batch

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpoptim.gradients.layers.looped import RECORD
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
-from dpoptim.torch_internals import DispatchMode, pytree
+from dpoptim.runtime.torch_internals import DispatchMode, pytree
 
 MIDDLE = 0.625
 RARE = 2.0**-10  # below the probability of all but rare events
