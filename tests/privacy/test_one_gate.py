@@ -147,8 +147,8 @@ def test_only_what_charges_for_all_ranks_works_as_if_there_were_no_others() -> N
         name for name, text in sources().items() if re.search(r"\balone\(\):|_alone\.set", text)
     }
     assert asks == {
-        "accounting/ledger_of_ranks.py",
-        "distributed/alone.py",
+        "distributed/ledger_of_ranks.py",
+        "gate/one_process.py",
         "preprocessing/pipeline.py",
         "tuning/search.py",
     }

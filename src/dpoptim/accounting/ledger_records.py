@@ -27,6 +27,7 @@ class LedgerRecords:
     neighboring: str
     budget: Budget | None
     unit = RECORD.name  # that runs reserved by way of this object protect
+    of_all_ranks = False  # whether all processes of a run charge it together
     _store: LedgerStore
     _runs: Runs
     _lock: threading.RLock
