@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-COMPILED = runpy.run_path("src/dpoptim/compiled.py")
+COMPILED = runpy.run_path("src/dpoptim/runtime/compiled.py")
 LIBRARY = Extension(
     "dpoptim._compiled",
     sources=sorted(map(str, Path("src").rglob("*.c"))),

@@ -32,7 +32,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from dpoptim.gradients.adding.summation_groups import number_of_groups
+from dpoptim.gradients.accumulation.summation_groups import number_of_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
 from dpoptim.training.batches.loading import LoaderOptions, load_microbatches

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler, Subset, TensorDataset
 
 import dpoptim
-import dpoptim.distributed.planned  # half a second, which the first save would take otherwise
+import dpoptim.distributed.checkpoint_planner  # slow, and the first save would wait for it
 from dpoptim import files
 from dpoptim.audit.two_worlds import Attack, audit_two_worlds
 from dpoptim.clipping import Clipping
@@ -31,7 +31,7 @@ from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.ranks import part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.gate import Gate, planned
-from dpoptim.gradients.adding import boxes
+from dpoptim.gradients.accumulation import boxes
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan

@@ -61,7 +61,7 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.optim import AdamBC
 from dpoptim.optimizers import optimizer as listed_optimizer
 from dpoptim.plan import Plan
-from dpoptim.torch_internals import pytree
+from dpoptim.runtime.torch_internals import pytree
 from dpoptim.training.batches.microbatches import MicrobatchSampler
 from dpoptim.training.checkpoints import checkpoint, rank_files
 

@@ -7,12 +7,12 @@ from threading import Event
 
 import pytest
 
-from dpoptim import freed_memory
+from dpoptim.runtime import freed_memory
 
 STEPS = """
 import resource
 import numpy as np
-from dpoptim.freed_memory import keep_freed_memory
+from dpoptim.runtime.freed_memory import keep_freed_memory
 {first}
 def step():
     "Take 64 MiB in one block and 64 in many, and free them."

@@ -13,8 +13,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim import attach, torch_internals  # imported before anything is patched
-from dpoptim.torch_features import FEATURES, require
+from dpoptim import attach  # imported before anything is patched
+from dpoptim.runtime import torch_internals
+from dpoptim.runtime.torch_features import FEATURES, require
 
 SOURCE = Path(dpoptim.__file__).parent
 PRIVATE = re.compile(
@@ -34,7 +35,7 @@ def test_private_names_stand_in_files_of_their_own() -> None:
     }
     assert found == {}
     # else the search proves nothing
-    assert PRIVATE.search((SOURCE / "torch_internals.py").read_text())
+    assert PRIVATE.search((SOURCE / "runtime/torch_internals.py").read_text())
 
 
 def test_this_pytorch_does_what_it_must() -> None:

@@ -7,7 +7,6 @@ from dpoptim.accounting.ledger import Ledger as Ledger
 from dpoptim.errors import LedgerError as LedgerError
 from dpoptim.errors import PrivacyError as PrivacyError
 from dpoptim.errors import SamplesInteractError as SamplesInteractError
-from dpoptim.freed_memory import keep_freed_memory as keep_freed_memory
 from dpoptim.gradients.layers.custom_rules import register_layer_rule as register_layer_rule
 from dpoptim.methods import DPFTRL as DPFTRL
 from dpoptim.methods import DPSGD as DPSGD
@@ -21,6 +20,7 @@ from dpoptim.methods import register_method as register_method
 from dpoptim.methods.low_quantile import private_low_quantile as private_low_quantile
 from dpoptim.plan import Plan as Plan
 from dpoptim.replace import replace_batchnorm as replace_batchnorm
+from dpoptim.runtime.freed_memory import keep_freed_memory as keep_freed_memory
 from dpoptim.training.attach import attach as attach
 from dpoptim.training.checkpoints.earlier_part import released_weights as released_weights
 from dpoptim.training.other_runs import OtherRunsWarning as OtherRunsWarning

@@ -11,7 +11,7 @@ def main() -> None:
         print(f"dpoptim {__version__}")
         return
     from dpoptim.cli import app
-    from dpoptim.freed_memory import keep_freed_memory
+    from dpoptim.runtime.freed_memory import keep_freed_memory
 
     keep_freed_memory()
     app()

@@ -21,8 +21,8 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from dpoptim import compiled
 from dpoptim.arguments import one_of, positive_number
+from dpoptim.runtime import compiled
 
 Style = Literal["flat", "automatic", "per-layer"]
 # modules, by name, "" for the whole model, and the proportion of the bounds on their layers

@@ -4,7 +4,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from dpoptim.compiled import LIBRARY
+from dpoptim.runtime.compiled import LIBRARY
 
 SOURCES, COMPILED = "dpoptim SHA-256", "dpoptim compiled SHA-256"  # as a run's versions name them
 ENDINGS = (".py", ".pyi", ".c", ".h")

@@ -9,7 +9,7 @@ from scipy.special import ndtr
 
 from dpoptim.accounting import compute_delta, compute_epsilon, gdp_epsilon
 from dpoptim.accounting.accountant import renyi_divergence
-from dpoptim.accounting.allocation import AllocationProfile, BallsInBinsDpEvent, Bins, confident
+from dpoptim.accounting.balls_in_bins import AllocationProfile, BallsInBinsDpEvent, Bins, confident
 from dpoptim.accounting.event_json import event_from_json, event_to_json
 
 DELTA = 1e-5

@@ -15,7 +15,7 @@ from dpoptim.accounting import (
     gdp_epsilon,
 )
 from dpoptim.accounting.calibration import calibrate_remembered
-from dpoptim.accounting.separation import MinSeparationDpEvent
+from dpoptim.accounting.min_separation import MinSeparationDpEvent
 from support import pairs
 
 RELATIONS = ["add-or-remove-one", "zero-out", "replace-one"]

@@ -12,8 +12,7 @@ from scipy.special import logsumexp
 
 from dpoptim.accounting import compute_delta, compute_epsilon, gdp_epsilon
 from dpoptim.accounting.event_json import event_from_json, event_to_json
-from dpoptim.accounting.replicas import Replicas, states_of
-from dpoptim.accounting.separation import (
+from dpoptim.accounting.min_separation import (
     MinSeparationDpEvent,
     Outputs,
     SeparationProfile,
@@ -23,6 +22,7 @@ from dpoptim.accounting.separation import (
     normal_delta,
     renyi_epsilon,
 )
+from dpoptim.accounting.replicas import Replicas, states_of
 
 DELTA = 1e-5
 SAMPLES = 1 << 13

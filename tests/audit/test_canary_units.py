@@ -13,7 +13,7 @@ from command_work import run
 from dpoptim.audit.attack_families import attack
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, SparseSGD
 from dpoptim.plan import Plan
-from dpoptim.unit import Unit
+from dpoptim.privacy_unit import Unit
 from mutants.mutants import MUTANTS
 from patients import SCHEMA, records, write_table
 

@@ -16,10 +16,10 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import clipped_sums, gradients_alone, squared_norms
+from dpoptim.training.trials.deterministic_runs import quiet
 from dpoptim.training.trials.isolation import Chosen, choose_isolation
-from dpoptim.training.trials.made_up import Sample
+from dpoptim.training.trials.made_up_records import Sample
 from dpoptim.training.trials.probe import show_the_batch_axis
-from dpoptim.training.trials.quiet import quiet
 
 TOLERANCE = 2e-5  # of the norm of the sums: some layers compute in float32 whatever they are given
 

@@ -22,8 +22,8 @@ from dpoptim.evaluation import evaluate_classifier, evaluate_regressor, regresso
 from dpoptim.evaluation.evaluate import classifier_rows
 from dpoptim.evaluation.intervals import area_under_curve, variance_of_loss
 from dpoptim.evaluation.regressor import regressor_rows, spread_rows
+from dpoptim.privacy_unit import Unit
 from dpoptim.statistics import BOUND_ROUNDING, bounded_sum
-from dpoptim.unit import Unit
 
 SETTINGS: Any = {"epsilon": 1.0, "delta": 1e-5, "noise_seed": 0}
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import dpoptim
+from dpoptim.privacy_unit import Unit
 from dpoptim.training.private_training import PrivateTraining
-from dpoptim.unit import Unit
 
 N, COST = 40, {"epsilon": 50.0, "noise_seed": 0}
 

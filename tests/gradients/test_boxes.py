@@ -8,9 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpoptim.distributed.planned import plan_reads
+from dpoptim.distributed.checkpoint_planner import plan_reads
 from dpoptim.distributed.ranks import part_sizes
-from dpoptim.gradients.adding.boxes import Boxes, Stored, box_of, boxes_of_stretch, changed, whole
+from dpoptim.gradients.accumulation.boxes import (
+    Boxes,
+    Stored,
+    box_of,
+    boxes_of_stretch,
+    changed,
+    whole,
+)
 
 SHAPES = [(1,), (7,), (5, 3), (2, 1, 4), (3, 2, 2, 3), (4, 0)]
 

@@ -15,7 +15,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hooks.forwards import WithGradients
 from dpoptim.gradients.layers import frozen
-from dpoptim.torch_internals import never_compiled
+from dpoptim.runtime.torch_internals import never_compiled
 
 ROWS = 8
 

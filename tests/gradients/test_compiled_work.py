@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dpoptim import compiled_work
 from dpoptim.gradients.arithmetic import row_products
+from dpoptim.runtime import compiled_work
 
 pytestmark = pytest.mark.skipif(
     not row_products.serve(), reason="no compiled products of rows for this processor"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.layers import convolution

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.per_sample import fused_trial

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.gradients.watch.values import Values, digest
-from dpoptim.torch_internals import parts_held
+from dpoptim.runtime.torch_internals import parts_held
 
 RECORDS = 20
 

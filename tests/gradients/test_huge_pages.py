@@ -6,8 +6,8 @@ from threading import Event
 import pytest
 import torch
 
-from dpoptim import freed_memory
 from dpoptim.gradients.memory import huge_pages, spare_room
+from dpoptim.runtime import freed_memory
 from dpoptim.training.trials.memory import LiveTensors
 
 needed = pytest.mark.skipif(not huge_pages.there_are(), reason="the system gives no huge pages")

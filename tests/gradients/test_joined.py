@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.per_sample.joined import SMALL, Joined
 from dpoptim.gradients.per_sample.per_sample_grads import Dense
 

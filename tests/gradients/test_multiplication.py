@@ -11,9 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpoptim import compiled_work
 from dpoptim.clipping import Clipping
-from dpoptim.compiled_work import Task
 from dpoptim.gradients.arithmetic import multiplication, row_products
 from dpoptim.gradients.arithmetic.multiplication import (
     BLOCKS,
@@ -24,6 +22,8 @@ from dpoptim.gradients.arithmetic.multiplication import (
     transposed_product,
 )
 from dpoptim.gradients.engine import Engine
+from dpoptim.runtime import compiled_work
+from dpoptim.runtime.compiled_work import Task
 from support import (
     CASES,
     EVERY_LIBRARY,

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpoptim import compiled
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.arithmetic.norms import (
     LONG_BLOCK,
@@ -24,6 +23,7 @@ from dpoptim.gradients.layers.convolution import ConvolutionRule, formed_by_patc
 from dpoptim.gradients.layers.kernels import Compiled
 from dpoptim.gradients.per_sample import native
 from dpoptim.gradients.rows_of_records import SumOfRows
+from dpoptim.runtime import compiled
 from support import by_engine, joint_norm
 
 BUILT = native.library() is not None

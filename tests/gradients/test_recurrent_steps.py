@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpoptim import compiled
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import recurrent, recurrent_steps
 from dpoptim.gradients.layers.recurrent_steps import Run, in_pieces, panels
 from dpoptim.gradients.per_sample import native
+from dpoptim.runtime import compiled
 from support import by_engine, joint_norm
 
 built = pytest.mark.skipif(

@@ -16,9 +16,9 @@ from torch.utils.dlpack import from_dlpack
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import expected_sums
-from dpoptim.gradients.adding import row_terms
-from dpoptim.gradients.adding import sums as sums_module
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation import row_terms
+from dpoptim.gradients.accumulation import sums as sums_module
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.memory.reused_memory import ReusedMemory

@@ -12,16 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpoptim import clipping, compiled_work
+from dpoptim import clipping
 from dpoptim.audit.sensitivity import clipped_sums
 from dpoptim.clipping import Clipping, Style, Units
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS
 from dpoptim.gradients.clipped_sum import ClippedSum
 from dpoptim.gradients.per_sample import single_rows
 from dpoptim.gradients.per_sample.per_sample_grads import Bias, Outer
 from dpoptim.gradients.per_sample.single_rows import SingleRows
+from dpoptim.runtime import compiled_work
 from support import joint_norm
 
 BUILT = single_rows.functions() is not None

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpoptim import compiled
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.layers import image_places, small_convolutions
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.per_sample import native
+from dpoptim.runtime import compiled
 from support import by_engine, joint_norm
 
 built = pytest.mark.skipif(
@@ -104,7 +104,7 @@ def test_a_record_has_the_same_bits_in_any_place(
     with pytest.MonkeyPatch.context() as patch:
         for threads in (1, 2, 3):
             patch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-            patch.setattr("dpoptim.compiled_work.WORTH_A_THREAD", 1)
+            patch.setattr("dpoptim.runtime.compiled_work.WORTH_A_THREAD", 1)
             for given in ((many_x, many_g), apart):
                 for one, other in zip(both(layer, *given), alone, strict=True):
                     assert torch.equal(one[3], other[0])

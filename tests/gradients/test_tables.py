@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.products import consecutive_groups
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.per_sample.lazy import Lazy

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.adding import totals
-from dpoptim.gradients.adding.sums import Sums
-from dpoptim.gradients.adding.totals import means_of
+from dpoptim.gradients.accumulation import totals
+from dpoptim.gradients.accumulation.sums import Sums
+from dpoptim.gradients.accumulation.totals import means_of
 from dpoptim.gradients.engine import Engine
 from dpoptim.noise.few_rows import write_out
 

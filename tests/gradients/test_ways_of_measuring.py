@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping, ClippingRule, SplitClipping
 from dpoptim.gradients import clipped_sum as clipped_sum_module
 from dpoptim.gradients import record_by_record as record_by_record_module
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.batch_invariant import ALIGNMENT
 from dpoptim.gradients.arithmetic.norms import (
     LONG_BLOCK,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpoptim import worker_threads as module
-from dpoptim.worker_threads import worker_threads
+from dpoptim.runtime import worker_threads as module
+from dpoptim.runtime.worker_threads import worker_threads
 
 
 @pytest.fixture(params=["team", "pool"])

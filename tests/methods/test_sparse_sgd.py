@@ -20,8 +20,8 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.audit.attack_families import attack
 from dpoptim.gate import Gate, SelectedRows, planned
-from dpoptim.gate.rows import select_rows
-from dpoptim.gradients.adding.table_sums import ONE, weights_of
+from dpoptim.gate.row_selection import select_rows
+from dpoptim.gradients.accumulation.table_sums import ONE, weights_of
 from dpoptim.gradients.per_sample.sparse import sparse_rows
 from dpoptim.noise import KeyStream
 from dpoptim.noise.gaussian import add_normal

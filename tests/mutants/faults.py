@@ -20,9 +20,9 @@ from dpoptim.distributed import ranks
 from dpoptim.gate import Gate, GaussianSum, adaptive, planned
 from dpoptim.mechanisms import IndependentNoise
 from dpoptim.noise import gaussian, ziggurat
-from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.few_rows import Vector, write_out
 from dpoptim.noise.gaussian import add_normal
+from dpoptim.noise.prefetch import DrawnAhead
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Draws, PoissonSampling
 from dpoptim.training.batches.microbatches import BatchQueue

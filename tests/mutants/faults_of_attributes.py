@@ -4,13 +4,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
-from dpoptim.estimators import whole_fits
+from dpoptim.estimators import atomic_fits
 from dpoptim.preprocessing import steps_within
 
 
 def what_a_refused_fit_read_kept() -> AbstractContextManager[Any]:
     """Labels of a table whose fit was refused are the estimator's classes."""
-    return patch.object(whole_fits, "as_before_where_it_fails", nullcontext)
+    return patch.object(atomic_fits, "as_before_where_it_fails", nullcontext)
 
 
 def tables_sparse_by_their_entries() -> AbstractContextManager[Any]:

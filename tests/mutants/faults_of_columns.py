@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from dpoptim.data import encoding, numbers, table_files
-from dpoptim.missing import is_missing
+from dpoptim.missing_values import is_missing
 from dpoptim.preprocessing import one_hot
 from dpoptim.preprocessing.one_hot import DPOneHot
 from dpoptim.training import hold_out_scores

@@ -25,8 +25,8 @@ from dpoptim.training.losses.handed_over import HandedOver
 from dpoptim.training.losses.reduction import Reading
 from dpoptim.training.prepared import Prepared
 from dpoptim.training.trials import check, fixed_noise, isolation, loss_check
+from dpoptim.training.trials.deterministic_runs import Quieted
 from dpoptim.training.trials.isolation import Chosen
-from dpoptim.training.trials.quiet import Quieted
 
 
 @contextmanager

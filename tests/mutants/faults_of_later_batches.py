@@ -16,7 +16,7 @@ from dpoptim.training.losses import handed_over
 from dpoptim.training.optimizer_hooks import OptimizerHooks
 from dpoptim.training.released_gradients import ReleasedGradients, parameters_of
 from dpoptim.training.trials import first_passes, isolation
-from dpoptim.training.trials.quiet import Quieted
+from dpoptim.training.trials.deterministic_runs import Quieted
 
 Fault = AbstractContextManager[Any]
 

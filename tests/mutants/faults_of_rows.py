@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dpoptim.distributed import table_totals
-from dpoptim.gate import GaussianSum, SelectedRows, planned, rows
-from dpoptim.gradients.adding import table_sums
+from dpoptim.gate import GaussianSum, SelectedRows, planned, row_selection
+from dpoptim.gradients.accumulation import table_sums
 from dpoptim.noise.few_rows import FewRows
 
 Fault = AbstractContextManager[Any]
@@ -47,7 +47,9 @@ def rows_selected_without_noise() -> Fault:
 
 
 def false_positives_left_out() -> Fault:
-    return patch.object(rows, "rare_heads", lambda coins, count, chance: np.empty(0, np.int64))
+    return patch.object(
+        row_selection, "rare_heads", lambda coins, count, chance: np.empty(0, np.int64)
+    )
 
 
 def no_noise_on_false_positives() -> Fault:

@@ -14,7 +14,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from scipy.sparse import coo_array, csr_array
 
 from dpoptim.accounting import accountant, gdp_mu, selection
-from dpoptim.data import encoding, unquoted
+from dpoptim.data import encoding, input_arrays
 from dpoptim.data.schema import Column, Schema
 from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.estimators import linear, linear_fit
@@ -287,7 +287,7 @@ def pieces_measured_apart() -> AbstractContextManager[Any]:
         ends = np.concatenate([[0], np.bincount(entries.row, minlength=x.shape[0]).cumsum()])
         return csr_array((entries.data[order], entries.col[order], ends), shape=x.shape)
 
-    return replaced((unquoted, "canonical", as_stored))
+    return replaced((input_arrays, "canonical", as_stored))
 
 
 def sharp_event(epsilon: float, delta: float, neighboring: str, mean_trials: float) -> Any:

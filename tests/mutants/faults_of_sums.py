@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping, Units
 from dpoptim.gradients import backward_pass, record_by_record
 from dpoptim.gradients import engine as engine_module
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.arithmetic.products import Groups
 from dpoptim.gradients.backward_pass import BackwardPass

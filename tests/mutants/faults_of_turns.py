@@ -11,12 +11,12 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.accounting.allocation import BallsInBinsDpEvent
+from dpoptim.accounting.balls_in_bins import BallsInBinsDpEvent
 from dpoptim.accounting.choose_profile import monte_carlo_profile
+from dpoptim.accounting.min_separation import MinSeparationDpEvent
 from dpoptim.accounting.replicas import Replicas
-from dpoptim.accounting.separation import MinSeparationDpEvent
 from dpoptim.mechanisms import correlated
-from dpoptim.noise.correlated import BandedToeplitz, best, buffered
+from dpoptim.noise.correlated import BandedToeplitz, buffered_toeplitz, choose_strategy
 from dpoptim.noise.correlated.banded import BandedState
 from dpoptim.noise.correlated.redrawn import RedrawnState
 from dpoptim.noise.correlated.strategy import NoiseState
@@ -43,11 +43,15 @@ def banded_sensitivity_left_out() -> Fault:
 @contextmanager
 def passes_of_buffers_apart() -> Iterator[None]:
     """Columns of a record's passes overlap, and are charged as if they did not."""
-    remembered = buffered.fitted, buffered.scaled_rows, best.best_strategy
+    remembered = (
+        buffered_toeplitz.fitted,
+        buffered_toeplitz.scaled_rows,
+        choose_strategy.best_strategy,
+    )
     for each in remembered:
         each.cache_clear()  # what was computed before would hide the fault
     try:
-        with patch.object(buffered, "added_up", lambda column, separation: column):
+        with patch.object(buffered_toeplitz, "added_up", lambda column, separation: column):
             yield
     finally:
         for each in remembered:

@@ -111,7 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("noise reused between steps", ADD_NORMAL, _f.noisy_by(_f.same_noise_each_step), "noise"),
     Mutant(
         "noise drawn ahead is used twice",
-        "noise.ahead.DrawnAhead.take",
+        "noise.prefetch.DrawnAhead.take",
         _f.draws_ahead_used_twice,
         "noise",
     ),
@@ -412,7 +412,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "states that only training hands on",
-        "training.trials.quiet",
+        "training.trials.deterministic_runs",
         _l.memories_of_evaluation_looked_for,
         "later batches",
     ),
@@ -490,7 +490,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "compared in bfloat16 alone",
-        "training.trials.quiet.autocast_seen",
+        "training.trials.deterministic_runs.autocast_seen",
         _i.compared_in_bfloat16_alone,
         "isolation",
     ),
@@ -1009,7 +1009,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "what a refused fit has read is kept",
-        "estimators.whole_fits.whole_fit",
+        "estimators.atomic_fits.whole_fit",
         faults_of_attributes.what_a_refused_fit_read_kept,
         "attributes",
     ),
@@ -1023,7 +1023,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("noise only in rows looked up", ADD_NORMAL, _rows.noise_only_in_rows_looked_up, "noise"),
     Mutant(
         "maps of touched rows not clipped",
-        "gradients.adding.table_sums.weights_of",
+        "gradients.accumulation.table_sums.weights_of",
         _rows.map_not_clipped,
         "selected rows",
     ),
@@ -1041,7 +1041,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "no false positives",
-        "gate.rows.rare_heads",
+        "gate.row_selection.rare_heads",
         _rows.false_positives_left_out,
         "selected rows",
     ),

@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.audit.noise import audit_noise
 from dpoptim.noise import KeyStream, gaussian
-from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.gaussian import add_normal, draw_normal_ahead
+from dpoptim.noise.prefetch import DrawnAhead
 
 N = 20_000
 

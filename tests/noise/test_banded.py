@@ -20,7 +20,7 @@ from dpoptim.noise.correlated import (
     Workload,
 )
 from dpoptim.noise.correlated.banded import most_with_gaps
-from dpoptim.noise.correlated.best import mean_error
+from dpoptim.noise.correlated.choose_strategy import mean_error
 from dpoptim.noise.correlated.fitting import inverse
 from dpoptim.noise.correlated.workload import Rates
 from dpoptim.noise.stream import KeyStream

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 from mpmath import mp, mpf
 
-from dpoptim.noise.choice import exponential_choice, weights
+from dpoptim.noise.exponential_mechanism import exponential_choice, weights
 from dpoptim.noise.stream import KeyStream
 
 

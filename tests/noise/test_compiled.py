@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpoptim import compiled, compiled_work
 from dpoptim.noise import KeyStream, add_normal, fill_standard_normal, gaussian, keystream, ziggurat
 from dpoptim.noise import stream as stream_module
 from dpoptim.noise.ziggurat_layers import EDGES, LAYERS
+from dpoptim.runtime import compiled, compiled_work
 
 pytestmark = pytest.mark.skipif(
     ziggurat.functions() is None, reason="this package was built without compiled functions"

@@ -18,7 +18,7 @@ from dpoptim.noise.correlated import (
     Strategy,
     ToeplitzSquareRoot,
 )
-from dpoptim.noise.correlated.buffered import (
+from dpoptim.noise.correlated.buffered_toeplitz import (
     coefficients,
     fitted,
     unit_response,

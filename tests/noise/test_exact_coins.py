@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from dpoptim.noise import KeyStream, exact_coins
-from dpoptim.noise.exact_coins import rare_heads, tossed
+from dpoptim.noise import KeyStream, exact_bernoulli
+from dpoptim.noise.exact_bernoulli import rare_heads, tossed
 
 FAILURE = 1e-9  # of a frequency's check under a right implementation; seeds are fixed
 
@@ -62,20 +62,20 @@ def test_frequencies(chance: float) -> None:
 
 def test_rare_heads_are_drawn_at_the_cost_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
-    honest = exact_coins.words
+    honest = exact_bernoulli.words
 
     def words(stream: KeyStream, count: int) -> NDArray[np.uint64]:
         drawn.append(count)
         return honest(stream, count)
 
-    monkeypatch.setattr(exact_coins, "words", words)
+    monkeypatch.setattr(exact_bernoulli, "words", words)
     heads = rare_heads(KeyStream.from_seed(3, "test"), 10_000_000, 1e-5)
     assert 50 < len(heads) < 170
     assert sum(drawn) < 10_000_000 / 16_384 + 10 * len(heads)
 
 
 def test_thresholds_are_met_to_2_to_the_minus_40() -> None:
-    """What `gate.rows` says of the normal distribution function: on its lower half."""
+    """What `gate.row_selection` says of the normal distribution function: on its lower half."""
     with mpmath.workdps(60):
         for x in np.linspace(-36, 0, 241).tolist():
             exact = mpmath.ncdf(mpmath.mpf(x))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpoptim.noise import rare_coins
+from dpoptim.noise import sparse_bernoulli
 from dpoptim.noise import stream as stream_module
 from dpoptim.noise.stream import KeyStream
 
-BLOCK = rare_coins.BLOCK
+BLOCK = sparse_bernoulli.BLOCK
 
 
 def words_of(*words: int):
@@ -23,19 +23,21 @@ def words_of(*words: int):
 
 @pytest.mark.parametrize("j", [5, 8, 20, 32])
 def test_the_distribution_is_the_binomial_one(j: int) -> None:
-    found = [Fraction(total, 2 ** (j * BLOCK)) for total in islice(rare_coins.distribution(j), 4)]
+    found = [
+        Fraction(total, 2 ** (j * BLOCK)) for total in islice(sparse_bernoulli.distribution(j), 4)
+    ]
     p, sofar = Fraction(1, 2**j), Fraction(0)
     for k, value in enumerate(found):
         sofar += math.comb(BLOCK, k) * p**k * (1 - p) ** (BLOCK - k)
         assert value == sofar
-    floors = rare_coins.distribution_floors(j)
+    floors = sparse_bernoulli.distribution_floors(j)
     assert floors[-1] == 2**64 - 1
     expected = stats.binom.cdf(np.arange(len(floors)), BLOCK, 2.0**-j)
     np.testing.assert_allclose(floors / 2.0**64, expected, atol=1e-9)
 
 
 def test_the_distribution_ends_at_one() -> None:
-    *_, last = rare_coins.distribution(1)
+    *_, last = sparse_bernoulli.distribution(1)
     assert last == 2**BLOCK
 
 
@@ -44,12 +46,12 @@ def test_the_distribution_ends_at_one() -> None:
 def test_words_beside_a_value_are_told_apart_and_more_bits_decide_in_between(
     j: int, k: int
 ) -> None:
-    value = next(islice(rare_coins.distribution(j), k, None))
+    value = next(islice(sparse_bernoulli.distribution(j), k, None))
     floor, whole = value >> (j * BLOCK - 64), j * BLOCK
     next_bits = (value - (floor << (whole - 64))) >> (whole - 128)  # of the value, the next 64
 
     def number(*words: int) -> int:
-        return int(rare_coins.numbers_of_heads(1, j, words_of(*words))[0])
+        return int(sparse_bernoulli.numbers_of_heads(1, j, words_of(*words))[0])
 
     assert number(floor - 1) == k
     assert number(floor + 1) == k + 1
@@ -60,25 +62,25 @@ def test_words_beside_a_value_are_told_apart_and_more_bits_decide_in_between(
 
 
 def test_the_last_sliver_has_more_heads_than_the_table() -> None:
-    table = len(rare_coins.distribution_floors(20))
-    found = rare_coins.numbers_of_heads(1, 20, words_of(*[2**64 - 1] * 3, *[0] * 8))[0]
+    table = len(sparse_bernoulli.distribution_floors(20))
+    found = sparse_bernoulli.numbers_of_heads(1, 20, words_of(*[2**64 - 1] * 3, *[0] * 8))[0]
     assert found > table
 
 
 def test_a_place_drawn_twice_is_drawn_again() -> None:
-    floors = rare_coins.distribution_floors(20)
-    two, place = int(floors[1]) + 1, 7 << (64 - rare_coins.PLACE_BITS)
-    other = 9 << (64 - rare_coins.PLACE_BITS)
+    floors = sparse_bernoulli.distribution_floors(20)
+    two, place = int(floors[1]) + 1, 7 << (64 - sparse_bernoulli.PLACE_BITS)
+    other = 9 << (64 - sparse_bernoulli.PLACE_BITS)
     draw = words_of(two, 0, place, place, place, other)
-    assert rare_coins.heads_in_blocks(2, 20, draw).tolist() == [7, 9]
+    assert sparse_bernoulli.heads_in_blocks(2, 20, draw).tolist() == [7, 9]
 
 
 def test_of_three_heads_at_one_place_two_are_drawn_again() -> None:
-    floors = rare_coins.distribution_floors(20)
+    floors = sparse_bernoulli.distribution_floors(20)
     three = int(floors[2]) + 1
-    places = [place << (64 - rare_coins.PLACE_BITS) for place in (7, 7, 7, 7, 3, 9)]
+    places = [place << (64 - sparse_bernoulli.PLACE_BITS) for place in (7, 7, 7, 7, 3, 9)]
     draw = words_of(three, *places[:3], *places[3:5], places[5])
-    assert rare_coins.heads_in_blocks(1, 20, draw).tolist() == [3, 7, 9]
+    assert sparse_bernoulli.heads_in_blocks(1, 20, draw).tolist() == [3, 7, 9]
 
 
 def test_no_head_is_beyond_the_coins(monkeypatch: pytest.MonkeyPatch) -> None:

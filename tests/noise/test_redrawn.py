@@ -6,7 +6,7 @@ import torch
 
 from dpoptim.methods import DPFTRL
 from dpoptim.noise.correlated import BestStrategy, NoiseState, RedrawnToeplitz, Workload
-from dpoptim.noise.correlated.best import mean_error
+from dpoptim.noise.correlated.choose_strategy import mean_error
 from dpoptim.noise.stream import KeyStream
 from dpoptim.theory.dense_strategies import least_mean_error
 

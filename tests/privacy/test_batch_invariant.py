@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, SplitClipping
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.batch_invariant import record_products
 from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.arithmetic.position_sums import sum_positions

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, SplitClipping
-from dpoptim.gradients.adding.summation_groups import number_of_groups
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.summation_groups import number_of_groups
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic import products as products_module
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.arithmetic.products import (

@@ -7,7 +7,7 @@ import dpoptim
 
 SOURCE = Path(dpoptim.__file__).parent
 DRAWS = re.compile(
-    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|draw_normal_ahead|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_(?!choice)|randint|rand_like|cauchy_|secrets\.|exponential_choice|torch\.distributions|rng\.normal|noise\.on_device|noise\.kernels|noise\.exact_coins"
+    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|draw_normal_ahead|random\.|torch\.rand\(|(?<!exact_)(?<!sparse_)bernoulli|uniform_|multinomial|urandom|randperm|exponential_(?!choice|mechanism)|randint|rand_like|cauchy_|secrets\.|exponential_choice|torch\.distributions|rng\.normal|noise\.on_device|noise\.kernels|noise\.exact_bernoulli"
 )
 # Who may draw at all, and what for. Outside noise/ only the gate may call add_normal, and draw
 # ahead for it.
@@ -15,10 +15,10 @@ ALLOWED = {
     "gate/planned.py": {"add_normal", "draw_normal_ahead"},
     "gate/adaptive.py": {"add_normal", "exponential_choice"},
     "gate/choices.py": {"exponential_choice"},
-    "gate/rows.py": {"noise.exact_coins"},
+    "gate/row_selection.py": {"noise.exact_bernoulli"},
     "noise/gaussian.py": None,
-    "noise/choice.py": None,
-    "noise/exact_coins.py": None,
+    "noise/exponential_mechanism.py": None,
+    "noise/exact_bernoulli.py": None,
     "noise/on_device.py": None,
     "noise/kernels.py": None,
     "training/refusals.py": {"noise.on_device"},  # asks whether a device would draw rightly
@@ -35,7 +35,7 @@ ALLOWED = {
     "data/feature_files.py": {"secrets."},  # the name of a temporary file
     "runs/predict.py": {"secrets."},  # the name of a temporary file
     "training/checkpoints/checkpoint.py": {"urandom"},  # nonces of sealed checkpoints
-    "training/trials/made_up.py": {"randn", "randint"},  # made-up records
+    "training/trials/made_up_records.py": {"randn", "randint"},  # made-up records
     "training/batches/records.py": {"randn", "randint"},  # made-up records for testing the loss
     "training/trials/isolation_trials.py": {"randn"},  # weights of made-up records
     # names of operators whose results it fixes
@@ -43,10 +43,10 @@ ALLOWED = {
     "training/trials/fixed_noise.py": {"bernoulli", "multinomial", "randperm", "random."},
     # what not to draw from, in a message
     "training/trials/loss_refusals.py": {"torch.rand(", "random.", "np.random"},
-    "training/trials/quiet.py": {
+    "training/trials/deterministic_runs.py": {
         "random."
     },  # torch.random.fork_rng: leaves the user's generator alone
-    "torch_features.py": {"random."},  # the same, where layers are made to be tried
+    "runtime/torch_features.py": {"random."},  # the same, where layers are made to be tried
     "training/randomness/secret_randomness.py": {"random."},  # dropout and augmentation
     "training/randomness/generators.py": {
         "random.",
@@ -64,14 +64,22 @@ ALLOWED = {
     # coins of the canaries; restores the global generators
     "audit/one_run.py": {"default_rng", "np.random", "random."},
     "audit/two_worlds.py": {"default_rng", "np.random"},  # coins of the canaries
-    "audit/apart.py": {"default_rng", "np.random", "standard_normal"},  # simulates the claim
-    "audit/bins.py": {"default_rng", "np.random", "standard_normal"},  # simulates the claim
+    "audit/min_separation.py": {
+        "default_rng",
+        "np.random",
+        "standard_normal",
+    },  # simulates the claim
+    "audit/balls_in_bins.py": {
+        "default_rng",
+        "np.random",
+        "standard_normal",
+    },  # simulates the claim
     # Monte Carlo of an event's cost, from a public seed
     "accounting/monte_carlo.py": {"default_rng", "np.random"},
-    "accounting/allocation.py": {"standard_normal"},
+    "accounting/balls_in_bins.py": {"standard_normal"},
     "accounting/replicas.py": {"np.random"},
-    "accounting/separation.py": {"standard_normal"},
-    "audit/turns.py": {"default_rng", "np.random"},  # parts of canaries that are not there
+    "accounting/min_separation.py": {"standard_normal"},
+    "audit/cyclic_poisson.py": {"default_rng", "np.random"},  # parts of canaries that are not there
     "audit/sensitivity.py": {"randn"},  # adversarial records
     "audit/row_counts.py": {"randint", "random."},  # made-up lookups, and a model's first weights
     "audit/detectors.py": {"randn", "random."},  # made-up data
@@ -87,7 +95,7 @@ ALLOWED = {
     "reproduce/dice_cases.py": {"random."},  # a network's first weights
     "reproduce/das_networks.py": {"random."},  # a network's first weights
     "reproduce/das_baselines.py": {"randperm"},  # shuffles public data, without privacy
-    "reproduce/given.py": {"randperm"},  # shuffles public data
+    "reproduce/user_data.py": {"randperm"},  # shuffles public data
     "reproduce/dice_pretrained.py": {"random."},  # a new head's first weights
     # a network's first weights; shuffles public data
     "reproduce/fang.py": {"random.", "randperm"},
@@ -103,7 +111,7 @@ ALLOWED = {
 }
 # Only the checkpoint of a run asks for secrets, and only what has some answers.
 HOLD_SECRETS = {
-    "audit/turns.py",  # an attacker who is told the parts
+    "audit/cyclic_poisson.py",  # an attacker who is told the parts
     "audit/refunds.py",  # an attacker who kills runs and takes them up
     "audit/resumed_noise.py",  # takes runs up by another strategy
     "methods/sensitive_state.py",

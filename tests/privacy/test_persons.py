@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.estimators import DPLogisticRegression
-from dpoptim.unit import Unit
+from dpoptim.privacy_unit import Unit
 
 
 def plan_for_persons(n: int = 8) -> dpoptim.Plan:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from brought import Labelled, bright_squares, rows_in, run
-from dpoptim.reproduce import dice_cases, dice_pretrained, dice_texts, dice_vit, given
+from dpoptim.reproduce import dice_cases, dice_pretrained, dice_texts, dice_vit, user_data
 from dpoptim.reproduce.dice_table import OPEN
 from dpoptim.reproduce.text_scores import SCORES
 
@@ -48,7 +48,7 @@ def test_a_vit_on_cifar(
     folder = tmp_path / "cifar"
     folder.mkdir()
     bench("whole_images").write_cifar(folder, *(red_or_blue(count) for count in (100, 50)))
-    monkeypatch.setattr(given, "BY_CLASSES", {2: "CIFAR-10"})
+    monkeypatch.setattr(user_data, "BY_CLASSES", {2: "CIFAR-10"})
     monkeypatch.setattr(dice_vit, "CLIP_NORMS", (0.1,))
     monkeypatch.setattr(dice_pretrained, "BATCH", 30)
     monkeypatch.setattr(dice_pretrained, "VIT_RATES", (1e-2,))
@@ -67,7 +67,7 @@ def test_a_vit_on_cifar(
 def test_the_paper_has_a_figure_for_every_clip_norm() -> None:
     assert list(dice_pretrained.TABLE_2) == [
         f"{data}, ViT, C = {norm:g}"
-        for data in given.BY_CLASSES.values()
+        for data in user_data.BY_CLASSES.values()
         for norm in dice_vit.CLIP_NORMS
     ]
     assert set(dice_pretrained.TABLE_3) == set(dice_texts.METHODS)

@@ -21,7 +21,7 @@ from dpoptim.data import Data
 from dpoptim.installed import SOURCES, digests, folder_digest
 from dpoptim.methods import DPSGD as Method
 from dpoptim.optimizers import optimizer
-from dpoptim.runs import basis, interrupted, train
+from dpoptim.runs import assumptions, interrupted, train
 from dpoptim.runs.models import MODELS, build_model
 from dpoptim.runs.train import Optimization, batch_losses, train_privately
 from dpoptim.training.assumptions import PACKAGE
@@ -192,7 +192,7 @@ def test_a_certificate_of_the_command_line_leaves_the_program_to_the_package(
 
 def test_moved_images_rest_on_a_seed_of_32_bits(tmp_path: Path) -> None:
     document = trained(tmp_path, "--views", "2")
-    assert basis.SECRET_MOVES.text in document["basis"]["trusted"]
+    assert assumptions.SECRET_MOVES.text in document["basis"]["trusted"]
     assert set(TRUSTED) < set(document["basis"]["trusted"])
 
 
@@ -208,7 +208,7 @@ def test_a_method_of_another_package_is_named() -> None:
         method(clip_norm=1.0).plan(n=60, batch_size=20, steps=6, noise_multiplier=2.0, delta=1e-3)
         for method in (Method, TheirMethod)
     ]
-    own, theirs = (basis.basis_of_run(plan.basis, small_data(1), plan) for plan in plans)
+    own, theirs = (assumptions.basis_of_run(plan.basis, small_data(1), plan) for plan in plans)
     (more,) = set(theirs) - set(own)
     assert "'their_package'" in more.text
 
@@ -228,7 +228,7 @@ def test_a_part_that_another_installation_trained_is_named(
         trained(tmp_path, code=130)
     document = trained(tmp_path, "--resume")
     named = [text for text in document["basis"]["trusted"] if "0123abcd" in text]
-    assert named == [basis.BY_ANOTHER.format("0123abcd")]
+    assert named == [assumptions.BY_ANOTHER.format("0123abcd")]
 
 
 def test_a_part_that_an_earlier_version_trained_is_named(
@@ -249,7 +249,7 @@ def test_a_part_that_an_earlier_version_trained_is_named(
     del saved["packages"]
     torch.save(saved, path)
     document = trained(tmp_path, "--resume")
-    assert basis.BY_ANOTHER.format("not known") in document["basis"]["trusted"]
+    assert assumptions.BY_ANOTHER.format("not known") in document["basis"]["trusted"]
 
 
 def test_the_digest_is_of_names_and_contents(tmp_path: Path) -> None:

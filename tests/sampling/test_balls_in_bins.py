@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.accounting.allocation import BallsInBinsDpEvent
+from dpoptim.accounting.balls_in_bins import BallsInBinsDpEvent
 from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import BallsInBins

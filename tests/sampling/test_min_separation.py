@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.accounting.separation import MinSeparationDpEvent
+from dpoptim.accounting.min_separation import MinSeparationDpEvent
 from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import MinSeparationSampling

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from dpoptim.gradients.adding.summation_groups import into_groups, number_of_groups
+from dpoptim.gradients.accumulation.summation_groups import into_groups, number_of_groups
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import FixedBatches, PoissonSampling

@@ -18,7 +18,7 @@ from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients import oracle
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.training.trials.isolation import IsolationWarning, choose_isolation, if_taken
-from dpoptim.training.trials.made_up import Returned, Sample
+from dpoptim.training.trials.made_up_records import Returned, Sample
 from dpoptim.training.trials.memory import LiveTensors
 from dpoptim.training.trials.tolerances import settled
 

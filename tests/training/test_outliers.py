@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.training.trials import isolation as ways
-from dpoptim.training.trials.made_up import Sample, samples
+from dpoptim.training.trials.made_up_records import Sample, samples
 from dpoptim.training.trials.neighbours import mixed_beside_large
 
 THRESHOLD = 6.0

@@ -7,9 +7,14 @@ from typing import Literal
 
 import dp_accounting as dp
 
-from dpoptim.accounting.allocation import AllocationProfile, BallsInBinsDpEvent
+from dpoptim.accounting.balls_in_bins import AllocationProfile, BallsInBinsDpEvent
 from dpoptim.accounting.canonical import Leaves, canonical
 from dpoptim.accounting.guarantee import neighbours_differ_by
+from dpoptim.accounting.min_separation import (
+    MinSeparationDpEvent,
+    SeparationProfile,
+    estimated_epsilon,
+)
 from dpoptim.accounting.monte_carlo import (
     ROUGH_SAMPLES,
     MonteCarloDpEvent,
@@ -24,11 +29,6 @@ from dpoptim.accounting.profiles import (
     RenyiProfile,
 )
 from dpoptim.accounting.selection import SelectionProfile, trials_of
-from dpoptim.accounting.separation import (
-    MinSeparationDpEvent,
-    SeparationProfile,
-    estimated_epsilon,
-)
 from dpoptim.accounting.tilted import TiltedDistribution
 
 Accountant = Literal["auto", "PLD", "RDP", "order statistics"]

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from dpoptim.accounting.allocation import BallsInBinsDpEvent
-from dpoptim.accounting.separation import MinSeparationDpEvent
+from dpoptim.accounting.balls_in_bins import BallsInBinsDpEvent
+from dpoptim.accounting.min_separation import MinSeparationDpEvent
 
 
 class _Codec(NamedTuple):

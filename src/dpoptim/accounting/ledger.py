@@ -28,8 +28,8 @@ from typing import Self
 
 import dp_accounting as dp
 
-from dpoptim.accounting.balance import BudgetExceeded, Remaining
 from dpoptim.accounting.budget import FilterKind
+from dpoptim.accounting.budget_words import BudgetExceeded, Remaining
 from dpoptim.accounting.event_json import event_text
 from dpoptim.accounting.guarantee import neighboring_name
 from dpoptim.accounting.ledger_records import LedgerRecords

@@ -7,8 +7,8 @@ import threading
 from dataclasses import replace
 from typing import Any, Self
 
-from dpoptim.accounting.balance import Remaining, spent
 from dpoptim.accounting.budget import Budget
+from dpoptim.accounting.budget_words import Remaining, spent
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger_refusals import known_run
 from dpoptim.accounting.ledger_runs import Reservation, Runs
@@ -17,7 +17,7 @@ from dpoptim.accounting.ledger_verify import verify
 from dpoptim.errors import LedgerError
 from dpoptim.notebook import as_table
 from dpoptim.printable import printable
-from dpoptim.unit import RECORD, Unit
+from dpoptim.privacy_unit import RECORD, Unit
 
 
 class LedgerRecords:

@@ -12,7 +12,7 @@ from dpoptim.accounting.event_json import event_text
 from dpoptim.accounting.ledger_runs import DONE, Reservation, Runs
 from dpoptim.errors import LedgerError, TakenUpElsewhereError
 from dpoptim.printable import printable
-from dpoptim.unit import RECORD
+from dpoptim.privacy_unit import RECORD
 
 
 def known_run(runs: Runs, reservation_id: str, where: str, fix: str) -> Reservation:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import dp_accounting as dp
 
-from dpoptim.accounting.balance import refusal
 from dpoptim.accounting.budget import Budget
+from dpoptim.accounting.budget_words import refusal
 from dpoptim.accounting.event_json import event_from_json
 from dpoptim.accounting.ledger_schema import Entry, Head, Kind
 from dpoptim.errors import LedgerError
-from dpoptim.unit import RECORD, Unit
+from dpoptim.privacy_unit import RECORD, Unit
 
 DONE = {"committed": "completed", "ended": "ended for good"}  # of runs that are over
 

@@ -109,7 +109,7 @@ def fixed_order(plan: Plan, trials: int, seed: int) -> Finding:
 
 
 def sampled_by_turns(plan: Plan, trials: int, seed: int) -> Finding:
-    """Banded noise on batches sampled by turns; see `audit.turns`."""
+    """Banded noise on batches sampled by turns; see `audit.cyclic_poisson`."""
     parts = plan.sampler.separation
     n = trials - trials % parts
     scaled = replace(plainly(plan), n=n, batch_size=max(1, int(plan.batch_size / plan.n * n)))
@@ -117,14 +117,14 @@ def sampled_by_turns(plan: Plan, trials: int, seed: int) -> Finding:
 
 
 def balls_in_bins(plan: Plan, trials: int, seed: int) -> Finding:
-    """Banded noise on balls in bins; see `audit.bins`."""
+    """Banded noise on balls in bins; see `audit.balls_in_bins`."""
     bins = plan.sampler.separation
     n = trials - trials % bins
     return two_worlds_finding(replace(plainly(plan), n=n, batch_size=n // bins), seed, BY_BINS)
 
 
 def sampled_apart(plan: Plan, trials: int, seed: int) -> Finding:
-    """Banded noise on b-min-sep batches; see `audit.apart`."""
+    """Banded noise on b-min-sep batches; see `audit.min_separation`."""
     share = plan.batch_size / plan.n
     n = max(trials, plan.sampler.separation + 1)
     scaled = replace(plainly(plan), n=n, batch_size=max(1, int(share * n)))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import dp_accounting as dp
 
 from dpoptim.accounting import calibration, compute_epsilon
-from dpoptim.audit.apart import MixturesOfPatterns
+from dpoptim.audit.min_separation import MixturesOfPatterns
 
 DELTA, RELATION = 1e-5, "zero-out"
 Family = Callable[[float], dp.DpEvent]

@@ -5,9 +5,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.plan import Plan
+from dpoptim.privacy_unit import RECORD
 from dpoptim.training.attach import attach
 from dpoptim.training.private_training import PrivateTraining
-from dpoptim.unit import RECORD
 
 ROWS = 2  # of a canary person: equal ones, which a step would show if it clipped each by itself
 

@@ -21,9 +21,9 @@ from dpoptim.data.schema import parse_schema
 from dpoptim.evaluation import evaluate_classifier
 from dpoptim.methods import DPSGD
 from dpoptim.preprocessing import DPClassCounts, DPOneHot
+from dpoptim.privacy_unit import Unit
 from dpoptim.training.attach import attach
 from dpoptim.training.batches.privacy_units import Persons
-from dpoptim.unit import Unit
 
 OTHERS = (1.0, 2.0, None, 2.0, 1.0, 3.0)
 STRANGE = (None, 2.5, "word", "2.0", 1e300)  # each held otherwise than whole numbers are

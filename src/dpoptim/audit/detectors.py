@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.apart import prices
 from dpoptim.audit.attributes import attributes
 from dpoptim.audit.calibrations import calibrations
 from dpoptim.audit.charging import audit_charging
@@ -33,6 +32,7 @@ from dpoptim.audit.method_detectors import (
     scaled_gradients,
     value_clipping,
 )
+from dpoptim.audit.min_separation import prices
 from dpoptim.audit.noise import audit_noise, audit_redrawn_noise
 from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.persons import persons

@@ -9,7 +9,7 @@ from scipy.special import chdtr, chdtrc
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dpoptim.gradients.adding.sums import LARGE
+from dpoptim.gradients.accumulation.sums import LARGE
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
 

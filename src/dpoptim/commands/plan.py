@@ -8,6 +8,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from dpoptim.privacy_unit import RECORD, Unit
 from dpoptim.registry import method_names
 from dpoptim.runs.options import (
     ROWS_OF_PERSON,
@@ -18,7 +19,6 @@ from dpoptim.runs.options import (
     SchemaOption,
 )
 from dpoptim.terminal import cell, clear_errors, console, say
-from dpoptim.unit import RECORD, Unit
 
 if TYPE_CHECKING:
     from dpoptim.planning import Plans, StepCost, Target

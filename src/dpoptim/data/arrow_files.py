@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dpoptim.data.column_names import refuse_one_name
 from dpoptim.data.damaged_files import decoding
-from dpoptim.data.names import refuse_one_name
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".arrows", ".feather", ".ipc")

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dpoptim.data.numbers import as_texts, whole
 from dpoptim.data.table_files import Values
-from dpoptim.missing import is_missing
+from dpoptim.missing_values import is_missing
 
 EPOCH = date(1970, 1, 1)
 START = datetime(1970, 1, 1)

@@ -12,7 +12,7 @@ from dpoptim.data.numbers import as_numbers, as_texts, places_among
 from dpoptim.data.preparation import UnitNorm
 from dpoptim.data.schema import Column, Schema
 from dpoptim.data.table_files import Chunk, Values, read_columns
-from dpoptim.missing import is_missing
+from dpoptim.missing_values import is_missing
 
 Floats = NDArray[np.float32]
 

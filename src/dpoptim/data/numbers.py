@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.data.table_files import Values
-from dpoptim.missing import is_gap, is_missing
+from dpoptim.missing_values import is_gap, is_missing
 
 WRITTEN = re.compile(r"-?\d+(\.\d+)?(e[+-]\d+)?", re.ASCII)  # a number, by a program
 COMMAS = str.maketrans(",.", ".,")

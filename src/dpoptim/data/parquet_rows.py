@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpoptim.data.arrow_files import FIX, arrow, names_and_kinds, values
+from dpoptim.data.column_names import abridged
 from dpoptim.data.damaged_files import decoding
-from dpoptim.data.names import abridged
 
 WHAT = "a Parquet file"
 

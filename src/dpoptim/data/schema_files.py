@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
+from dpoptim.data.column_names import abridged, reads_as_number
 from dpoptim.data.column_ranges import runs_of
 from dpoptim.data.damaged_files import kind_of
 from dpoptim.data.dates import day_text
-from dpoptim.data.found_writing import DECIMALS, Way, found_days, ways_of_writing
-from dpoptim.data.names import abridged, reads_as_number
+from dpoptim.data.inferred_formats import DECIMALS, Way, found_days, ways_of_writing
 from dpoptim.data.numbers import as_numbers, as_texts
 from dpoptim.data.schema import Column, Decimal, Schema
 from dpoptim.data.schema_values import FILL_IN
 from dpoptim.data.table_files import Values, column_names, read_columns, separator_of
 from dpoptim.data.text_files import UTF8
-from dpoptim.missing import is_missing
+from dpoptim.missing_values import is_missing
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 IDENTIFIER = re.compile(

@@ -12,8 +12,8 @@ from typing import Any, TextIO
 from numpy.typing import NDArray
 
 from dpoptim.data import arrow_files
+from dpoptim.data.column_names import SEPARATORS, abridged, refuse_one_name
 from dpoptim.data.damaged_files import decoding, kind_of
-from dpoptim.data.names import SEPARATORS, abridged, refuse_one_name
 from dpoptim.data.text_files import IN_PLACE, UTF8, open_text, undecodable
 
 CHUNK = 65_536  # records at a time, of tables of ordinary width

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpoptim.data.column_names import abridged
 from dpoptim.data.damaged_files import kind_of, name_of
 from dpoptim.data.dataset import Data
 from dpoptim.data.encoding import encode_table
-from dpoptim.data.names import abridged
 from dpoptim.data.rows import Rows
 from dpoptim.data.schema import Column, Scaling, Schema
 from dpoptim.data.schema_files import from_public_table, public_target

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from dpoptim.arguments import whole_number
-from dpoptim.torch_internals import pytree
+from dpoptim.runtime.torch_internals import pytree
 
 
 class Views(Dataset[Any]):

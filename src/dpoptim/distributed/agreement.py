@@ -13,7 +13,7 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import RankError
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
-from dpoptim.torch_internals import local_part, parts_held, pytree
+from dpoptim.runtime.torch_internals import local_part, parts_held, pytree
 from dpoptim.version import __version__
 
 SAMPLED = 256  # stored records that are compared

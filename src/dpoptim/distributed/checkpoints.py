@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.gradients.adding.boxes import Stored
-from dpoptim.gradients.adding.summation_groups import Indices
-from dpoptim.gradients.adding.totals import Totals
+from dpoptim.gradients.accumulation.boxes import Stored
+from dpoptim.gradients.accumulation.summation_groups import Indices
+from dpoptim.gradients.accumulation.totals import Totals
 
 State = dict[str, Any]
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from dpoptim.distributed.ranks import part_sizes
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.adding.boxes import Boxes, Stored
+from dpoptim.gradients.accumulation.boxes import Boxes, Stored
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:

@@ -17,8 +17,8 @@ from dpoptim.distributed.sharded import Cut, ShardedTotals
 from dpoptim.distributed.trial_passes import TrialPasses
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.adding.boxes import Stored, changed
-from dpoptim.gradients.adding.totals import MakeTotals
+from dpoptim.gradients.accumulation.boxes import Stored, changed
+from dpoptim.gradients.accumulation.totals import MakeTotals
 from dpoptim.gradients.isolation import Isolation
 
 Row = TypeVar("Row")

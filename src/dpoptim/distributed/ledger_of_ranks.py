@@ -5,7 +5,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import dp_accounting as dp
 
-from dpoptim.accounting.balance import Remaining
+from dpoptim.accounting.budget_words import Remaining
 from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.gate.one_process import alone
 

@@ -21,10 +21,7 @@ from dpoptim.distributed.c10d_internals import all_gather_single, time_out_of
 from dpoptim.distributed.control_groups import control_group, control_groups, lost_groups
 from dpoptim.distributed.exchange import Change, add_parts, join_parts, swap, trade
 from dpoptim.distributed.ledger_of_ranks import LedgerOfRanks
-from dpoptim.distributed.ranks import Ranks, part_sizes
-from dpoptim.distributed.replicated import ReplicatedTotals
-from dpoptim.distributed.roll_call import missing, tell_failure
-from dpoptim.distributed.signs import (
+from dpoptim.distributed.rank_signals import (
     ABOUT,
     ARRIVED,
     COUNT,
@@ -39,9 +36,12 @@ from dpoptim.distributed.signs import (
     portable,
     told_of,
 )
+from dpoptim.distributed.ranks import Ranks, part_sizes
+from dpoptim.distributed.replicated import ReplicatedTotals
+from dpoptim.distributed.roll_call import missing, tell_failure
 from dpoptim.errors import RankError
-from dpoptim.gradients.adding.summation_groups import Indices, into_groups
-from dpoptim.gradients.adding.totals import Totals
+from dpoptim.gradients.accumulation.summation_groups import Indices, into_groups
+from dpoptim.gradients.accumulation.totals import Totals
 from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream, fresh_secret, key_stream
 

@@ -12,7 +12,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.clipping import Directions
 from dpoptim.distributed.exchange import Change, write
 from dpoptim.errors import RankError
-from dpoptim.gradients.adding.totals import Totals
+from dpoptim.gradients.accumulation.totals import Totals
 from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream, key_stream
 from dpoptim.sampling import Indices
@@ -162,7 +162,7 @@ class Ranks:
         """Leave word that this rank failed, for those that wait in vain; or take it back."""
 
     def begin(self, what: int, step: int) -> None:
-        """All ranks are about to do the same with this step: what `signs.ABOUT` names.
+        """All ranks are about to do the same with this step: what `rank_signals.ABOUT` names.
 
         Raises:
             RankError: one is at another step, has left, or has failed; named.

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Directions
 from dpoptim.distributed.ranks import Ranks, part_sizes
-from dpoptim.gradients.adding.boxes import Boxes
-from dpoptim.gradients.adding.totals import Totals, mean_of
+from dpoptim.gradients.accumulation.boxes import Boxes
+from dpoptim.gradients.accumulation.totals import Totals, mean_of
 
 
 class ReplicatedTotals(Totals):

@@ -6,7 +6,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from dpoptim.distributed.c10d_internals import rendezvous_store
-from dpoptim.distributed.signs import named
+from dpoptim.distributed.rank_signals import named
 
 ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they live may take
 

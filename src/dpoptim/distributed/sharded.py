@@ -14,9 +14,9 @@ from dpoptim.clipping import Directions
 from dpoptim.distributed.exchange import Arrive
 from dpoptim.distributed.fsdp_internals import dtensor_of
 from dpoptim.distributed.ranks import Ranks, part_sizes
-from dpoptim.gradients.adding.boxes import Boxes
-from dpoptim.gradients.adding.sums import Sums
-from dpoptim.gradients.adding.totals import Totals
+from dpoptim.gradients.accumulation.boxes import Boxes
+from dpoptim.gradients.accumulation.sums import Sums
+from dpoptim.gradients.accumulation.totals import Totals
 
 TOGETHER = 1 << 19  # entries that travel together, or those of one parameter
 

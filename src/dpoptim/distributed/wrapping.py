@@ -15,10 +15,10 @@ from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.gate.one_process import is_alone
-from dpoptim.gradients.adding.boxes import whole
-from dpoptim.gradients.adding.totals import MakeTotals
+from dpoptim.gradients.accumulation.boxes import whole
+from dpoptim.gradients.accumulation.totals import MakeTotals
 from dpoptim.gradients.placement import Placement
-from dpoptim.torch_internals import delays_gradients, running_wrapper, wrappers_of
+from dpoptim.runtime.torch_internals import delays_gradients, running_wrapper, wrappers_of
 
 Row = TypeVar("Row")
 SENDING = ("require_backward_grad_sync", "require_forward_param_sync")

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 
+from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.repeats import uncounted
 from dpoptim.estimators.setting_types import refuse_other_types
 from dpoptim.estimators.table import table
-from dpoptim.estimators.whole_fits import whole_fit
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,9 @@ from dpoptim.data.sparse_rows import count_rows
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.shards import equal_part
 from dpoptim.noise.stream import KeyStream
+from dpoptim.privacy_unit import RECORD, Unit
 from dpoptim.solvers.objective import held_in_memory
 from dpoptim.training.batches.privacy_units import Persons, present_rows
-from dpoptim.unit import RECORD, Unit
 
 CHOSEN = (
     "a person's rows, at most {} of them, chosen once by coins, are clipped one by one and averaged"

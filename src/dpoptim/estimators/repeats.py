@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 from dp_accounting import DpEvent
 from sklearn.base import BaseEstimator
 
-from dpoptim.accounting.balance import spent
+from dpoptim.accounting.budget_words import spent
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.estimators.scope import ALONE, scope_on_ledger, with_scope

@@ -16,10 +16,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite
 
 from dpoptim.arguments import bound, real_number
+from dpoptim.data.input_arrays import checked_table, number_array, one_axis
 from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.data.sparse_rows import EntriesOfRows, SparseRows, clip_entries
-from dpoptim.data.unquoted import checked_table, number_array, one_axis
-from dpoptim.missing import is_gap
+from dpoptim.missing_values import is_gap
 from dpoptim.solvers.objective import held_in_memory
 from dpoptim.target_range import TargetRange
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.arguments import positive_number
-from dpoptim.data.unquoted import number_array
+from dpoptim.data.input_arrays import number_array
 
 Floats = NDArray[np.float64]
 TRUSTED = "on trust: a row's weight does not depend on other rows"

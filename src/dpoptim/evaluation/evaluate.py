@@ -17,8 +17,8 @@ from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
 from dpoptim.arguments import real_number, whole_number
+from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.numbers import classes_of
-from dpoptim.data.unquoted import number_array, one_axis
 from dpoptim.evaluation.intervals import (
     Interval,
     bin_edges,

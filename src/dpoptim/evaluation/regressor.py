@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number
-from dpoptim.data.unquoted import number_array, one_axis
+from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.evaluation.evaluate import LABEL, Delta, noted, price_and_records
 from dpoptim.evaluation.intervals import Interval, mean_square, of_a_mean, of_r2
 from dpoptim.gate import FilteredGate

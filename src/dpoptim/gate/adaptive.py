@@ -14,7 +14,7 @@ from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.accounting.ledger_charge import Charge
 from dpoptim.errors import LedgerError, PrivacyError
 from dpoptim.gate.one_process import refuse_fork
-from dpoptim.noise.choice import exponential_choice
+from dpoptim.noise.exponential_mechanism import exponential_choice
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 

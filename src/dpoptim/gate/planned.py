@@ -14,7 +14,7 @@ from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.errors import PrivacyError
 from dpoptim.gate.one_process import refuse_fork
 from dpoptim.gate.queries import CorrelatedSum, Query, SelectedRows
-from dpoptim.gate.rows import select_rows
+from dpoptim.gate.row_selection import select_rows
 from dpoptim.noise.correlated.strategy import SAME, NoiseState
 from dpoptim.noise.correlated.workload import Floats
 from dpoptim.noise.few_rows import Vector, memory_of, write_out
@@ -107,7 +107,8 @@ class Gate:
     def release_sum(self, sums: Sequence[Vector]) -> list[Tensor]:
         """Add fresh Gaussian noise to all entries of ``sums`` (any shapes), in place.
 
-        Of tables, the rows that a query of `SelectedRows` selects (`gate.rows`) are returned alone.
+        Of tables, the rows that a query of `SelectedRows` selects (`gate.row_selection`) are
+        returned alone.
 
         The tensors together are one query: their joint Euclidean norm must be bounded record by
         record. They are float64; or float32 if the noise is independent, which is then added in

@@ -28,7 +28,7 @@ from dpoptim.gradients.arithmetic.precision import (
 )
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
-from dpoptim.torch_internals import (
+from dpoptim.runtime.torch_internals import (
     OUTSIDE_BACKWARD,
     after_backward,
     gradient_forms,

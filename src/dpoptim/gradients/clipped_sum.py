@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import Units
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
 from dpoptim.gradients.per_sample.fused_layers import fused_among

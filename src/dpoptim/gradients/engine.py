@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.adding.totals import MakeTotals, Totals
+from dpoptim.gradients.accumulation.totals import MakeTotals, Totals
 from dpoptim.gradients.arithmetic.precision import exact_arithmetic
 from dpoptim.gradients.arithmetic.products import Groups, consecutive_groups, margin
 from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder, LayerUse
@@ -28,7 +28,7 @@ from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.trained_parameters import TrainedParameters
 from dpoptim.gradients.watch.model_watch import ModelWatch
 from dpoptim.noise.few_rows import Vector
-from dpoptim.torch_internals import run_backward
+from dpoptim.runtime.torch_internals import run_backward
 
 Reduction = Literal["mean", "sum"]
 HandedOver = Literal["bare", "scalar", "vector"]  # "bare": whose graph shows nothing

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.adding.totals import MakeTotals, Totals
+from dpoptim.gradients.accumulation.totals import MakeTotals, Totals
 from dpoptim.gradients.isolation import Isolation
 
 REENTRANT = (

@@ -16,13 +16,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import blocks_in, read_part, squared_norms_of_parts
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
 from dpoptim.gradients.per_sample import native
 from dpoptim.gradients.per_sample.parts import all_groups, at_once, parts_of
 from dpoptim.gradients.per_sample.per_sample_grads import Chunk, OneByOne
-from dpoptim.worker_threads import worker_threads
+from dpoptim.runtime.worker_threads import worker_threads
 
 Weigh = Callable[[slice, Mapping[str, Tensor]], Mapping[str, Tensor]]
 Weights = Mapping[str, list[list[float]]]  # of some records, by unit: one for each sum

@@ -52,7 +52,7 @@ def refuse_finders(trainer: pl.Trainer) -> None:
 
 
 def leave_out_scaler(trainer: pl.Trainer) -> Callable[[], None]:
-    """Let ``precision="16-mixed"`` go without its GradScaler, see `foreign.NO_SCALER`.
+    """Let ``precision="16-mixed"`` go without its GradScaler, see `other_libraries.NO_SCALER`.
 
     Returns what puts it back.
     """

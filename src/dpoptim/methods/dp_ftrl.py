@@ -31,7 +31,7 @@ from dpoptim.noise.correlated import (
     ToeplitzSquareRoot,
     Workload,
 )
-from dpoptim.noise.correlated.best import BUFFERS
+from dpoptim.noise.correlated.choose_strategy import BUFFERS
 from dpoptim.noise.correlated.workload import Rates, in_words
 from dpoptim.sampling import (
     BallsInBins,

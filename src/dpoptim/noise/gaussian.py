@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpoptim.noise.ahead import DrawnAhead
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of, write_out
 from dpoptim.noise.on_device import DTYPES, add_there, draws_on
+from dpoptim.noise.prefetch import DrawnAhead
 from dpoptim.noise.stream import BLOCK_WORDS, KeyStream, this_process
 from dpoptim.noise.ziggurat import (
     Scratch,
@@ -122,7 +122,7 @@ def draw_normal_ahead(stream: KeyStream, vectors: Sequence[Sequence[Vector]]) ->
 
     **Guarantee.** The next calls add the same draws as without it, to the last bit, if they are as
     many and as long; otherwise others, of the same stream. No draw is used twice, and none by a
-    forked child (`ahead`).
+    forked child (`prefetch`).
     """
     sizes = [sum(each.numel() for each in vector) for vector in vectors]
     on_cpu = all(each.device.type == "cpu" for vector in vectors for each in vector)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from dpoptim import compiled
+from dpoptim.runtime import compiled
 
 PutOut = Callable[[bytes, int, int, int, int], None]
 

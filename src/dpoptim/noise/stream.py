@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from dpoptim.noise.keystream import Branches, compiled_keystream
-from dpoptim.noise.rare_coins import BLOCK, heads_in_blocks
+from dpoptim.noise.sparse_bernoulli import BLOCK, heads_in_blocks
 
 Result = TypeVar("Result")
 
@@ -32,7 +32,7 @@ __all__ = ["BLOCK_WORDS", "KeyStream", "fresh_secret"]
 # Words handled at a time: four such blocks stay in a second-level cache, and calls are few.
 BLOCK_WORDS = 1 << 14
 _BLOCK_COINS = 8 * BLOCK_WORDS
-LEAST_ZEROS, MOST_ZEROS = 5, 32  # of `rare_coins`; with fewer, and of fewer coins than
+LEAST_ZEROS, MOST_ZEROS = 5, 32  # of `sparse_bernoulli`; with fewer, and of fewer coins than
 MANY = 1 << 18  # these, tossing each takes less time
 SECRET_BYTES = 32
 _ZEROS = memoryview(bytes(8 * BLOCK_WORDS))  # CTR turns zeros into the bare keystream
@@ -240,7 +240,7 @@ class KeyStream:
 
         The first byte decides 255 coins of 256; only for the others are the remaining 45 bits
         drawn. Of many coins that seldom show heads, those whose first bits are zero are found
-        without a toss for each (`rare_coins`); the others are tails.
+        without a toss for each (`sparse_bernoulli`); the others are tails.
 
         Raises ValueError when `n` is negative or `probability` is not in [0, 1].
         """

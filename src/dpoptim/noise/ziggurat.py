@@ -52,8 +52,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpoptim.compiled import PLACE, REAL, WHOLE, function, library
-from dpoptim.compiled_work import Piece, address
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of
 from dpoptim.noise.keystream import compiled_keystream
 from dpoptim.noise.series import ODD_TERMS, TERMS, exponential, logarithm
@@ -68,6 +66,8 @@ from dpoptim.noise.ziggurat_layers import (
     TAIL_START,
     Floats,
 )
+from dpoptim.runtime.compiled import PLACE, REAL, WHOLE, function, library
+from dpoptim.runtime.compiled_work import Piece, address
 
 Indices = NDArray[np.int64]
 Throws = tuple[Indices, Floats, Indices]  # as `throw` returns them

@@ -9,8 +9,8 @@ from dpoptim.mechanisms import IndependentNoise, RunShape
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.planning.ranking import noise_to_signal, predicted_error
 from dpoptim.planning.targets import Target, estimated_noise
+from dpoptim.privacy_unit import RECORD, Unit
 from dpoptim.registry import entries, entry, method_names
-from dpoptim.unit import RECORD, Unit
 
 BATCHES_OF = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # n over these are the batch sizes
 SMALLEST_BATCH = 16

@@ -7,8 +7,8 @@ import numpy as np
 
 from dpoptim.arguments import real_number
 from dpoptim.data.sparse_rows import SparseRows
+from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.setting_types import refuse_other_types
-from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.preprocessing.private_step import BoundedColumns, trying
 from dpoptim.quantiles import Column, select_tails
 from dpoptim.statistics import Floats

@@ -13,10 +13,10 @@ from scipy.special import ndtri
 from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.arguments import whole_number
+from dpoptim.data.input_arrays import checked_table
 from dpoptim.data.numbers import text_of
-from dpoptim.data.unquoted import checked_table
+from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.setting_types import refuse_other_types
-from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.preprocessing.private_step import SummedStep
 from dpoptim.statistics import histogram_bound
 

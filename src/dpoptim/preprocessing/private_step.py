@@ -18,8 +18,8 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
 from dpoptim.arguments import real_number
+from dpoptim.data.input_arrays import checked_table
 from dpoptim.data.sparse_rows import SparseRows
-from dpoptim.data.unquoted import checked_table
 from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.settings import PrivateSettings
 from dpoptim.statistics import (

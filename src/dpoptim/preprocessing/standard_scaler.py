@@ -6,8 +6,8 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.setting_types import refuse_other_types
-from dpoptim.estimators.whole_fits import whole_fit
 from dpoptim.preprocessing.private_step import BoundedColumns, SummedStep
 from dpoptim.statistics import Floats
 

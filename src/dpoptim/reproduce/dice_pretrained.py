@@ -29,7 +29,7 @@ from dpoptim.reproduce import dice_cases, dice_vit
 from dpoptim.reproduce.dice_cases import PADDING, Case
 from dpoptim.reproduce.dice_table import OPEN, Row
 from dpoptim.reproduce.dice_texts import Schedule, Score, Texts, arrays, by_meaning
-from dpoptim.reproduce.given import reading
+from dpoptim.reproduce.user_data import reading
 from dpoptim.runs.train import accuracy
 
 BATCH = 1000

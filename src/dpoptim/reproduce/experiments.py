@@ -98,7 +98,7 @@ def dice_vit(request: Request) -> None:
         experiment(request.out, vit_case(request.fashion), seeds=request.seeds)
         return
     from dpoptim.reproduce import dice_pretrained
-    from dpoptim.reproduce.given import cifar
+    from dpoptim.reproduce.user_data import cifar
 
     folder, model = (request.needed(option, "dice-vit") for option in ("cifar", "model"))
     images = cifar(folder)
@@ -113,7 +113,7 @@ def dice_vit(request: Request) -> None:
 
 def das_table4(request: Request) -> None:
     from dpoptim.reproduce.das_tables import table4
-    from dpoptim.reproduce.given import feature_sets
+    from dpoptim.reproduce.user_data import feature_sets
 
     cases = feature_sets(request.needed("features", "das-table4"))
     table4(request.out, cases, seeds=request.seeds)
@@ -121,8 +121,8 @@ def das_table4(request: Request) -> None:
 
 def das_table6(request: Request) -> None:
     from dpoptim.reproduce.das_tables import BELOW_OF_EMNIST, table6
-    from dpoptim.reproduce.given import emnist
     from dpoptim.reproduce.real_cases import fashion
+    from dpoptim.reproduce.user_data import emnist
 
     if request.emnist is None:
         table6(request.out, fashion(request.fashion), seeds=request.seeds)
@@ -133,7 +133,7 @@ def das_table6(request: Request) -> None:
 
 def das_table5(request: Request) -> None:
     from dpoptim.reproduce.das_tables import table4, table5
-    from dpoptim.reproduce.given import feature_sets
+    from dpoptim.reproduce.user_data import feature_sets
 
     if request.features is not None:
         cases = feature_sets(request.needed("features", "das-table5"), "CIFAR-10")
@@ -144,7 +144,7 @@ def das_table5(request: Request) -> None:
 
 def own_cases(request: Request, by: str) -> "list[Case]":
     """The data sets of --features and --emnist; they stand in for Fashion-MNIST."""
-    from dpoptim.reproduce.given import emnist, feature_sets
+    from dpoptim.reproduce.user_data import emnist, feature_sets
 
     cases = [] if request.features is None else feature_sets(request.needed("features", by))
     return cases if request.emnist is None else [*cases, emnist(request.needed("emnist", by))]

@@ -23,6 +23,7 @@ from dpoptim.methods import WholeRun
 from dpoptim.optimizers import optimizer
 from dpoptim.plan import Plan
 from dpoptim.planning import warnings_about_plan
+from dpoptim.privacy_unit import Unit
 from dpoptim.recipes import for_numbers, rate_of
 from dpoptim.runs.inputs import BUNDLED, advice, load
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
@@ -38,7 +39,6 @@ from dpoptim.runs.train_solver import row_norm, solver_clip, train_by_solver
 from dpoptim.runs.train_without_privacy import comparison_epochs, train_without_privacy
 from dpoptim.terminal import say
 from dpoptim.training.progress import StepsPerSecond
-from dpoptim.unit import Unit
 
 
 def run_training(request: TrainRequest, console: Console) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
-from dpoptim.plan_words import of_each
+from dpoptim.plan.words import of_each
 from dpoptim.runs import report_figures as figures
 from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.runs.drawing import power_of_ten

@@ -25,7 +25,7 @@ from dpoptim.installed import digests
 from dpoptim.iterate import Iterate
 from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
-from dpoptim.runs.basis import BY_ANOTHER, BY_THE_CLOCK, basis_of_run
+from dpoptim.runs.assumptions import BY_ANOTHER, BY_THE_CLOCK, basis_of_run
 from dpoptim.runs.interrupted import SavedRun
 from dpoptim.training.attach import attach
 from dpoptim.training.planned_rate import PlannedRate

@@ -23,7 +23,7 @@ from dpoptim.estimators.weights import parts_of_data
 from dpoptim.methods import WholeRun
 from dpoptim.noise.stream import key_stream
 from dpoptim.plan import Plan
-from dpoptim.runs.basis import basis_of_run
+from dpoptim.runs.assumptions import basis_of_run
 from dpoptim.runs.train import Optimization, Trained, public_hold_out, score
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel, Loss

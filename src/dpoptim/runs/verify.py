@@ -18,7 +18,7 @@ from dpoptim.assumptions import Assumption
 from dpoptim.documents import DIGEST, load
 from dpoptim.installed import SOURCES, digests
 from dpoptim.plan import Plan
-from dpoptim.plan_text import same_number
+from dpoptim.plan.text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import FORMAT, certificate
 from dpoptim.runs.result import LedgerEntry, RunResult

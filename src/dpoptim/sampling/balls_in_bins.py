@@ -34,7 +34,7 @@ import dp_accounting
 import numpy as np
 from scipy.linalg import toeplitz
 
-from dpoptim.accounting.allocation import BallsInBinsDpEvent
+from dpoptim.accounting.balls_in_bins import BallsInBinsDpEvent
 from dpoptim.sampling.cyclic_poisson import CyclicPoissonSampling
 from dpoptim.sampling.sampler import Floats
 

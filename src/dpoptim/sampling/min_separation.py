@@ -17,7 +17,7 @@ if these are. QED.
 The law here: a record's waiting time is a Markov chain of its own coins, begun in its stationary
 law, so every step's expected batch is the same: rate p of a coin and ``q = p / (1 + (b - 1) p)`` of
 taking part. With bands at most b, two columns of one pattern are orthogonal. What the pair costs is
-bounded by `accounting.separation`. (Under replace-one neither world is noise alone, which the
+bounded by `accounting.min_separation`. (Under replace-one neither world is noise alone, which the
 theorem does not cover.)
 
 Coins are exact: p is a multiple of 2^-53. The first waits' chances are, to a relative 1e-12.
@@ -30,8 +30,8 @@ from dataclasses import dataclass
 import dp_accounting
 import numpy as np
 
+from dpoptim.accounting.min_separation import MOST_WORK, MinSeparationDpEvent
 from dpoptim.accounting.replicas import states_of
-from dpoptim.accounting.separation import MOST_WORK, MinSeparationDpEvent
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling.poisson import SamplingByCoins
 from dpoptim.sampling.sampler import Floats, Indices, Position

@@ -24,8 +24,8 @@ from dpoptim.accounting.guarantee import (
     parse_neighboring,
 )
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.distributed.rank_signals import RELEASE
 from dpoptim.distributed.ranks import ALONE, Ranks
-from dpoptim.distributed.signs import RELEASE
 from dpoptim.gate import CorrelatedSum, Gate
 from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dpoptim.arguments import one_of, positive_number
 from dpoptim.clipping import SMALLEST_NORM, Clipping
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.multiplication import linear, rows_leave_mkl
 from dpoptim.gradients.arithmetic.norms import row_squared_norms
 from dpoptim.gradients.arithmetic.precision import exact_arithmetic

@@ -15,7 +15,7 @@ from torch import Tensor
 from dpoptim.accounting.filters import selection_epsilon
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.distributed.signs import RELEASE
+from dpoptim.distributed.rank_signals import RELEASE
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.adaptive import accurate_norm
 from dpoptim.noise.stream import key_stream

@@ -18,8 +18,8 @@ from scipy.linalg.blas import dsyrk
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import number_from_zero, positive_number
+from dpoptim.distributed.rank_signals import RELEASE
 from dpoptim.distributed.ranks import ALONE, Ranks
-from dpoptim.distributed.signs import RELEASE
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.problem import bounded_shares

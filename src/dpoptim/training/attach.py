@@ -19,7 +19,7 @@ from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan
 from dpoptim.training.batches.loading import Collate
 from dpoptim.training.batches.streams import is_stream, records_of_stream
-from dpoptim.training.foreign import (
+from dpoptim.training.other_libraries import (
     innermost,
     refuse_accumulation,
     switch_scaler_off,

@@ -8,7 +8,7 @@ import torch
 
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
-from dpoptim.torch_internals import backward_watched, checkpointing_served
+from dpoptim.runtime.torch_internals import backward_watched, checkpointing_served
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.losses.bare_losses import BareLosses
 from dpoptim.training.optimizer_hooks import OptimizerHooks

@@ -6,7 +6,7 @@ from torch import nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import GaussianSum
-from dpoptim.gradients.adding.totals import MakeTotals, Totals
+from dpoptim.gradients.accumulation.totals import MakeTotals, Totals
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import Placement
@@ -14,7 +14,7 @@ from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.value_clipping.value_engine import ValueEngine
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.plan import Plan
-from dpoptim.torch_features import require
+from dpoptim.runtime.torch_features import require
 from dpoptim.training.trials.isolation import Chosen
 from dpoptim.training.trials.probe import positions_per_layer
 

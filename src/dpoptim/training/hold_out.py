@@ -15,9 +15,9 @@ from dpoptim.distributed.ledger_of_ranks import in_its_process
 from dpoptim.evaluation.evaluate import ClassifierScores, evaluate_classifier
 from dpoptim.evaluation.regressor import RegressorScores, evaluate_regressor
 from dpoptim.noise.stream import KeyStream
+from dpoptim.runtime.torch_internals import pytree
 from dpoptim.statistics import Floats, ask_first
 from dpoptim.target_range import TargetBound
-from dpoptim.torch_internals import pytree
 from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.randomness.secret_randomness import secret_randomness
 

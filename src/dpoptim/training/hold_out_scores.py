@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dpoptim.distributed.signs import EVALUATE
+from dpoptim.distributed.rank_signals import EVALUATE
 from dpoptim.errors import PrivacyError
 from dpoptim.evaluation import ClassifierScores, RegressorScores
 from dpoptim.target_range import TargetBound

@@ -11,9 +11,9 @@ from torch.utils.hooks import RemovableHandle
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.optim.adam_bc import pass_on
-from dpoptim.torch_internals import put_first
-from dpoptim.training.foreign import NO_SCALER
+from dpoptim.runtime.torch_internals import put_first
 from dpoptim.training.iterates import Iterates
+from dpoptim.training.other_libraries import NO_SCALER
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, TensorDataset
 
-from dpoptim.accounting.balance import spent
+from dpoptim.accounting.budget_words import spent
 from dpoptim.distributed.agreement import is_arrow_table
 from dpoptim.gate import Gate
 from dpoptim.plan import Plan

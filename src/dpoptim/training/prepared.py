@@ -17,7 +17,7 @@ from dpoptim.gate import SelectedRows
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation, require_choice
 from dpoptim.plan import Plan
-from dpoptim.torch_internals import checkpointing_served, pytree
+from dpoptim.runtime.torch_internals import checkpointing_served, pytree
 from dpoptim.training.agreed import agree_on_run
 from dpoptim.training.batches.privacy_units import units_of
 from dpoptim.training.checkpoints.checkpoint import identity_of
@@ -25,11 +25,11 @@ from dpoptim.training.engines import engine_for, training_method
 from dpoptim.training.refusals import refuse_engine, refuse_other_unit, refuse_unsupported
 from dpoptim.training.request import Request
 from dpoptim.training.tables import totals_of_tables
+from dpoptim.training.trials.deterministic_runs import same_made_up_records
 from dpoptim.training.trials.first_passes import OutputsMixedError
 from dpoptim.training.trials.isolation import Chosen, after_loss, choose_isolation
 from dpoptim.training.trials.loss_check import LossCheck, check_loss
 from dpoptim.training.trials.probe import positions_per_layer
-from dpoptim.training.trials.quiet import same_made_up_records
 
 
 class Prepared:

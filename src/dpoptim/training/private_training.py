@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.checkpoints import common
+from dpoptim.distributed.rank_signals import FINISH, SAVE
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.distributed.signs import FINISH, SAVE
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.plan import Plan
@@ -24,11 +24,11 @@ from dpoptim.training.batches.batch_loader import BatchLoader, queue_of
 from dpoptim.training.checkpoints.earlier_part import EarlierPart
 from dpoptim.training.checkpoints.rank_files import save_with_parts
 from dpoptim.training.engines import reads_sums
-from dpoptim.training.foreign import explain
 from dpoptim.training.hold_out_scores import HoldOutScores
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.losses.bare_losses import BareLosses
 from dpoptim.training.losses.handed_over import HandedOver
+from dpoptim.training.other_libraries import explain
 from dpoptim.training.other_runs import OtherRuns
 from dpoptim.training.prepared import Prepared
 from dpoptim.training.randomness.run_streams import RunStreams

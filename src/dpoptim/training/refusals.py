@@ -21,15 +21,15 @@ from dpoptim.gradients.watch.model_watch import refuse_frozen_or_unfrozen
 from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import draws_on
 from dpoptim.plan import Plan, require_plan
-from dpoptim.torch_internals import global_step_hooks, gradient_hooks
+from dpoptim.privacy_unit import RECORD
+from dpoptim.runtime.torch_internals import global_step_hooks, gradient_hooks
 from dpoptim.training.batches.collation import refuse_missing
 from dpoptim.training.batches.privacy_units import Units
-from dpoptim.training.foreign import (
+from dpoptim.training.other_libraries import (
     refuse_nothing_to_train,
     refuse_opacus_model,
     refuse_opacus_optimizers,
 )
-from dpoptim.unit import RECORD
 
 
 def refuse_unsupported(

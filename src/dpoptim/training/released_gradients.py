@@ -11,7 +11,7 @@ from torch import Tensor
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.watch.values import Values
-from dpoptim.torch_internals import version_of
+from dpoptim.runtime.torch_internals import version_of
 from dpoptim.training.refusals import (
     refuse_bare_losses,
     refuse_changed_parameters,

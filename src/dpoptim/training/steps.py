@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from dpoptim.distributed.rank_signals import RELEASE
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.distributed.signs import RELEASE
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine

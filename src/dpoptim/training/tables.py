@@ -10,7 +10,7 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.table_totals import TableTotals
 from dpoptim.distributed.wrapping import is_sharded
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.adding.totals import MakeTotals
+from dpoptim.gradients.accumulation.totals import MakeTotals
 from dpoptim.gradients.isolation import Isolation
 
 Tables = dict[nn.Parameter, tuple[str, set[int]]]

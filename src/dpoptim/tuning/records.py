@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import is_classifier
 
+from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.data.sparse_rows import SparseRows, count_rows
-from dpoptim.data.unquoted import number_array, one_axis
 from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import owners_of
 from dpoptim.estimators.table import one_label_a_row, table

@@ -28,7 +28,7 @@ from torch import Tensor
 from dpoptim.gradients.arithmetic.multiplication import plain
 from dpoptim.gradients.arithmetic.position_sums import sum_positions
 from dpoptim.gradients.arithmetic.precision import NARROW, widened
-from dpoptim.worker_threads import worker_threads
+from dpoptim.runtime.worker_threads import worker_threads
 
 ALIGNMENT = 64  # bytes; kernels do the same on operands that start on such boundaries
 FEW = 32  # rows or columns up to which layouts are left to kernels

@@ -25,7 +25,7 @@ from dpoptim.gradients.arithmetic import odd_rows, row_products
 from dpoptim.gradients.arithmetic.onednn_trial import keeps_rows_apart
 from dpoptim.gradients.arithmetic.precision import EXACT
 from dpoptim.gradients.memory import spare_room
-from dpoptim.torch_internals import (
+from dpoptim.runtime.torch_internals import (
     has_onednn,
     is_functorch_tensor,
     matmul_precision,

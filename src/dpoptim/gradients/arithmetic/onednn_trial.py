@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dpoptim.torch_internals import never_compiled, onednn_linear
+from dpoptim.runtime.torch_internals import never_compiled, onednn_linear
 
 ROWS = (4, 8, 16, 32, 64, 128, 256, 1024)  # of `multiplication.BLOCKS`; a kernel each
 WIDTH, OUTPUTS = 333, 77  # no multiples of a vector

@@ -15,12 +15,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dpoptim.compiled import library
-from dpoptim.compiled_work import A_NUMBER, Piece, Task, run_in_turn
 from dpoptim.gradients.arithmetic import positions_there
 from dpoptim.gradients.arithmetic.precision import computed_in, widened
 from dpoptim.gradients.choose_formula import MEMORY_CAP
 from dpoptim.gradients.per_sample import native
+from dpoptim.runtime.compiled import library
+from dpoptim.runtime.compiled_work import A_NUMBER, Piece, Task, run_in_turn
 
 IN_CACHE = 1 << 17  # elements of a temporary
 ROWS = struct.Struct("=14q")  # `Rows` of `position_sums.c`

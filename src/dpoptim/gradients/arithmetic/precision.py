@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpoptim.torch_internals import autocast_is_on, matmul_precision, set_cudnn_tf32
+from dpoptim.runtime.torch_internals import autocast_is_on, matmul_precision, set_cudnn_tf32
 
 NARROW = (torch.float16, torch.bfloat16)
 # what of torch.backends may compute float32 in TF32 or narrower

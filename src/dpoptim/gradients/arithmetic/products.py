@@ -75,7 +75,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import Directions
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.batch_invariant import aligned
 from dpoptim.gradients.arithmetic.multiplication import onednn_multiplies, transposed_product
 

@@ -16,9 +16,9 @@ from functools import cache
 
 from torch import Tensor
 
-from dpoptim.compiled import WHOLE, function, library
-from dpoptim.compiled_work import Piece, Task, floats, run_in_turn
 from dpoptim.gradients.memory import spare_room
+from dpoptim.runtime.compiled import WHOLE, function, library
+from dpoptim.runtime.compiled_work import Piece, Task, floats, run_in_turn
 
 # `Matrix` and `Product` of `row_products.c`
 MATRIX, PRODUCT = struct.Struct("=7q"), struct.Struct("=9q")

@@ -12,7 +12,7 @@ from torch import nn
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.hooks.device_map import forward_of
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
-from dpoptim.torch_internals import never_compiled
+from dpoptim.runtime.torch_internals import never_compiled
 
 
 class OwnForward:

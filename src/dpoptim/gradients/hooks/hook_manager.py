@@ -34,7 +34,7 @@ from dpoptim.gradients.layers.vmapped import VmapLayer
 from dpoptim.gradients.memory.huge_pages import give_back_before_loss
 from dpoptim.gradients.watch.contents import Contents
 from dpoptim.gradients.watch.model_watch import ModelWatch
-from dpoptim.torch_internals import SpectralNormalised, applied, pytree
+from dpoptim.runtime.torch_internals import SpectralNormalised, applied, pytree
 
 
 class HookManager:

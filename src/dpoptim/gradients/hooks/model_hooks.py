@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.backward_pass import BackwardRecorder, narrow_dtype
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
-from dpoptim.torch_internals import never_compiled
+from dpoptim.runtime.torch_internals import never_compiled
 
 
 class Sees(Protocol):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dpoptim.torch_internals import pytree
+from dpoptim.runtime.torch_internals import pytree
 
 MICROBATCHES = 4  # that are looked at
 OF_A_PART = -1

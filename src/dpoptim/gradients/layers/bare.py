@@ -14,7 +14,7 @@ from dpoptim.gradients.layers.expanded import Owner
 from dpoptim.gradients.layers.folded import FoldedLayer
 from dpoptim.gradients.layers.shared import SharedParameter, UnsupportedUseError
 from dpoptim.gradients.layers.vmapped import VmapLayer
-from dpoptim.torch_internals import pytree
+from dpoptim.runtime.torch_internals import pytree
 
 
 def for_records(x: Any, rows: int | None) -> Any:

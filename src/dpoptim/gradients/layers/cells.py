@@ -13,7 +13,7 @@ from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.shared import SharedParameter
-from dpoptim.torch_internals import pytree
+from dpoptim.runtime.torch_internals import pytree
 
 KINDS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 

@@ -29,7 +29,7 @@ from dpoptim.gradients.per_sample.fused_factors import Factors, FusedLayer, Size
 from dpoptim.gradients.per_sample.lazy import Lazy
 from dpoptim.gradients.per_sample.parts import flat, most_at_once
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, OneByOne
-from dpoptim.torch_internals import convolution_backward
+from dpoptim.runtime.torch_internals import convolution_backward
 
 AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution
 CHUNKS = 4  # that the largest pass is cut into, so that zeros are few

@@ -14,7 +14,7 @@ from dpoptim.gradients.layers.other_parameters import called_with
 from dpoptim.gradients.layers.runner import Use, tap
 from dpoptim.gradients.layers.vmapped import OwnForwardOf
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
-from dpoptim.torch_internals import pytree
+from dpoptim.runtime.torch_internals import pytree
 
 Gradients = Mapping[str, Tensor | PerSampleGrad]
 Rule = Callable[[Any, tuple[Tensor, ...], Tensor], Gradients]

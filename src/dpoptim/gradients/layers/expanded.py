@@ -21,7 +21,7 @@ from dpoptim.gradients.layers.functional import layer_of
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import holder
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
-from dpoptim.torch_internals import graph_task
+from dpoptim.runtime.torch_internals import graph_task
 
 Values = dict[int, Tensor]  # by id: parameters, and what was made of them so far
 

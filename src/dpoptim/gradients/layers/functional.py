@@ -14,7 +14,7 @@ from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import LayerNormRule
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import holder
-from dpoptim.torch_internals import DisableTorchFunctionSubclass
+from dpoptim.runtime.torch_internals import DisableTorchFunctionSubclass
 
 Found = tuple[AnyRule, nn.Module, Tensor] | None  # rule, stand-in, the layer's input
 

@@ -21,7 +21,7 @@ from dpoptim.gradients.per_sample.per_sample_grads import (
     record_by,
     zero_outside,
 )
-from dpoptim.worker_threads import worker_threads
+from dpoptim.runtime.worker_threads import worker_threads
 
 WORK = 1 << 26  # multiplications for a record's gradient that one thread has at a time
 # from which on there are two pieces at least, where a model's other layers may be too few to share

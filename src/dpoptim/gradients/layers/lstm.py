@@ -9,7 +9,7 @@ from torch import Tensor
 from dpoptim.gradients.arithmetic.multiplication import linear, linear_by
 from dpoptim.gradients.backward_pass import once_differentiable
 from dpoptim.gradients.layers.runner import Use, enter
-from dpoptim.torch_internals import graph_task
+from dpoptim.runtime.torch_internals import graph_task
 
 AT_ONCE = 1 << 18  # entries of gates that are made together: they stay in cache
 

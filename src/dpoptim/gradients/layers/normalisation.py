@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dpoptim.gradients.arithmetic.position_sums import sum_normalised
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
 from dpoptim.gradients.per_sample.per_sample_grads import Dense
-from dpoptim.torch_internals import group_norm_backward, layer_norm_backward
+from dpoptim.runtime.torch_internals import group_norm_backward, layer_norm_backward
 
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 InGroups = nn.GroupNorm | InstanceNorm

@@ -21,8 +21,8 @@ from dpoptim.gradients.arithmetic.multiplication import plain
 from dpoptim.gradients.backward_pass import once_differentiable
 from dpoptim.gradients.layers.runner import Use, enter
 from dpoptim.gradients.per_sample import native
-from dpoptim.torch_internals import graph_task
-from dpoptim.worker_threads import worker_threads
+from dpoptim.runtime.torch_internals import graph_task
+from dpoptim.runtime.worker_threads import worker_threads
 
 PANEL = 32  # outputs of a product that lie side by side
 TOGETHER = 8  # records that a product computes side by side

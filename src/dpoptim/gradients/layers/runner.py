@@ -16,7 +16,7 @@ from dpoptim.gradients.backward_pass import (
     refuse_nested_backward,
 )
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
-from dpoptim.torch_internals import graph_task
+from dpoptim.runtime.torch_internals import graph_task
 
 
 class Runner(Protocol):

@@ -58,7 +58,7 @@ from dpoptim.gradients.layers.spreading import (
     rows_of_copies,
     set_where,
 )
-from dpoptim.torch_internals import DisableTorchFunctionSubclass, pytree
+from dpoptim.runtime.torch_internals import DisableTorchFunctionSubclass, pytree
 
 
 class UnsupportedUseError(PrivacyError):

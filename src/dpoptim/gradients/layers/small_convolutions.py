@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpoptim.compiled_work import Piece, Task, run_in_turn
 from dpoptim.gradients.arithmetic.multiplication import plain
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
 from dpoptim.gradients.layers.image_places import Axes, Way, back, forth
 from dpoptim.gradients.per_sample import native
+from dpoptim.runtime.compiled_work import Piece, Task, run_in_turn
 
 CONVOLVING, PHASE = struct.Struct("=19q"), struct.Struct("=6q")  # of `convolutions.c`
 

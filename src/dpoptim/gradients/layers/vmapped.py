@@ -30,7 +30,7 @@ from dpoptim.gradients.hooks.device_map import forward_of
 from dpoptim.gradients.layers.other_parameters import called_with
 from dpoptim.gradients.layers.runner import holder
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
-from dpoptim.torch_internals import graph_task, pytree
+from dpoptim.runtime.torch_internals import graph_task, pytree
 
 # Whether layers inside a module that is vectorised run without hooks.
 AS_THEY_ARE = ContextVar("layers run as they are", default=False)

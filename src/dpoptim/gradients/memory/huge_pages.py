@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpoptim import freed_memory
-from dpoptim.torch_internals import pytree
+from dpoptim.runtime import freed_memory
+from dpoptim.runtime.torch_internals import pytree
 
 PAGE = 1 << 21
 # bytes above which glibc maps every block by itself, whatever was freed before

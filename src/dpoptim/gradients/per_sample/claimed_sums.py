@@ -12,14 +12,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import in_blocks, raised, row_squared_norms
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS
 from dpoptim.gradients.per_sample.ghost_norms import shortening
 from dpoptim.gradients.per_sample.parts import add_group, most_at_once, parts_of, sum_of_group
 from dpoptim.gradients.per_sample.per_sample_grads import Chunk, OneByOne
 from dpoptim.gradients.record_by_record import room, sum_in_turn
-from dpoptim.worker_threads import worker_threads
+from dpoptim.runtime.worker_threads import worker_threads
 
 
 @dataclass(frozen=True)

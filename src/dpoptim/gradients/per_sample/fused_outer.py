@@ -30,7 +30,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.positions_there import firsts
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
 from dpoptim.gradients.choose_formula import MEMORY_CAP

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.arithmetic.positions_there import KINDS
 from dpoptim.gradients.arithmetic.precision import NARROW

@@ -9,7 +9,7 @@ from dpoptim.gradients.arithmetic.batch_invariant import aligned_records, gram, 
 from dpoptim.gradients.arithmetic.multiplication import plain
 from dpoptim.gradients.arithmetic.products import UNIT_ROUNDOFF
 from dpoptim.gradients.per_sample import native
-from dpoptim.worker_threads import worker_threads
+from dpoptim.runtime.worker_threads import worker_threads
 
 # positions; a public constant, so that no record's ghost norm depends on how long the others are
 GHOST_BLOCK = 32

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import row_squared_norms
 from dpoptim.gradients.arithmetic.precision import computed_in
 from dpoptim.gradients.arithmetic.products import Groups, add_weighted_rows

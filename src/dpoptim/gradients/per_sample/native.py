@@ -20,8 +20,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dpoptim import compiled
-from dpoptim.compiled import Library
+from dpoptim.runtime import compiled
+from dpoptim.runtime.compiled import Library
 
 LEVELS = ("none", "vectors of 8", "vectors of 16")  # by `dpoptim_level`; of 4-byte numbers
 MOST_OF_PRODUCTS = 2  # level of vectors in `outer`; benchmarks lower it to that of others' products

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic import positions_there
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.arithmetic.position_sums import sum_positions

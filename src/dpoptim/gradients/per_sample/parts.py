@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups, slices
 from dpoptim.gradients.choose_formula import MEMORY_CAP
 

@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.batch_invariant import aligned
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, row_squared_norms, squared_norms_together
 from dpoptim.gradients.arithmetic.precision import NARROW

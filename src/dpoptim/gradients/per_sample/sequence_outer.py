@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.batch_invariant import matrices, record_matrices, record_products
 from dpoptim.gradients.arithmetic.multiplication import (
     INNER,

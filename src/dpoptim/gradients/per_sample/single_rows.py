@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import InC
-from dpoptim.compiled import WHOLE, function, library
-from dpoptim.compiled_work import A_NUMBER, Piece, Task, floats, run_in_turn
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import RAISED_IN_FLOAT64, SAFE_SQUARES, most_lost
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups, slices
 from dpoptim.gradients.per_sample.per_sample_grads import LONGEST_FACTOR, Bias, Outer, PerSampleGrad
+from dpoptim.runtime.compiled import WHOLE, function, library
+from dpoptim.runtime.compiled_work import A_NUMBER, Piece, Task, floats, run_in_turn
 
 UNTRAINED = -1
 # `Limits` of `single_rows.c`

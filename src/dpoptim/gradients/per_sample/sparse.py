@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.sums import Sums
+from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.arithmetic.products import Groups
 from dpoptim.gradients.choose_formula import MEMORY_CAP

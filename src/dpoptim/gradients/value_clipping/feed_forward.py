@@ -23,7 +23,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.hooks.refusals import refuse_wrapped
-from dpoptim.torch_internals import any_global_hook, gradient_hooks, module_hooks
+from dpoptim.runtime.torch_internals import any_global_hook, gradient_hooks, module_hooks
 
 # up to this many rows or columns a spectral norm is an eigenvalue; beyond, squarings bound it
 EXACT_SIDE = 64

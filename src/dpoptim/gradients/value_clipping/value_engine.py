@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError, axes_of
-from dpoptim.gradients.adding.totals import MakeTotals, Totals
+from dpoptim.gradients.accumulation.totals import MakeTotals, Totals
 from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, row_squared_norms
 from dpoptim.gradients.arithmetic.precision import exact_arithmetic
 from dpoptim.gradients.arithmetic.products import (
@@ -30,7 +30,7 @@ from dpoptim.gradients.value_clipping.feed_forward import (
 )
 from dpoptim.gradients.value_clipping.value_hooks import EngineHook
 from dpoptim.gradients.watch.model_watch import ModelWatch
-from dpoptim.torch_internals import saved_tensors_hooks_are_set
+from dpoptim.runtime.torch_internals import saved_tensors_hooks_are_set
 
 # records with longer activations count as zero: products with them would leave the float32 range
 LARGEST = 2.0**40

@@ -16,7 +16,12 @@ from dpoptim.gradients.hooks.device_map import forwards_in
 from dpoptim.gradients.watch.contents import Contents
 from dpoptim.gradients.watch.plain_attributes import PlainAttributes
 from dpoptim.gradients.watch.values import Values, digest
-from dpoptim.torch_internals import gradient_hook_ids, has_hooks, hooks_on_all_modules, module_hooks
+from dpoptim.runtime.torch_internals import (
+    gradient_hook_ids,
+    has_hooks,
+    hooks_on_all_modules,
+    module_hooks,
+)
 
 # bytes of constants that are read at each release, at least; of more, some in turn
 READ_AT_ONCE = 1 << 26

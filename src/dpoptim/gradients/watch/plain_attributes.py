@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.watch.contents import Contents
 from dpoptim.gradients.watch.values import Values, address
-from dpoptim.torch_internals import is_functorch_tensor, version_of
+from dpoptim.runtime.torch_internals import is_functorch_tensor, version_of
 
 Holder = Tensor | NDArray[Any]
 

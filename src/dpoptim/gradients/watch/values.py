@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpoptim.compiled import PLACE, WHOLE, function, library
-from dpoptim.torch_internals import parts_held
+from dpoptim.runtime.compiled import PLACE, WHOLE, function, library
+from dpoptim.runtime.torch_internals import parts_held
 
 LANES = 1021  # a prime: no row of a matrix is as long by habit
 COPIED = 8 * LANES  # 64-bit words up to which all are compared

@@ -1,8 +1,8 @@
 """Correlated noise: all prefix sums of a stream of vectors, with little noise in each."""
 
 from dpoptim.noise.correlated.banded import BandedToeplitz
-from dpoptim.noise.correlated.best import BestStrategy
-from dpoptim.noise.correlated.buffered import BufferedToeplitz
+from dpoptim.noise.correlated.buffered_toeplitz import BufferedToeplitz
+from dpoptim.noise.correlated.choose_strategy import BestStrategy
 from dpoptim.noise.correlated.independent import Independent
 from dpoptim.noise.correlated.redrawn import RedrawnToeplitz
 from dpoptim.noise.correlated.strategy import NoiseState, Strategy

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.arguments import whole_number
-from dpoptim.noise.correlated.buffered import added_up, overlapping_sensitivity
+from dpoptim.noise.correlated.buffered_toeplitz import added_up, overlapping_sensitivity
 from dpoptim.noise.correlated.fitting import (
     DECIMALS,
     ITERATIONS,

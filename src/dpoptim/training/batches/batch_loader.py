@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 from dpoptim.arguments import whole_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.adding.summation_groups import number_of_groups
+from dpoptim.gradients.accumulation.summation_groups import number_of_groups
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.oracle import Loss
 from dpoptim.noise.stream import KeyStream

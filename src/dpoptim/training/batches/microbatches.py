@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.adding.summation_groups import EXPECTED_GROUP, into_groups
+from dpoptim.gradients.accumulation.summation_groups import EXPECTED_GROUP, into_groups
 from dpoptim.gradients.arithmetic.products import BLOCK_GROUPS
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Draws, Indices, Position

@@ -27,11 +27,11 @@ from dpoptim.assumptions import (
 )
 from dpoptim.distributed.agreement import sample_of
 from dpoptim.gradients.rows_of_records import RowsOfRecords
-from dpoptim.missing import is_missing
+from dpoptim.missing_values import is_missing
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
+from dpoptim.runtime.torch_internals import pytree
 from dpoptim.sampling import Indices
-from dpoptim.torch_internals import pytree
 from dpoptim.training.batches.collation import collate_records, refuse_missing
 from dpoptim.training.batches.repeated_records import refuse_repeated_records
 

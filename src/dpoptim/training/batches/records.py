@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpoptim.torch_internals import pytree
+from dpoptim.runtime.torch_internals import pytree
 
 IGNORED_LABEL = -100  # that torch's losses and Hugging Face's models leave out
 WHOLE = (torch.int64, torch.int32, np.dtype("int64"), np.dtype("int32"))

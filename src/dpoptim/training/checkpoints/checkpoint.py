@@ -28,7 +28,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.files import remove_litter, write_atomically
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
-from dpoptim.plan_text import differences
+from dpoptim.plan.text import differences
 from dpoptim.printable import printable
 from dpoptim.training.batches.privacy_units import Units
 

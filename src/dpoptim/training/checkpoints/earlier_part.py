@@ -15,9 +15,9 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.agreement import digest
 from dpoptim.distributed.checkpoints import own
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.gradients.adding.boxes import changed, is_large, whole
-from dpoptim.gradients.adding.summation_groups import Indices
-from dpoptim.gradients.adding.totals import Totals
+from dpoptim.gradients.accumulation.boxes import changed, is_large, whole
+from dpoptim.gradients.accumulation.summation_groups import Indices
+from dpoptim.gradients.accumulation.totals import Totals
 from dpoptim.training.checkpoints.checkpoint import (
     checkpoint_to_resume,
     read_checkpoint,

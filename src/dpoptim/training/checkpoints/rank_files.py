@@ -28,7 +28,7 @@ from dpoptim.distributed.agreement import bytes_of
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import LedgerError, PrivacyError, RankError
 from dpoptim.files import turn_in, unused_name, write_atomically
-from dpoptim.gradients.adding.boxes import Boxes, Stored, box_of, changed, is_large
+from dpoptim.gradients.accumulation.boxes import Boxes, Stored, box_of, changed, is_large
 from dpoptim.printable import printable
 from dpoptim.training.checkpoints.checkpoint import SEAL_BYTES, opened, sealed, write_checkpoint
 
@@ -115,7 +115,7 @@ def write_rank_files(
     Raises:
         OSError: this rank's file cannot be written. RankError: another's. No file is left then.
     """
-    from dpoptim.distributed.planned import save_boxes  # slow to import
+    from dpoptim.distributed.checkpoint_planner import save_boxes  # slow to import
 
     token = ranks.from_first(unused_name)
     names = [f"{path.name}.{token}.{rank}-of-{ranks.size}.part" for rank in range(ranks.size)]
@@ -196,7 +196,7 @@ def with_parts(contents: dict[str, Any], path: Path, key: bytes | None) -> dict[
 
 def read_boxes(files: Sequence["RankFile"], stored: Sequence[Any], boxes: Boxes) -> None:
     """Fill boxes of a tensor from those in the ranks' files."""
-    from dpoptim.distributed.planned import plan_reads  # slow to import
+    from dpoptim.distributed.checkpoint_planner import plan_reads  # slow to import
 
     chunks = [(tuple(offsets), tuple(sizes)) for offsets, sizes, *_ in stored]
     for number, wanted in plan_reads(boxes, chunks).items():

@@ -19,9 +19,9 @@ from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hooks.hook_manager import HookManager
 from dpoptim.gradients.hooks.seen_outputs import SeenOutputs
-from dpoptim.torch_internals import gradient_forms, node_name
+from dpoptim.runtime.torch_internals import gradient_forms, node_name
 from dpoptim.training.losses.reduction import reduced
-from dpoptim.training.trials.made_up import Returned
+from dpoptim.training.trials.made_up_records import Returned
 
 LOOKED_AT = 1 << 20  # entries at a time: there may be no room for another copy of all
 # Of the largest entry: what is left of the batch's largest score, which a loss took off and added

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients.engine import Reduction
-from dpoptim.torch_internals import node_name
+from dpoptim.runtime.torch_internals import node_name
 
 MEAN, SUM = 1, 2  # as torch's losses save it
 ONE_BY_ONE = (

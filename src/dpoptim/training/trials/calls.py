@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpoptim.torch_internals import never_compiled, pytree
+from dpoptim.runtime.torch_internals import never_compiled, pytree
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 # what a model may want to be called without

@@ -15,16 +15,17 @@ from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.watch.values import Values
 from dpoptim.losses import without_single_axes
 from dpoptim.opacus_words import knows_opacus
-from dpoptim.torch_internals import checkpointing_served
+from dpoptim.runtime.torch_internals import checkpointing_served
 from dpoptim.training.batches import records as forms
 from dpoptim.training.batches.loading import Collate
-from dpoptim.training.foreign import refuse_nothing_to_train, uncompiled
 from dpoptim.training.losses.handed_over import refuse_complex_losses
 from dpoptim.training.losses.label_weights import divided_mean, reduction_of, undivided
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import read_graph
+from dpoptim.training.other_libraries import refuse_nothing_to_train, uncompiled
 from dpoptim.training.randomness.drawing_collates import DRAWS, HeldDraws
 from dpoptim.training.trials.comparison import Batches, Comparison
+from dpoptim.training.trials.deterministic_runs import Quieting, Remembered, autocast_seen
 from dpoptim.training.trials.fixed_noise import MIDDLE, RARE, see_one_row
 from dpoptim.training.trials.loss_refusals import (
     LOSSES_AGREE,
@@ -37,8 +38,7 @@ from dpoptim.training.trials.loss_refusals import (
     refuse_single_failures,
     same_losses,
 )
-from dpoptim.training.trials.made_up import odd_batch_size
-from dpoptim.training.trials.quiet import Quieting, Remembered, autocast_seen
+from dpoptim.training.trials.made_up_records import odd_batch_size
 from dpoptim.training.trials.tolerances import computed_dtypes, tolerance_of
 from dpoptim.training.trials.variations import Units, with_padding
 from dpoptim.training.trials.within_memory import within_memory

@@ -18,11 +18,11 @@ from dpoptim.gradients.oracle import Loss, RecordsAlone, trainable
 from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.few_rows import Vector, memory_of
-from dpoptim.torch_internals import pytree
-from dpoptim.training.foreign import hint_of
+from dpoptim.runtime.torch_internals import pytree
+from dpoptim.training.other_libraries import hint_of
+from dpoptim.training.trials.deterministic_runs import MOVED, other_weights
 from dpoptim.training.trials.fixed_noise import drawn_for
 from dpoptim.training.trials.isolation_words import first_sentence
-from dpoptim.training.trials.quiet import MOVED, other_weights
 from dpoptim.training.trials.tolerances import TOLERANCE, settled
 from dpoptim.training.trials.wider_copies import reads, widened, widened_batch
 

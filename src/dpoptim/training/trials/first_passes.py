@@ -13,10 +13,10 @@ from dpoptim.gradients.hooks.computed_weights import follows_weights
 from dpoptim.gradients.watch.values import Values
 from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.randomness.secret_randomness import same_randomness
+from dpoptim.training.trials.deterministic_runs import Quieted, put_back, quiet, quiet_as_before
 from dpoptim.training.trials.fixed_noise import RARE
-from dpoptim.training.trials.made_up import Sample, samples
+from dpoptim.training.trials.made_up_records import Sample, samples
 from dpoptim.training.trials.neighbours import moved, with_another_record
-from dpoptim.training.trials.quiet import Quieted, put_back, quiet, quiet_as_before
 
 NOT_FIRST = "its outputs do not have the batch axis first"
 # Draws that are tried for each of three of torch's: of numpy's and Python's generators.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
-from dpoptim.torch_internals import DispatchMode, pytree
+from dpoptim.runtime.torch_internals import DispatchMode, pytree
 
 MIDDLE = 0.625
 RARE = 2.0**-10  # below the probability of all but rare events

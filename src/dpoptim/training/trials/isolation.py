@@ -15,10 +15,11 @@ from torch.utils.data import Dataset
 
 from dpoptim.assumptions import Assumption, enforced
 from dpoptim.errors import PrivacyError, SamplesInteractError
-from dpoptim.freed_memory import freed_memory_given_back
 from dpoptim.gradients.hooks.refusals import mixed_by_outliers, watch_batch_statistics
 from dpoptim.gradients.isolation import Choice, Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
+from dpoptim.runtime.freed_memory import freed_memory_given_back
+from dpoptim.training.trials.deterministic_runs import Quieted, in_all_digits, quiet
 from dpoptim.training.trials.first_passes import (
     NOT_FIRST,
     first_sample,
@@ -26,6 +27,12 @@ from dpoptim.training.trials.first_passes import (
     raised_on_random,
     refuse_memory,
     refuse_mixing_by_chance,
+)
+from dpoptim.training.trials.isolation_fallback import (
+    Failure,
+    places_of_records,
+    promoted,
+    told_outside,
 )
 from dpoptim.training.trials.isolation_trials import Trials, with_gaps
 from dpoptim.training.trials.isolation_words import (
@@ -37,14 +44,12 @@ from dpoptim.training.trials.isolation_words import (
     message_of,
     not_probed,
 )
-from dpoptim.training.trials.made_up import Sample
+from dpoptim.training.trials.made_up_records import Sample
 from dpoptim.training.trials.neighbours import (
     first_mixing,
     mixed_beside_large,
     neighbours_are_invisible,
 )
-from dpoptim.training.trials.next_way import Failure, places_of_records, promoted, told_outside
-from dpoptim.training.trials.quiet import Quieted, in_all_digits, quiet
 
 MOST_TRIALS = 16
 

@@ -17,11 +17,11 @@ from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
 from dpoptim.gradients.layers.outside import OutsideUseError
 from dpoptim.gradients.oracle import RecordsAlone, trainable
 from dpoptim.gradients.placement import Placement
+from dpoptim.training.trials.deterministic_runs import other_weights
+from dpoptim.training.trials.isolation_fallback import Failure
 from dpoptim.training.trials.isolation_words import first_sentence
-from dpoptim.training.trials.made_up import Sample
-from dpoptim.training.trials.next_way import Failure
+from dpoptim.training.trials.made_up_records import Sample
 from dpoptim.training.trials.probe import positions_per_layer
-from dpoptim.training.trials.quiet import other_weights
 from dpoptim.training.trials.tolerances import TOLERANCE, computed_dtypes, settled, tolerance_of
 from dpoptim.training.trials.wider_copies import reads, widened
 

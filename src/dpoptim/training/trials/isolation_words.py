@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from dpoptim.assumptions import Assumption, enforced, trusted
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.training.trials.next_way import Failure
+from dpoptim.training.trials.isolation_fallback import Failure
 
 if TYPE_CHECKING:
     from dpoptim.training.trials.isolation_trials import Trials
-    from dpoptim.training.trials.made_up import Sample
+    from dpoptim.training.trials.made_up_records import Sample
 
 
 ALONE = "records cannot be mixed: every microbatch has one record"

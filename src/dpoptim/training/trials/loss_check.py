@@ -23,9 +23,9 @@ from dpoptim.training.batches.loading import Collate
 from dpoptim.training.batches.privacy_units import Units
 from dpoptim.training.batches.records import made_up, with_finite_numbers
 from dpoptim.training.batches.streams import StreamRecords
-from dpoptim.training.foreign import hint_of
 from dpoptim.training.losses.handed_over import disagreement, unclear_factor
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
+from dpoptim.training.other_libraries import hint_of
 from dpoptim.training.trials.check import (
     CheckResult,
     NotFiniteError,
@@ -34,7 +34,7 @@ from dpoptim.training.trials.check import (
     compare_if_possible,
     if_possible,
 )
-from dpoptim.training.trials.quiet import put_back
+from dpoptim.training.trials.deterministic_runs import put_back
 from dpoptim.training.trials.variations import (
     with_a_blank,
     with_a_large_one,

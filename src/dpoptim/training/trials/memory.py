@@ -12,9 +12,9 @@ from dpoptim.arguments import whole_number
 from dpoptim.gradients.oracle import Loss
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan, require_plan
-from dpoptim.torch_internals import DispatchMode, pytree
+from dpoptim.runtime.torch_internals import DispatchMode, pytree
 from dpoptim.training.engines import engine_for, reads_sums, training_method
-from dpoptim.training.foreign import uncompiled
+from dpoptim.training.other_libraries import uncompiled
 from dpoptim.training.refusals import refuse_model
 from dpoptim.training.trials.isolation import Chosen, choose_isolation
 

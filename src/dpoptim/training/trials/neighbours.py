@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.hooks.seen_outputs import tensors_of
-from dpoptim.training.trials.made_up import Sample
+from dpoptim.training.trials.made_up_records import Sample
 
 # Records that may change with the first one: layers between sorting and sorting back see another
 # record there.

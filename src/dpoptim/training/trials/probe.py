@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpoptim.freed_memory import freed_memory_given_back
 from dpoptim.gradients.layers.geometry import Convolution
 from dpoptim.gradients.layers.hugging_face import is_transposed_linear
-from dpoptim.training.trials.made_up import Sample
-from dpoptim.training.trials.quiet import quiet, quiet_as_before
+from dpoptim.runtime.freed_memory import freed_memory_given_back
+from dpoptim.training.trials.deterministic_runs import quiet, quiet_as_before
+from dpoptim.training.trials.made_up_records import Sample
 
 
 @freed_memory_given_back()

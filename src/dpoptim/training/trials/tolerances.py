@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.oracle import trainable
 from dpoptim.gradients.placement import Placement
-from dpoptim.torch_internals import pytree
-from dpoptim.training.trials.quiet import autocast_seen
+from dpoptim.runtime.torch_internals import pytree
+from dpoptim.training.trials.deterministic_runs import autocast_seen
 
 TOLERANCE = {  # of the bound, for each record
     torch.bfloat16: 3e-2,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic.precision import NARROW
 from dpoptim.gradients.backward_pass import nodes_below
-from dpoptim.torch_internals import pytree
+from dpoptim.runtime.torch_internals import pytree
 
 WIDENED = 1 << 27  # entries of a model that is copied, at most
 

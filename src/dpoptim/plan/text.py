@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.documents import DIGEST, dump, load, with_digest
-from dpoptim.unit import RECORD
+from dpoptim.privacy_unit import RECORD
 
 if TYPE_CHECKING:
     from dpoptim.plan import Plan

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 from scipy.special import logsumexp, ndtr
 
-from dpoptim.accounting.allocation import BallsInBinsDpEvent
+from dpoptim.accounting.balls_in_bins import BallsInBinsDpEvent
 from dpoptim.audit.banded import banded_query, canaries_trained, strategy_output
 from dpoptim.audit.sampled_gaussians import SampledGaussians, Tradeoff
 from dpoptim.audit.side_by_side import Floats

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dpoptim.gate.queries import SelectedRows
 from dpoptim.gradients.per_sample.sparse import sparse_rows
-from dpoptim.noise.exact_coins import rare_heads, tossed
+from dpoptim.noise.exact_bernoulli import rare_heads, tossed
 from dpoptim.noise.few_rows import Vector
 from dpoptim.noise.stream import KeyStream
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import Directions
-from dpoptim.gradients.adding.row_terms import RowTerms
+from dpoptim.gradients.accumulation.row_terms import RowTerms
 from dpoptim.gradients.memory.reused_memory import ReusedMemory
 from dpoptim.noise.few_rows import FewRows
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from dpoptim.accounting import compute_delta
-from dpoptim.accounting.separation import MinSeparationDpEvent
+from dpoptim.accounting.min_separation import MinSeparationDpEvent
+from dpoptim.audit.balls_in_bins import SIMULATED, SimulatedMixtures
 from dpoptim.audit.banded import banded_query, canaries_trained, strategy_output
-from dpoptim.audit.bins import SIMULATED, SimulatedMixtures
 from dpoptim.audit.side_by_side import Floats
 from dpoptim.gate import CorrelatedSum
 from dpoptim.plan import Plan

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Directions, Units
-from dpoptim.compiled import PLACE, REAL, WHOLE, function
-from dpoptim.gradients.adding.boxes import Boxes
-from dpoptim.gradients.adding.sums import AS_IT_CAME, Sums
+from dpoptim.gradients.accumulation.boxes import Boxes
+from dpoptim.gradients.accumulation.sums import AS_IT_CAME, Sums
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
 from dpoptim.noise.few_rows import Vector
-from dpoptim.torch_internals import divide_all
+from dpoptim.runtime.compiled import PLACE, REAL, WHOLE, function
+from dpoptim.runtime.torch_internals import divide_all
 
 MEAN = struct.Struct("=QqqQ")  # as in `totals.c`
 MEAN_BLOCK = 1 << 17  # entries that are rounded and divided at a time: they stay in cache

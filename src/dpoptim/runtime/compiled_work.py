@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dpoptim.compiled import PLACE, WHOLE, function
-from dpoptim.worker_threads import parallel_region, worker_threads
+from dpoptim.runtime.compiled import PLACE, WHOLE, function
+from dpoptim.runtime.worker_threads import parallel_region, worker_threads
 
 WORTH_A_THREAD = 1 << 19  # multiplications that take longer than to wake a thread for them
 A_NUMBER = 8  # multiplications that take as long as to read a number that is used once

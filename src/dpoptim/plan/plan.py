@@ -18,12 +18,12 @@ from dpoptim.clipping import ClippingRule
 from dpoptim.gate import Query
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
 from dpoptim.notebook import as_table
-from dpoptim.plan_text import read_text, refuse_other_promise, settings_in, text_of
-from dpoptim.plan_words import basis_of, described
+from dpoptim.plan.text import read_text, refuse_other_promise, settings_in, text_of
+from dpoptim.plan.words import basis_of, described
+from dpoptim.privacy_unit import RECORD, Unit
 from dpoptim.registry import entry
 from dpoptim.sampling import Sampler
 from dpoptim.sampling.length import number_of_steps
-from dpoptim.unit import RECORD, Unit
 
 SMALLEST_NOISE = 0.01  # below it epsilon has no meaningful number
 

@@ -10,10 +10,10 @@ from torch.utils.data import Dataset, default_collate
 
 from dpoptim.gradients.arithmetic.precision import NARROW
 from dpoptim.gradients.hooks.seen_outputs import tensors_of
-from dpoptim.torch_internals import pytree
+from dpoptim.runtime.torch_internals import pytree
 from dpoptim.training.batches.records import made_up
 from dpoptim.training.trials.calls import call_of_loss, calls
-from dpoptim.training.trials.quiet import Quieted
+from dpoptim.training.trials.deterministic_runs import Quieted
 from dpoptim.training.trials.wider_copies import widened_batch
 
 Model = Callable[..., Any]

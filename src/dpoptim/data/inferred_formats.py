@@ -11,7 +11,7 @@ from dpoptim.data.dates import as_days
 from dpoptim.data.numbers import MARKS, as_texts
 from dpoptim.data.schema import Decimal, Thousands
 from dpoptim.data.table_files import Values
-from dpoptim.missing import is_missing
+from dpoptim.missing_values import is_missing
 
 Way = tuple[Decimal, Thousands, str]  # decimal mark, mark of thousands, unit
 DECIMALS: tuple[Decimal, Decimal] = (".", ",")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic.precision import no_tf32
 from dpoptim.gradients.hooks.computed_weights import follows_weights
-from dpoptim.torch_internals import local_part, parts_held
+from dpoptim.runtime.torch_internals import local_part, parts_held
 from dpoptim.training.randomness.generators import (
     Generator,
     everywhere,

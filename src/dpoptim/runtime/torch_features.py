@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
-import dpoptim.torch_internals as inside
+import dpoptim.runtime.torch_internals as inside
 from dpoptim.errors import PrivacyError
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from dpoptim.arguments import whole_number
 from dpoptim.noise.correlated.banded import BandedToeplitz
-from dpoptim.noise.correlated.buffered import BufferedToeplitz
+from dpoptim.noise.correlated.buffered_toeplitz import BufferedToeplitz
 from dpoptim.noise.correlated.fitting import LONGEST_SCALED
 from dpoptim.noise.correlated.redrawn import RedrawnToeplitz
 from dpoptim.noise.correlated.strategy import Strategy

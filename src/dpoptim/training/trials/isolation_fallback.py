@@ -12,8 +12,8 @@ from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
 from dpoptim.gradients.layers.expanded import places_of
 from dpoptim.gradients.layers.registry import rule_for, takes_more_axes
 from dpoptim.gradients.layers.rule import AnyRule
-from dpoptim.torch_internals import pytree
-from dpoptim.training.trials.made_up import Sample
+from dpoptim.runtime.torch_internals import pytree
+from dpoptim.training.trials.made_up_records import Sample
 
 NUMBER = re.compile(r"\d+")
 

@@ -9,10 +9,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.noise.rare_coins import BLOCK, heads_in_blocks
+from dpoptim.noise.sparse_bernoulli import BLOCK, heads_in_blocks
 from dpoptim.noise.stream import KeyStream
 
-MOST_ZEROS = 32  # of `rare_coins`
+MOST_ZEROS = 32  # of `sparse_bernoulli`
 TWO_64 = 2.0**64
 
 
@@ -39,7 +39,7 @@ def rare_heads(stream: KeyStream, coins: int, chance: float) -> NDArray[np.int64
     """Toss ``coins`` coins of one chance, in [0, 1]: the places of the heads, ascending.
 
     It costs the heads and not the coins: those whose number has zeros for its first bits are found
-    by `rare_coins`, and of these alone the other bits are drawn.
+    by `sparse_bernoulli`, and of these alone the other bits are drawn.
 
     **Guarantee.** As for `tossed`; chances of at least 2^-32 are met to 2^-128 of themselves.
     """

@@ -33,8 +33,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from dpoptim.distributed.signs import portable
-from dpoptim.gradients.adding.boxes import Boxes, Offsets, box_of
+from dpoptim.distributed.rank_signals import portable
+from dpoptim.gradients.accumulation.boxes import Boxes, Offsets, box_of
 
 Write = Callable[[Iterator[Tensor]], Sequence[Any]]  # boxes; returns where each of them lies
 Chunk = tuple[Offsets, tuple[int, ...]]  # first index, and length on each axis

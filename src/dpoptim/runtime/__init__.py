@@ -1,0 +1,1 @@
+"""The machine and PyTorch as they are found: compiled functions, threads, memory, internals."""
