@@ -112,7 +112,7 @@ class Gate:
 
         The tensors together are one query: their joint Euclidean norm must be bounded record by
         record. They are float64; or float32 if the noise is independent, which is then added in
-        float64 and the result rounded. So it is written into `FewRows`, on every entry.
+        float64 and the result rounded. `FewRows` get noise on every entry in that way, too.
 
         Raises:
             PrivacyError: every planned release has been made.

@@ -106,8 +106,8 @@ class Steps:
     def release(self) -> None:
         """Let the gate release this step's sums, and write the noisy mean into ``.grad``.
 
-        Nothing remembers the step before its noise is drawn: if that is interrupted, the step is
-        done again. Over it is with `settle`.
+        Nothing remembers the step before its noise is drawn: if drawing is interrupted, the step
+        is done again. `settle` ends the step.
         """
         self._ranks.begin(RELEASE, self.done)
         self.gate.open()  # first: a refusal must leave the sums as they were

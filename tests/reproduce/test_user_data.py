@@ -23,7 +23,7 @@ from dpoptim.reproduce import (
     das_networks,
     das_published,
     das_tables,
-    given,
+    user_data,
 )
 from dpoptim.reproduce.das_tables import Recipe
 from dpoptim.reproduce.request import FOLDERS
@@ -71,7 +71,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sets_that_come_by_class_are_shuffled(features: Path) -> None:
     """The last tenth chooses settings: it has all classes, and records keep their labels."""
-    for case in given.feature_sets(features):
+    for case in user_data.feature_sets(features):
         assert len(case.y[-len(case.y) // 10 :].unique()) == CLASSES
         if case.name != "noise":
             assert (case.x.argmax(1) == case.y).float().mean() > 0.95
@@ -157,7 +157,7 @@ def test_cifar_in_both_forms(bench: Callable[[str], ModuleType], tmp_path: Path)
             path = tmp_path / "pictures" / part / str(label) / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.moveaxis(image, 0, -1)).save(path)
-    found = [given.cifar(folder) for folder in (pickled, tmp_path / "pictures")]
+    found = [user_data.cifar(folder) for folder in (pickled, tmp_path / "pictures")]
     assert [data.name for data in found] == ["pickled", "pictures"]  # of two classes
     for part in ("x", "x_test"):
         a, b = (getattr(data, part).reshape(20, -1) for data in found)
@@ -222,10 +222,10 @@ def test_features_that_do_not_agree_are_refused(features: Path, tmp_path: Path) 
     for arrays, said in wrong:
         np.savez(features / "a.npz", **arrays)
         with pytest.raises(ValueError, match=rf"--features: .*{said}.* Give a folder of data sets"):
-            given.feature_sets(features)
+            user_data.feature_sets(features)
     (features / "a.npz").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"--features: .*a\.npz is not a \.npz archive"):
-        given.feature_sets(features)
+        user_data.feature_sets(features)
 
 
 def test_the_lines_of_the_help_make_features(
@@ -280,7 +280,7 @@ def test_the_lines_of_the_help_make_features(
     }
     monkeypatch.chdir(tmp_path)
     exec(lines, scope)
-    (case,) = given.feature_sets(tmp_path)
+    (case,) = user_data.feature_sets(tmp_path)
     assert case.name == "CIFAR-100"
     assert case.model.outputs == 100
     assert case.x.shape == case.x_test.shape == (300, 48)
