@@ -246,9 +246,7 @@ def table() -> str:
     return "\n\n".join(
         [
             "## Methods",
-            _lines(
-                ["paper", "item", "`attach`", "estimator", "command line", "reproduced"], methods
-            ),
+            _lines(["paper", "item", *doors, "reproduced"], methods),
             "## Theorems, tables and figures",
             _lines(["paper", "item", "computed by", "reproduced"], others),
         ]
