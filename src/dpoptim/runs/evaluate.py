@@ -151,7 +151,7 @@ def label_of(folder: Path, model: str) -> str:
 
 
 def kind_of_records(folder: Path, data: Path, ledger: Ledger, said: Records | None) -> Records:
-    """Kind of records that these are to the model, by what is public; a doubt is for the caller to settle.
+    """Kind of records, by what is public; a doubt is for the caller to settle.
 
     Raises:
         ValueError: the ledger, or the file's name, is that of the training, and nothing was said;
