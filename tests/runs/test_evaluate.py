@@ -278,6 +278,35 @@ def test_a_ledger_of_the_training_asks_what_the_records_are(tmp_path: Path) -> N
     assert [each["records"] for each in kept] == ["training", "hold-out"]
 
 
+def test_a_ledger_knows_its_records_by_a_name_that_may_be_said(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    """A file that was renamed holds the same records; the certificate says what was compared."""
+    schema, ledger = tmp_path / "s.toml", tmp_path / "l.sqlite"
+    schema.write_text(SCHEMA.replace('"person"', '"drop"'))
+    common = ("--schema", schema, "--epochs", 1, "--epsilon", 1, "--delta", 1e-4)
+
+    def train(table: Path, out: str, *more: object, code: int = 0) -> str:
+        options = (*common, "--out", tmp_path / out, *more)
+        return run("train", "--data", table, *options, code=code)
+
+    table, renamed = (write_table(tmp_path / name, records(60, 1)) for name in ("t.csv", "u.csv"))
+    train(table, "a", "--ledger", ledger)
+    refused = train(renamed, "b", "--ledger", ledger, code=2)
+    assert "for the same records --dataset 't'" in refused
+    assert "--ledger" in train(renamed, "b", "--dataset", "t", code=2)
+    train(renamed, "b", "--ledger", ledger, "--dataset", "t")
+    for folder, by in (("a", "'t', the file's name"), ("b", "'t', the name that --dataset gave")):
+        basis = json.loads((tmp_path / folder / "certificate.json").read_text())["basis"]
+        (line,) = (text for text in basis["trusted"] if "by name alone" in text)
+        assert line.endswith(by)
+        run("verify", tmp_path / folder, "--ledger", ledger)
+    others = ("--ledger", tmp_path / "new.sqlite", "--dataset", "clinic")
+    hold_out = write_table(tmp_path / "h.csv", records(30, 5))
+    run("evaluate", trained["person"], hold_out, *SMALL, *others)
+    assert dpoptim.Ledger(tmp_path / "new.sqlite").dataset == "clinic, per person"
+
+
 def test_every_evaluation_is_kept_and_verified(trained: dict[str, Path], tmp_path: Path) -> None:
     table, ledger = write_table(tmp_path / "h.csv", records(300, 5)), tmp_path / "h.sqlite"
     folder = fresh(trained["record"], tmp_path / "run")

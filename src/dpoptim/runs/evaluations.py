@@ -125,17 +125,18 @@ def sum_of(
 ) -> dict[str, Any]:
     """The sum of evaluations of one relation and unit, as strict JSON can hold it."""
     events = [event_from_json(entry["event"]) for entry in entries]
-    # the training is in the sum where its ledger, and so its relation and unit, is theirs
-    trained = plan is not None and any(entry["records"] == "training" for entry in entries)
-    if trained and plan is not None:
-        events.append(plan.event)
+    training = "apart"
+    if any(entry["records"] == "training" for entry in entries):
+        # whose ledger, and so relation and unit, is theirs; a search has no plan to add
+        training = "on top" if plan is None else "counted"
+        events += [] if plan is None else [plan.event]
     delta = min(float(entry["guarantee"]["delta"]) for entry in entries)
     found = replace(spent(None, events, delta, kind[0]), unit=kind[1])
     if any(SEEDED in entry["guarantee"]["notes"] for entry in entries):
         found = replace(found, notes=(*found.notes, SEEDED))
     return {
         "evaluations": len(entries),
-        "with_training": trained,
+        "training": training,
         "without_ledger": sum(entry["ledger"] is None for entry in entries),
         "guarantee": {**found.to_json(), "text": str(found)},
     }
@@ -145,8 +146,9 @@ def in_words(found: Mapping[str, Any]) -> str:
     """A sum of `together` in one line."""
     count, open_ = found["evaluations"], found["without_ledger"]
     what = "1 evaluation" if count == 1 else f"{count} evaluations together"
-    if found["with_training"]:
-        what += ", with the training"
+    what += {"apart": "", "counted": ", with the training", "on top": " on top of the training"}[
+        found["training"]
+    ]
     aside = f"; {open_} of them in no ledger" if open_ else ""
     return f"{what}: {found['guarantee']['text']}{aside}"
 
