@@ -144,9 +144,11 @@ def all_of_them(entries: Sequence[Mapping[str, Any]], sums: Sequence[Mapping[str
             )
         )
     chosen = f'<p class="note">{SELECTED[0].upper()}{SELECTED[1:]}.</p>' * (len(entries) > 1)
+    apart = '<p class="small">Of different relations or units each has a sum of its own.</p>'
     costs = "".join(f'<p class="small">{escape(in_words(found))}</p>' for found in sums)
+    costs += apart * (len(sums) > 1)
     return (
-        f"<section><h2>Every evaluation of this model</h2>{chosen}"
+        f"<section><h2>Every evaluation that was kept</h2>{chosen}"
         f'<div class="card">{grid(HEADINGS, rows)}</div>{costs}</section>'
     )
 
