@@ -341,6 +341,8 @@ def test_every_evaluation_is_kept_and_verified(trained: dict[str, Path], tmp_pat
         lambda e: e["event"].update(noise_multiplier=99.0),
         lambda e: e["guarantee"].update(unit="household"),
         lambda e: e.pop("event"),
+        lambda e: e.update(ledger=3),
+        lambda e: e["scores"].clear(),
     ],
 )
 def test_an_edited_evaluation_is_named(
@@ -354,6 +356,10 @@ def test_an_edited_evaluation_is_named(
     assert "edited" in run("verify", folder, code=2)
     (folder / NAME).write_text(json.dumps(with_digest(document)))
     assert "evaluations.json" in run("verify", folder, code=2)
+    (folder / NAME).write_text("{}")  # found before anything is spent
+    ledger = ("--ledger", tmp_path / "h.sqlite")
+    run("evaluate", folder, tmp_path / "h.csv", *SMALL, *ledger, code=2)
+    assert not (tmp_path / "h.sqlite").exists()
 
 
 def test_a_public_number_makes_a_new_ledger_hide_how_many_there_are(

@@ -31,7 +31,9 @@ from dpoptim.runs.evaluations import (
     Evaluation,
     Records,
     evaluated,
+    plan_in,
     read_evaluations,
+    together,
 )
 from dpoptim.runs.outcome import try_writing
 from dpoptim.runs.predict import outputs_of
@@ -102,7 +104,7 @@ def evaluate_run(
         )
     file = model_file(run)
     folder = file.parent
-    read_evaluations(folder)  # so that what is found can be written down
+    together(read_evaluations(folder)["evaluations"], plan_in(folder))  # which comes after this one
     try_writing(folder)
     model = hashlib.sha256(file.read_bytes()).hexdigest()
     unit = "record" if saved.encoding.person is None else "person"

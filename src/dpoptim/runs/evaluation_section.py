@@ -31,6 +31,7 @@ from dpoptim.runs.evaluations import (
     TRAINING,
     Evaluation,
     Records,
+    headline,
     in_words,
     plan_in,
     read_evaluations,
@@ -131,14 +132,13 @@ def all_of_them(entries: Sequence[Mapping[str, Any]], sums: Sequence[Mapping[str
     """Every evaluation that the run directory knows of, and what they cost together, as HTML."""
     rows = []
     for place, entry in enumerate(entries, 1):
-        measure = "accuracy" if "accuracy" in entry["scores"] else "r2"
-        score = Interval(**entry["scores"][measure])
+        measure, score = headline(entry)
         rows.append(
             (
                 str(place),
                 entry["made"][:16].replace("T", " "),
                 f"{entry['data']}, {entry['records']}",
-                f"{'accuracy' if measure == 'accuracy' else 'R2'} {score}",
+                f"{measure} {score}",
                 f"ε ≤ {rounded_up(float(entry['guarantee']['epsilon']))}",
                 "none" if entry["ledger"] is None else entry["ledger"]["file"],
             )

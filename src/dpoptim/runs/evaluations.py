@@ -15,7 +15,7 @@ from dpoptim.accounting.balance import spent
 from dpoptim.accounting.event_json import event_from_json, event_to_json
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.documents import load
-from dpoptim.evaluation import ClassifierScores, RegressorScores
+from dpoptim.evaluation import ClassifierScores, Interval, RegressorScores
 from dpoptim.plan import Plan
 from dpoptim.plan_text import same_number
 from dpoptim.printable import printable
@@ -91,10 +91,49 @@ def read_evaluations(folder: Path) -> dict[str, Any]:
     fix = "give what `dpoptim evaluate` wrote"
     try:
         text = path.read_text(encoding="utf-8")
-        return load(text, what="record of evaluations", format=FORMAT, fix=fix)
+        document = load(text, what="record of evaluations", format=FORMAT, fix=fix)
     except ValueError as error:
         kind = "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else error
         raise ValueError(f"{printable(str(path))}: {kind}") from None
+    try:
+        require_form(document)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{printable(str(path))} lacks entries or has wrong ones ({type(error).__name__}). Do "
+            "not trust it; take the one that was first written."
+        ) from None
+    return document
+
+
+def require_form(document: Mapping[str, Any]) -> None:
+    """Raise unless all that is read of the document later is there, and of its kind."""
+    for entry in document["evaluations"]:
+        event_from_json(entry["event"])
+        claimed_by(entry)
+        measure, score = headline(entry)
+        charge = {"file": "", "reservation": ""} if entry["ledger"] is None else entry["ledger"]
+        texts = [
+            *(entry[name] for name in ("made", "data", "records", "model_sha256")),
+            *(charge[name] for name in ("file", "reservation")),
+            *(measure, entry["guarantee"]["text"]),
+        ]
+        if not all(isinstance(text, str) for text in texts) or score.low > score.high:
+            raise ValueError("a text, or an interval")
+    for found in document["together"]:
+        float(found["guarantee"]["epsilon"])
+    if not isinstance(document["report_section_sha256"], str | None):
+        raise TypeError("a digest")
+
+
+def headline(entry: Mapping[str, Any]) -> tuple[str, Interval]:
+    """The figure of an evaluation that stands for it, and its name."""
+    name, said = ("accuracy", "accuracy") if "accuracy" in entry["scores"] else ("r2", "R2")
+    return said, Interval(**entry["scores"][name])
+
+
+def claimed_by(entry: Mapping[str, Any]) -> Guarantee:
+    """The guarantee that an evaluation states."""
+    return Guarantee.from_json({k: v for k, v in entry["guarantee"].items() if k != "text"})
 
 
 def plan_in(folder: Path) -> Plan | None:
@@ -157,8 +196,7 @@ def refuted(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for each evaluation whose guarantee is not what its event gives."""
     wrong = []
     for number, entry in enumerate(entries, 1):
-        stated = {name: value for name, value in entry["guarantee"].items() if name != "text"}
-        claimed = Guarantee.from_json(stated)
+        claimed = claimed_by(entry)
         event = event_from_json(entry["event"])
         found = compute_epsilon(event, claimed.delta, claimed.neighboring)
         if str(claimed) != entry["guarantee"]["text"] or (claimed.status, claimed.accountant) != (
