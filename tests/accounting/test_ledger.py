@@ -18,6 +18,7 @@ from pathlib import Path
 
 import dp_accounting as dp
 import pytest
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpoptim.accounting import ledger_store
 from dpoptim.accounting.accountant import compute_epsilon
@@ -403,6 +404,10 @@ class TestWords:
         assert "noise_multiplier=5.0" in ledger.describe(events=True)
         ledger.reserve(gaussian(9.0), neighboring=AR, label="again")
         assert "if they did, at most epsilon=2 at delta=1e-05, the budget" in ledger.describe()
+        mixed = Ledger(neighboring=R1, epsilon=50, delta=1e-5, filter="basic")
+        for event in (dp_sgd(0.01, 1.0, 100), RepeatAndSelectDpEvent(gaussian(5.0), 3.0, 1.0)):
+            mixed.reserve(event, neighboring=R1, label="x")
+        assert "together  at most epsilon=50 at delta=1e-05, the budget" in mixed.describe()
         unlimited = Ledger()
         unlimited.reserve(gaussian(5.0), neighboring=AR, label="smoke run")
         assert "no budget" in unlimited.describe()

@@ -53,17 +53,25 @@ def state_of(entry: Reservation) -> str:
     return f"{entry.state}{again}"
 
 
+def composed_epsilon(entries: Sequence[Reservation], delta: float, neighboring: str) -> float:
+    """Epsilon of all runs; infinite where no accountant composes them."""
+    try:
+        return spent(None, [entry.event for entry in entries], delta, neighboring).epsilon
+    except ValueError:  # such as selections with Poisson samples, under replace-one
+        return math.inf
+
+
 def total_of(entries: Sequence[Reservation], budget: Budget | None, neighboring: str) -> str:
     """Cost of all runs together, in one line."""
     delta = delta_of(budget)
-    found = spent(None, [entry.event for entry in entries], delta, neighboring)
-    composed = f"epsilon={rounded_up(found.epsilon)} at delta={delta:g}"
+    epsilon = composed_epsilon(entries, delta, neighboring)
+    composed = f"epsilon={rounded_up(epsilon)} at delta={delta:g}"
     if len(entries) < 2:
         return f"  together  {composed}"
     composed += ", if no run's settings depended on what an earlier one released"
     if budget is None:
         return f"  together  {composed}; without a budget nothing else is known"
     kept = f"at most epsilon={budget.epsilon:g} at delta={delta:g}, the budget"
-    if found.epsilon >= budget.epsilon:  # of runs that were ended early it counts a part
+    if epsilon >= budget.epsilon:  # of runs that were ended early it counts a part
         return f"  together  {kept}"
     return f"  together  {composed}; if they did, {kept}"
