@@ -317,6 +317,7 @@ def test_every_evaluation_is_kept_and_verified(trained: dict[str, Path], tmp_pat
     said = run("verify", folder, "--ledger", ledger)
     assert "3 evaluations together: epsilon=" in said
     assert "1 of them in no ledger" in said
+    assert "checked evaluations.json: evaluation 3 of h (hold-out) cost epsilon=1" in said
     for number in (2, 3):
         assert f"checked the ledger holds the charge of evaluation {number}" in said
     assert "checked schema.toml" in said

@@ -12,7 +12,15 @@ from dpoptim.plan import Plan
 from dpoptim.plan_text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.evaluation_section import NO_EVALUATION, REPORT, parts_of
-from dpoptim.runs.evaluations import NAME, evaluated, in_words, read_evaluations, refuted, together
+from dpoptim.runs.evaluations import (
+    NAME,
+    evaluated,
+    headline,
+    in_words,
+    read_evaluations,
+    refuted,
+    together,
+)
 from dpoptim.runs.interrupted import SECRET
 from dpoptim.runs.signature import CERTIFICATE, signature_of
 
@@ -118,11 +126,17 @@ def check_evaluations(
     stated = kept["together"]
     if len(stated) != len(expected) or not all(map(same_sum, stated, expected)):
         found.wrong.append(f"{NAME}: the sum is not that of the evaluations")
+    found.checked += [
+        f"{NAME}: evaluation {number} of {entry['data']} ({entry['records']}) cost "
+        f"{entry['guarantee']['text']}"
+        for number, entry in enumerate(entries, 1)
+    ]
     found.checked += [f"{NAME}: {in_words(each)}" for each in expected]
     foreign = [e for e in entries if e["model_sha256"] != written["model"]["sha256"]]
     if foreign:
         found.open.append(f"of these evaluations {len(foreign)} are of another model")
-    found.open.append(f"{NAME}: the scores stand there alone (dpoptim sign)")
+    scores = ", ".join(f"{said} {score}" for said, score in map(headline, entries))
+    found.open.append(f"{NAME}: the scores stand there alone (dpoptim sign): {scores}")
 
 
 def same_sum(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
