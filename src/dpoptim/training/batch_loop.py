@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from dpoptim.opacus_words import knows_opacus
+from dpoptim.training.batches.epochs import Epoch, epochs_of
 from dpoptim.training.batches.loading import Batches, Collate, LoaderOptions
 from dpoptim.training.batches.logical_steps import LogicalSteps
 from dpoptim.training.losses.handed_over import HandedOver
@@ -106,6 +107,28 @@ class BatchLoop(PublicFigures):
             fixed_shape=fixed_shape,
         )
         return LogicalSteps(self, batches, self.plan.steps)
+
+    def epochs(self, count: int | None = None, batches: Batches | None = None) -> list[Epoch]:
+        """The epochs that remain, for loops that do something after each.
+
+        Iterate over each item for its batches. Of a resumed run, the first is what remains of the
+        epoch in which it stopped; items have their ``number``, from 0. An epoch that is left early
+        shortens the run.
+
+        Args:
+            count: epochs of the whole plan, from 1 to its steps. None: as many times as it goes
+                through the data set on average, to the nearest.
+            batches: that they consist of, such as ``private.batches(physical_batch_size=64)``.
+                None: ``private.batches()``.
+
+        **Guarantee.** As for `batches`. Where an epoch ends is public.
+        """
+        plan = self.plan
+        passes = max(1, round(plan.steps * plan.batch_size / plan.n))
+        of_all = self.batches() if batches is None else batches
+        return epochs_of(
+            self, of_all, plan.steps, min(passes, plan.steps) if count is None else count
+        )
 
     @property
     def step_is_complete(self) -> bool:

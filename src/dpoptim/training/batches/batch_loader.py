@@ -197,8 +197,7 @@ class BatchLoader:
             raise PrivacyError(
                 f"all {self._plan.steps} planned steps are done: one loop over private.batches() "
                 "runs through all of them, epochs included. Fix: no outer loop over epochs; or "
-                "steps = private.steps() before it, and in each epoch "
-                "itertools.islice(steps, private.plan.steps // epochs)."
+                "`for epoch in private.epochs(): for batch in epoch: ...`."
             )
 
     def _ended(self) -> bool:
