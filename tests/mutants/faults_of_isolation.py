@@ -10,10 +10,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from dpoptim.errors import NotByThisWayError
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.hooks.hook_manager import HookManager
 from dpoptim.gradients.layers import normalisation
+from dpoptim.gradients.layers.looped import LoopedLayer
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.watch import values
@@ -178,11 +180,16 @@ def slower_way_not_taken() -> AbstractContextManager[Any]:
     """The slower way is said, in its basis and message, and rules stay."""
     honest = Prepared._by_another_way
 
-    def by_another_way(self: Prepared, chosen: Chosen, reason: str) -> Any:
-        slower, loss = honest(self, chosen, reason)
+    def by_another_way(self: Prepared, chosen: Chosen, error: NotByThisWayError) -> Any:
+        slower, loss = honest(self, chosen, error)
         return replace(slower, isolation=chosen.isolation, sample=chosen.sample), loss
 
     return patch.object(Prepared, "_by_another_way", by_another_way)
+
+
+def flags_of_the_last() -> AbstractContextManager[Any]:
+    """What a module that runs record by record says beside tensors is the last record's."""
+    return patch.object(LoopedLayer, "_same_for_all", lambda self, found: found[-1])
 
 
 def empty_slots_counted() -> AbstractContextManager[Any]:

@@ -514,6 +514,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "one record's flags taken for all",
+        "LoopedLayer._same_for_all",
+        _i.flags_of_the_last,
+        "isolation",
+    ),
+    Mutant(
         "a slower way said and not taken",
         "Prepared._by_another_way",
         _i.slower_way_not_taken,

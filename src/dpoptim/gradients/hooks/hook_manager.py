@@ -23,8 +23,9 @@ from dpoptim.gradients.hooks.model_hooks import FrozenHook, InputHook, OutputHoo
 from dpoptim.gradients.hooks.seen_outputs import SeenOutputs
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters, for_records
-from dpoptim.gradients.layers.folded import FoldedRule
+from dpoptim.gradients.layers.folded import FoldedLayer, FoldedRule
 from dpoptim.gradients.layers.frozen import faster_forward
+from dpoptim.gradients.layers.looped import LoopedLayer
 from dpoptim.gradients.layers.outside import OutsideUseError, ReadOutside
 from dpoptim.gradients.layers.registry import rule_for, runner_for, takes_more_axes
 from dpoptim.gradients.layers.rule import AnyRule
@@ -171,6 +172,10 @@ class HookManager:
         isolation, recorder = self.isolation, self.recorder
         if name in isolation.by_vmap:
             return self._runs(VmapLayer(recorder, module, label, keys, isolation.batch_axis))
+        if name in isolation.by_loop and name in isolation.folded:
+            return self._runs(FoldedLayer(recorder, module, label, keys, LoopedLayer))
+        if name in isolation.by_loop:
+            return self._runs(LoopedLayer(recorder, module, label, keys, isolation.batch_axis))
         bare = partial(BareParameters, isolation=isolation, sees_records=False)
         if name in isolation.shared:
             return self._runs(bare(recorder, module, label, keys))
@@ -294,8 +299,8 @@ class HookManager:
                 "F.linear(x, layer.weight), a weight of tasks that the loss reads, or a penalty on "
                 "the weights): that part of its gradient would escape clipping. Fix: call the "
                 "module itself; let what the loss reads be a module's own, which is called with "
-                "the losses; apply weight decay in the optimizer; or dpoptim.attach(..., "
-                'isolation="alone").',
+                "the losses; use the optimizer's weight_decay instead of a penalty on the weights; "
+                'or dpoptim.attach(..., isolation="alone").',
                 layer=name.rpartition(".")[0],
             )
         self.recorder.reached(place)

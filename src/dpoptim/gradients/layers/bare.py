@@ -65,7 +65,7 @@ class BareParameters:
             with suppress(PrivacyError):  # which vectorising does not serve either
                 return self.fallback(rows, args, kwargs)
         self.owner.see_constants()
-        self.owner.rows = rows
+        self.owner.begin(rows)
         self.owner.sees_constants_only = not self.sees_records or not tensors
         self.owner.first_axes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
         try:

@@ -57,9 +57,14 @@ class Owner:
         self.constants: set[int] = set()
         self.sees_constants_only = False  # for now: the module runs on what is no data
         self.rows: int | None = None  # records in the model's current input, where known
+        self.differentiates = False  # whether the forward pass is one for gradients
         self.first_axes: set[int] = set()  # of the tensors that the module was called with
         self._layers: dict[tuple[Any, ...], nn.Module] = {}
         self._holders: dict[tuple[int, ...], nn.Module] = {}
+
+    def begin(self, rows: int | None) -> None:
+        """A forward pass over so many records begins."""
+        self.rows, self.differentiates = rows, torch.is_grad_enabled()
 
     def records_on(self, axis: int) -> int | None:
         """How many records a first axis of this length has; None: it is none of records."""
@@ -73,6 +78,18 @@ class Owner:
     def has_windows(self, axis: int) -> bool:
         """Whether a first axis of this length has several rows for each record."""
         return bool(self.windows and self.rows and axis != self.rows and axis % self.rows == 0)
+
+    @property
+    def behind_autograd(self) -> bool:
+        """Whether what is made now has no gradient, or that of a custom function around it."""
+        return self.differentiates and not torch.is_grad_enabled()
+
+    def is_constant(self, t: Tensor) -> bool:
+        """Whether a tensor is no data."""
+        if t.requires_grad:
+            return False
+        one_for_all = t.dim() == 0 or (t.shape[0] == 1 and self.rows not in (None, 1))
+        return one_for_all or self.sees_constants_only or id(t) in self.constants
 
     def see_constants(self) -> None:
         """Tensors of the module that are no data: buffers and frozen parameters."""

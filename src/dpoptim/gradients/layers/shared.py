@@ -12,6 +12,8 @@ tensor that looks at every operation it takes part in:
   first axis, is read off how long it is: in the first call, best one on made-up records of a
   number unlike every other axis. Without those it is on trust, as for all layers.)
 * with data, in a function that is a layer (``F.linear``), that layer's rule does it;
+* where gradients are switched off in a pass that is for gradients, as inside a custom function of
+  autograd, whose backward pass nobody knows, nothing is made of them;
 * anything else raises `UnsupportedUseError`, upon which the whole module goes through the
   fallback.
 
@@ -211,7 +213,7 @@ class Operation:
         """Tensors that may hold records."""
         owner = self.shared[0].owner
         others = (leaf for leaf in self.leaves if not isinstance(leaf, SharedParameter))
-        found = [t for t in others if not constant(t, owner)]
+        found = [t for t in others if not owner.is_constant(t)]
         if owner.windows and self.name == "__getitem__":
             # Rows that data choose are no copies: they fit nobody.
             return [t for t in found if t.is_floating_point()]
@@ -251,6 +253,8 @@ class Operation:
 
     def per_record(self) -> Any:
         """The result, on a row of each shared parameter for each record."""
+        if self.shared[0].owner.behind_autograd:
+            raise self.unsupported()
         if self.name == "__setitem__" and set_where(self):
             return None
         if (result := rewritten(self)) is not None:
@@ -287,6 +291,8 @@ class Operation:
         leaves, structure = pytree.tree_flatten(result)
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
+                if first.owner.behind_autograd and leaf.is_floating_point():
+                    raise self.unsupported()
                 leaves[i] = SharedParameter._wrap(
                     *(leaf, first.owner, self._make(i, leaf), parameters, self._copies(leaf))
                 )
@@ -341,10 +347,3 @@ class Operation:
 
 def as_parameter(leaf: Any) -> Any:
     return leaf.parameters[0] if isinstance(leaf, SharedParameter) else leaf
-
-
-def constant(t: Tensor, owner: Owner) -> bool:
-    if t.requires_grad:
-        return False
-    one_for_all = t.dim() == 0 or (t.shape[0] == 1 and owner.rows not in (None, 1))
-    return one_for_all or owner.sees_constants_only or id(t) in owner.constants
