@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.hooks.hook_manager import HookManager
+from dpoptim.gradients.hooks.model_hooks import ModeHook
 from dpoptim.gradients.layers import normalisation
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
@@ -153,6 +154,11 @@ def channels_of_neighbours() -> AbstractContextManager[Any]:
         return [x_gradient, *(each + each.roll(g.shape[1]) for each in formed)]
 
     return patch.object(normalisation, "backward_in_groups", backward_in_groups)
+
+
+def modes_unwatched() -> AbstractContextManager[Any]:
+    """Whoever attached in evaluation mode may switch batch statistics on."""
+    return patch.object(ModeHook, "__call__", lambda self, module, args: None)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from dpoptim.gradients.hooks.forwards import (
     PerSampleForward,
     StillForward,
 )
-from dpoptim.gradients.hooks.model_hooks import FrozenHook, InputHook, OutputHook
+from dpoptim.gradients.hooks.model_hooks import FrozenHook, InputHook, ModeHook, OutputHook
 from dpoptim.gradients.hooks.seen_outputs import SeenOutputs
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters, for_records
@@ -68,9 +68,10 @@ class HookManager:
         self._inside = False  # of the model's forward pass
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
         self._computed: dict[str, ComputedWeights] = {}  # by the names of their modules
-        self._watched = refusals.watch_batch_statistics(model)
         self._state: ModelWatch | None = None
         try:
+            for name, layer in refusals.watch_batch_statistics(model):
+                self._undo.append(layer.register_forward_pre_hook(ModeHook(name)).remove)
             self._hold_still()
             self._hook(model, "")
             # in the engine's order
@@ -107,11 +108,8 @@ class HookManager:
                 self._state.note_iterated()
 
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note how many records the model is given, and that no layer uses batch statistics."""
+        """Note how many records the model is given."""
         self._inside = True
-        for name, layer in self._watched:
-            if layer.training:
-                raise refusals.batch_statistics(name, layer)
         one = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         leaves = args if one else pytree.tree_leaves((args, kwargs))
         refusals.refuse_nested(leaves)

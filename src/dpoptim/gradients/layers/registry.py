@@ -23,6 +23,7 @@ from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule,
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
+from dpoptim.gradients.layers.running_statistics import RunningStatisticsRule, holds_statistics
 from dpoptim.gradients.layers.vmapped import VmapLayer
 
 RULES: dict[type[nn.Module], AnyRule] = {
@@ -51,10 +52,14 @@ def rule_for(module: nn.Module) -> AnyRule | None:
         return None
     if is_transposed_linear(module):
         return TransposedLinearRule()
+    own = {name for name, parameter in module.named_parameters() if parameter is not None}
+    if not own <= {"weight", "bias"}:
+        return None
+    if holds_statistics(module):
+        return RunningStatisticsRule()
     for kind, rule in RULES.items():
         if type(module).forward is kind.forward and isinstance(module, kind):
-            own = {name for name, parameter in module.named_parameters() if parameter is not None}
-            return rule if own <= {"weight", "bias"} else None
+            return rule
     return None
 
 
