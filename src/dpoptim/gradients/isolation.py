@@ -28,6 +28,7 @@ class Isolation:
         by_vmap: names of the modules that are vectorised as a whole; "" is the model.
         batch_axis: the records' axis in what the model is given; 1 for (time, batch, ...) layouts.
         folded: names of layers whose first axis is that of records and positions, folded together.
+        interleaved: names of those on whose first axis positions come before records.
         time_first: names of layers whose second axis is the records'.
         shared: names of layers that see no records at all: what they make of constants is the same
             for all.
@@ -44,6 +45,7 @@ class Isolation:
     by_vmap: tuple[str, ...] = ()
     batch_axis: int = 0
     folded: frozenset[str] = frozenset()
+    interleaved: frozenset[str] = frozenset()
     time_first: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     both: frozenset[str] = frozenset()
@@ -55,6 +57,11 @@ class Isolation:
     def tier(self) -> Tier:
         """The strongest one in use."""
         return "alone" if self.alone else "vmap" if WHOLE_MODEL in self.by_vmap else "rules"
+
+    @property
+    def folds(self) -> bool:
+        """Whether some layer has records and positions on one axis."""
+        return bool(self.folded or self.interleaved)
 
     @property
     def enforced(self) -> bool:

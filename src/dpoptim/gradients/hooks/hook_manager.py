@@ -179,6 +179,8 @@ class HookManager:
         run = partial(self._run_layer, rule, module, label)
         if name in isolation.folded:
             run = partial(self._run_folded, rule, module, label)
+        elif name in isolation.interleaved:
+            run = partial(self._run_interleaved, partial(self._run_folded, rule, module, label))
         elif name in isolation.time_first:
             run = partial(run_time_first, run)
         if name in isolation.both:
@@ -270,6 +272,13 @@ class HookManager:
         unfolded = x.unflatten(0, (self.rows, positions))
         return self._run_layer(rule, module, label, unfolded).flatten(0, 1)
 
+    def _run_interleaved(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Run a layer on positions and records that are folded together, positions first."""
+        if not self.rows or x.shape[0] % self.rows:
+            return run(x)
+        output = run(x.unflatten(0, (-1, self.rows)).transpose(0, 1).flatten(0, 1))
+        return output.unflatten(0, (self.rows, -1)).transpose(0, 1).flatten(0, 1)
+
     def _run_alone(
         self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
@@ -307,5 +316,5 @@ def run_either(
 
 
 def run_time_first(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Run a layer on (time, records, ...)."""
-    return run(x.transpose(0, 1)).transpose(0, 1)
+    """Run a layer on (time, records, ...): what it returns lies in memory as its own would."""
+    return run(x.transpose(0, 1)).transpose(0, 1).contiguous()

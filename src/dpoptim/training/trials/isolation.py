@@ -186,7 +186,7 @@ def chosen_by_trials(
         raise trials.refusal(failure)
     if failure is not None:
         isolation = slower_way(model, sample, trials, isolation, failure)
-    if isolation.folded and (gaps := with_gaps(model, sample, placement, isolation)):
+    if isolation.folds and (gaps := with_gaps(model, sample, placement, isolation)):
         isolation, first = Isolation.of("alone"), first or gaps
     basis, message = basis_of(isolation, sample), message_of(trials, isolation, first)
     return Chosen(isolation, basis, sample, message)
@@ -312,8 +312,11 @@ def with_places(
     model: nn.Module, sample: Sample, trials: Trials, isolation: Isolation, failure: Failure
 ) -> tuple[Isolation, Failure | None]:
     """Rules again, told where layers have their records; as before, if that is no help."""
-    for lookups in (False, True):
-        told, found = places_of_records(model, sample, isolation, lookups=lookups), failure
+    tellings: tuple[dict[str, bool], ...] = ({}, {"lookups": True}, {"interleaved": True})
+    for telling in tellings:
+        told, found = places_of_records(model, sample, isolation, **telling), failure
+        if "interleaved" in telling and not told.interleaved:
+            break
         for _ in range(MOST_TRIALS):
             before, told = told, told_outside(model, told, found)
             if found is not failure and told == before:
