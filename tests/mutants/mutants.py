@@ -507,6 +507,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "sensitivity",
     ),
     Mutant(
+        "gradients of made weights added to the next record's",
+        "layers.made.by_record",
+        _i.made_weights_of_neighbours,
+        "sensitivity",
+    ),
+    Mutant(
         "modes of batch normalisations unwatched",
         "hooks.model_hooks.ModeHook",
         _i.modes_unwatched,

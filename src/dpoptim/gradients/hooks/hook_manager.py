@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction
@@ -157,6 +157,8 @@ class HookManager:
             runner = runner_for(self.recorder, module, label, keys, self.isolation)
             if runner is None or runner.hooks_children:
                 for key, child in module.named_children():
+                    if key == "parametrizations" and is_parametrized(module):
+                        continue  # its forward pass has their parameters
                     self._hook(child, f"{name}.{key}" if name else key)
             way = None if runner is None else self._runs(runner)
         if way is not None:

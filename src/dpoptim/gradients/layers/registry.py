@@ -24,7 +24,6 @@ from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.running_statistics import RunningStatisticsRule, holds_statistics
-from dpoptim.gradients.layers.vmapped import VmapLayer
 
 RULES: dict[type[nn.Module], AnyRule] = {
     nn.Linear: LinearRule(),
@@ -88,7 +87,7 @@ def runner_for(
     """Runs a module without a rule; None: its children hold all."""
     if is_parametrized(module) or computed_weights(module) is not None:
         # its weights are computed inside it
-        return VmapLayer(recorder, module, label, trainable)
+        return BareParameters(recorder, module, label, trainable, isolation)
     by_class = not has_own_forward(module)
     own = registered_rule(module)
     if own is not None and by_class:
