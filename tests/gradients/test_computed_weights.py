@@ -13,6 +13,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.layers.vmap_internals import vmap
 from dpoptim.gradients.layers.vmapped import VmapLayer
 from dpoptim.gradients.oracle import clipped_sums, gradients_alone
 from dpoptim.gradients.per_sample import lazy
@@ -205,3 +206,12 @@ def test_weights_are_made_once_for_all_records(
         expected = clipped_sums(alone, Clipping(bound), ROWS, "sum")
         distances = [a - b for a, b in zip(found, expected, strict=True)]
         assert joint_norm(distances) <= 1e-7 * min(bound, joint_norm(expected)) * ROWS
+
+
+@pytest.mark.filterwarnings("error")
+def test_nobody_is_warned_of_what_is_vectorised_one_after_the_other() -> None:
+    rows = torch.arange(6.0).view(2, 3)
+    found = vmap(lambda x: torch.histc(x, 2, 0, 6))(rows)
+    assert torch.equal(found, torch.tensor([[3.0, 0.0], [0.0, 3.0]]))
+    with pytest.warns(UserWarning, match="performance drop"):  # the caller's own, as ever
+        torch.func.vmap(lambda x: torch.histc(x, 2, 0, 6))(rows)
