@@ -76,6 +76,8 @@ def test_rules_train_as_records_alone_do(turns: bool, flattens: str) -> None:
     # which tokens are whose, no axis of the call tells that is as long as that of records
     found = trained(build, loss=of_tokens)  # warnings are errors
     torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-6)
+    way = choose_isolation(build(), texts(), "rules", loss=of_tokens).isolation
+    assert way == choose_isolation(build(), texts(), loss=of_tokens).isolation
 
 
 @pytest.mark.parametrize("axis", [None, 1])

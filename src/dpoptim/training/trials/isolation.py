@@ -182,6 +182,8 @@ def chosen_by_trials(
         unknown = not_probed("gradients on random input are not finite")
         return Chosen(isolation, (unknown,), None)
     first = failure = trials.failure(isolation)
+    if failure is not None and choice == "rules":
+        isolation, failure = with_places(model, sample, trials, isolation, failure)
     if failure is not None and choice != "auto":
         raise trials.refusal(failure)
     if failure is not None:
