@@ -19,7 +19,7 @@ from dpoptim.gradients.layers.rule import AnyRule, LayerRule, PerSampleGrads, Sa
 from dpoptim.gradients.layers.vmap_internals import vmap
 from dpoptim.gradients.per_sample.lazy import Lazy
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
-from dpoptim.torch_internals import pytree
+from dpoptim.runtime.torch_internals import pytree
 
 
 class Call(Protocol):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
 from dpoptim.gradients.per_sample.per_sample_grads import Dense
-from dpoptim.torch_internals import group_norm_backward
+from dpoptim.runtime.torch_internals import group_norm_backward
 
 InstanceNorm = nn.modules.instancenorm._InstanceNorm
 Normalisation = nn.modules.batchnorm._BatchNorm | InstanceNorm
