@@ -403,18 +403,6 @@ def test_autocast_is_refused_under_a_mean() -> None:
         output.float().mean().backward()
 
 
-def test_frozen_batch_norm_in_evaluation_mode_uses_constants_only() -> None:
-    model = nn.Sequential(
-        nn.Linear(5, 4), nn.BatchNorm1d(4).requires_grad_(False).eval(), nn.Linear(4, 2)
-    )
-    engine = attached(model)
-    model(torch.randn(ROWS, 5)).mean().backward()
-    engine.take()
-    model.train()
-    with pytest.raises(PrivacyError, match="'1' .BatchNorm1d"):
-        model(torch.randn(ROWS, 5))
-
-
 class Counter(nn.Module):
     """Keeps a running mean of what it sees."""
 

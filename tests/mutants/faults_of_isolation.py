@@ -14,7 +14,8 @@ from dpoptim.errors import NotByThisWayError
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.hooks.hook_manager import HookManager
-from dpoptim.gradients.layers import normalisation
+from dpoptim.gradients.hooks.model_hooks import ModeHook
+from dpoptim.gradients.layers import made, normalisation
 from dpoptim.gradients.layers.looped import LoopedLayer
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
@@ -155,6 +156,22 @@ def channels_of_neighbours() -> AbstractContextManager[Any]:
         return [x_gradient, *(each + each.roll(g.shape[1]) for each in formed)]
 
     return patch.object(normalisation, "backward_in_groups", backward_in_groups)
+
+
+def made_weights_of_neighbours() -> AbstractContextManager[Any]:
+    """Each record's gradients of weights that are made reach the next one's parameters, too."""
+    honest = made.by_record
+
+    def by_record(derivative: Any) -> Any:
+        run = honest(derivative)
+        return lambda of_weights: run([each + each.roll(1, 0) for each in of_weights])
+
+    return patch.object(made, "by_record", by_record)
+
+
+def modes_unwatched() -> AbstractContextManager[Any]:
+    """Whoever attached in evaluation mode may switch batch statistics on."""
+    return patch.object(ModeHook, "__call__", lambda self, module, args: None)
 
 
 @contextmanager

@@ -506,6 +506,18 @@ MUTANTS: tuple[Mutant, ...] = (
         _i.channels_of_neighbours,
         "sensitivity",
     ),
+    Mutant(
+        "gradients of made weights added to the next record's",
+        "layers.made.by_record",
+        _i.made_weights_of_neighbours,
+        "sensitivity",
+    ),
+    Mutant(
+        "modes of batch normalisations unwatched",
+        "hooks.model_hooks.ModeHook",
+        _i.modes_unwatched,
+        "isolation",
+    ),
     Mutant("stale rows of an earlier pass", "HookManager.see_output", _i.stale_rows, "isolation"),
     Mutant(
         "empty slots counted as records",

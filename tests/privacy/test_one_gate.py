@@ -36,6 +36,7 @@ ALLOWED = {
     "runs/predict.py": {"secrets."},  # the name of a temporary file
     "training/checkpoints/checkpoint.py": {"urandom"},  # nonces of sealed checkpoints
     "training/trials/made_up_records.py": {"randn", "randint"},  # made-up records
+    "training/trials/made_up_batches.py": {"randn", "randint"},
     "training/batches/records.py": {"randn", "randint"},  # made-up records for testing the loss
     "training/trials/isolation_trials.py": {"randn"},  # weights of made-up records
     # names of operators whose results it fixes

@@ -31,6 +31,7 @@ class Isolation:
             since nobody can vectorise them; never the model, for which ``alone`` takes less memory.
         batch_axis: the records' axis in what the model is given; 1 for (time, batch, ...) layouts.
         folded: names of layers whose first axis is that of records and positions, folded together.
+        interleaved: names of those on whose first axis positions come before records.
         time_first: names of layers whose second axis is the records'.
         shared: names of layers that see no records at all: what they make of constants is the same
             for all.
@@ -48,6 +49,7 @@ class Isolation:
     by_loop: tuple[str, ...] = ()
     batch_axis: int = 0
     folded: frozenset[str] = frozenset()
+    interleaved: frozenset[str] = frozenset()
     time_first: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     both: frozenset[str] = frozenset()
@@ -64,6 +66,11 @@ class Isolation:
     def apart(self) -> tuple[str, ...]:
         """Modules that see records with a row of the parameters for each."""
         return (*self.by_vmap, *self.by_loop)
+
+    @property
+    def folds(self) -> bool:
+        """Whether some layer has records and positions on one axis."""
+        return bool(self.folded or self.interleaved)
 
     @property
     def enforced(self) -> bool:

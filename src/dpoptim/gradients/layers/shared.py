@@ -40,6 +40,7 @@ from dpoptim.gradients.layers.expanded import (
     Values,
 )
 from dpoptim.gradients.layers.folded import FoldedRule
+from dpoptim.gradients.layers.made import layer_of_made_weights
 from dpoptim.gradients.layers.operations import (
     ELEMENTWISE,
     LIKE_ANOTHER,
@@ -140,13 +141,12 @@ class SharedParameter(torch.Tensor):
             raise operation.unsupported()
         if alone:
             return operation.derived()
-        if all(each.itself for each in operation.shared):
-            if operation.weight_first:
-                return F.linear(args[1].mT, args[0]).mT
-            found = owner.layer(name, *pytree.tree_map(as_parameter, (args, kwargs)))
-            if found is not None:
-                return run_layer(owner, *found)
-        return operation.per_record()
+        itself = all(each.itself for each in operation.shared)
+        if itself and operation.weight_first:
+            return F.linear(args[1].mT, args[0]).mT
+        given = pytree.tree_map(as_parameter, (args, kwargs))
+        found = owner.layer(name, *given) if itself else layer_of_made_weights(operation)
+        return operation.per_record() if found is None else run_layer(owner, *found)
 
     def plain(self) -> Tensor:
         with DisableTorchFunctionSubclass():

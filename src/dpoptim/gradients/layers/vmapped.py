@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from dpoptim.errors import PrivacyError, quoted
 from dpoptim.gradients.arithmetic.precision import widened
@@ -27,8 +25,10 @@ from dpoptim.gradients.backward_pass import (
     refuse_nested_backward,
 )
 from dpoptim.gradients.hooks.device_map import forward_of
+from dpoptim.gradients.layers.by_hand import ByHand
 from dpoptim.gradients.layers.other_parameters import called_with
 from dpoptim.gradients.layers.runner import holder
+from dpoptim.gradients.layers.vmap_internals import vmap
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.runtime.torch_internals import graph_task, pytree
 
@@ -103,26 +103,6 @@ class OneRowARecord(torch.autograd.Function):
             )
         ctx.recorder.enter(LayerUse(ctx.label, ctx.held, ctx.rows, lambda: found))
         return (None,) * (4 + len(gradients))
-
-
-class PaddingByHand(TorchFunctionMode):
-    """Embeddings whose padding has no gradient, which ``vmap`` over tables does not heed."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
-        padding = given.get("padding_idx")
-        if func is not F.embedding or padding is None:
-            return func(*args, **kwargs)
-        looked_up = func(given["input"], given["weight"])
-        padding = padding + given["weight"].shape[0] if padding < 0 else padding
-        return torch.where((given["input"] == padding)[..., None], looked_up.detach(), looked_up)
 
 
 @dataclass(frozen=True)
@@ -265,10 +245,8 @@ class VmapLayer:
             axes: where the tensors have their records; None: all share them.
         """
         try:
-            with as_they_are(), sdpa_kernel(SDPBackend.MATH), PaddingByHand():
-                return torch.func.vmap(one, in_dims=(0, *axes), randomness="different")(
-                    parameters, *tensors
-                )
+            with as_they_are(), sdpa_kernel(SDPBackend.MATH), ByHand():
+                return vmap(one, in_dims=(0, *axes), randomness="different")(parameters, *tensors)
         except (RuntimeError, ValueError, TypeError) as error:
             reason = quoted(error).split(". For more details", 1)[0].split(", please file", 1)[0]
             fix = next((f"{INSTEAD[key]}; or " for key in INSTEAD if key in reason), "")

@@ -18,7 +18,8 @@ from dpoptim.training.trials.made_up_records import Returned
 MOST_LOST = 0.02  # of the clip norm, by a mean, without a word
 FACTOR = (
     "the loss is a sum over the batch that was divided or multiplied by a number: by a constant, "
-    "such as the batch size in the plan, it stays a sum; by the length of each batch it is a mean; "
+    "such as the batch size in the plan, it stays a sum; by the length of each batch it is a mean "
+    '(such as reduction="batchmean" of F.kl_div); '
     "and by what records hold, such as a count of tokens, neither. One batch does not show which. "
 )
 

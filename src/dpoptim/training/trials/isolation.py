@@ -183,12 +183,14 @@ def chosen_by_trials(
         unknown = not_probed("gradients on random input are not finite")
         return Chosen(isolation, (unknown,), None)
     failure = trials.failure(isolation)
+    if failure is not None and choice == "rules":
+        isolation, failure = with_places(model, sample, trials, isolation, [failure])
     if failure is not None and choice != "auto":
         raise trials.refusal(failure, choice)
     failures = [] if failure is None else [failure]
     if failure is not None:
         isolation = slower_way(model, sample, trials, isolation, failures)
-    if isolation.folded and (gaps := with_gaps(model, sample, placement, isolation)):
+    if isolation.folds and (gaps := with_gaps(model, sample, placement, isolation)):
         isolation, failures = Isolation.of("alone"), [*failures, gaps]
     basis, message = basis_of(isolation, sample), message_of(isolation, failures)
     return Chosen(isolation, basis, sample, message)
@@ -329,8 +331,11 @@ def with_places(
         failures: of rules; what cannot be vectorised is added.
     """
     failure = failures[0]
-    for lookups in (False, True):
-        told, found = places_of_records(model, sample, isolation, lookups=lookups), failure
+    tellings: tuple[dict[str, bool], ...] = ({}, {"lookups": True}, {"interleaved": True})
+    for telling in tellings:
+        told, found = places_of_records(model, sample, isolation, **telling), failure
+        if "interleaved" in telling and not told.interleaved:
+            break
         for _ in range(MOST_TRIALS):
             before, told = told, told_more(model, told, found)
             if found is not failure and told == before:

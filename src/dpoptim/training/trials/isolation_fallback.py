@@ -40,7 +40,12 @@ class Failure:
 
 @torch.no_grad()
 def places_of_records(
-    model: nn.Module, sample: Sample, isolation: Isolation, *, lookups: bool
+    model: nn.Module,
+    sample: Sample,
+    isolation: Isolation,
+    *,
+    lookups: bool = False,
+    interleaved: bool = False,
 ) -> Isolation:
     """Where layers find records among input axes, by a run of the model as it is.
 
@@ -48,6 +53,8 @@ def places_of_records(
 
     Args:
         lookups: whether lookups of (1, T) indices are made once for all records, not once for each.
+        interleaved: whether layers with a rule that have records and positions on one axis have the
+            positions first.
     """
     seen: dict[str, set[str]] = {}
     rows = sample.rows
@@ -81,9 +88,12 @@ def places_of_records(
     def only(place: str) -> frozenset[str]:
         return frozenset(name for name, places in seen.items() if places == {place})
 
+    modules, folded = dict(model.named_modules()), only("folded")
+    turned = frozenset(name for name in folded if interleaved and rule_for(modules[name]))
     return replace(
         isolation,
-        folded=only("folded"),
+        folded=folded - turned,
+        interleaved=turned,
         time_first=only("time first"),
         shared=only("shared"),
         both=frozenset(name for name, places in seen.items() if {"shared", "first"} == places),
