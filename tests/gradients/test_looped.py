@@ -313,15 +313,17 @@ def test_results_of_other_shapes_are_refused() -> None:
         engine_sums(model, lambda m, x: m(x).sum(), x, ROWS, Clipping(1.0), "sum", way)
 
 
-def test_what_was_chosen_by_name_says_why_it_fails() -> None:
+def test_rules_by_name_serve_it_and_vmap_by_name_says_why_it_fails() -> None:
     torch.manual_seed(0)
-    for choice in ("rules", "vmap"):
-        with pytest.raises(PrivacyError) as raised:
-            choose_isolation(around(Activation()), TensorDataset(torch.zeros(9, D)), choice)
-        said = str(raised.value)
-        assert "records are mixed" not in said
-        assert "setup_context and generate_vmap_rule" in said
-        assert 'isolation="vmap"' not in said
+    data = TensorDataset(torch.zeros(9, D))
+    model = around(Activation())
+    assert choose_isolation(model, data, "rules").isolation == chosen_for(model).isolation
+    with pytest.raises(PrivacyError) as raised:
+        choose_isolation(model, data, "vmap")
+    said = str(raised.value)
+    assert "records are mixed" not in said
+    assert "setup_context and generate_vmap_rule" in said
+    assert 'isolation="vmap"' not in said
 
 
 def test_a_batch_without_anything_to_tell_runs_without_a_warning() -> None:
