@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler, Subset, TensorDataset
 
 import dpoptim
-import dpoptim.distributed.checkpoint_planner  # half a second, which the first save would take otherwise
+import dpoptim.distributed.checkpoint_planner  # slow, and the first save would wait for it
 from dpoptim import files
 from dpoptim.audit.two_worlds import Attack, audit_two_worlds
 from dpoptim.clipping import Clipping

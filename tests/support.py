@@ -18,6 +18,7 @@ from dpoptim.gradients.arithmetic.precision import computed_in
 from dpoptim.gradients.arithmetic.products import margin
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.engine_sums import engine_sums
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers import kernels
 from dpoptim.gradients.oracle import clipped_sums, gradients_alone
 from dpoptim.gradients.per_sample import native
@@ -117,7 +118,9 @@ def loss_of_outputs(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     return record_loss(model(*batch[:-1]), batch[-1]).mean()
 
 
-def mismatch(model: nn.Module, batch: tuple[Tensor, ...]) -> float:
+def mismatch(
+    model: nn.Module, batch: tuple[Tensor, ...], isolation: Isolation | None = None
+) -> float:
     """The engine's clipped sum of a batch (inputs, then targets) against its records alone."""
     rows = len(batch[0])
     truth = gradients_alone(
@@ -126,7 +129,7 @@ def mismatch(model: nn.Module, batch: tuple[Tensor, ...]) -> float:
     norms = torch.stack([g.reshape(rows, -1).square().sum(1) for g in truth]).sum(0).sqrt()
     clipping = Clipping(float(norms.median()))
     expected = clipped_sums(truth, clipping, rows)
-    sums = engine_sums(model, loss_of_outputs, batch, rows, clipping, "mean")
+    sums = engine_sums(model, loss_of_outputs, batch, rows, clipping, "mean", isolation)
     return joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) / joint_norm(expected)
 
 

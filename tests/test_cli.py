@@ -406,7 +406,8 @@ def test_experiments_are_reproduced_by_name(
     """Of as few passes as show that it ran; reproduce/test_dice.py runs as many as it takes."""
     monkeypatch.setattr(dice_bias, "bias_of_clipping", partial(bias_of_clipping, passes=5))
     text = run("reproduce", "dice-bias", "--out", str(tmp_path / "new" / "folder"))
-    assert "saved in" in text
+    assert "expected" in text  # a table of what was found beside what the paper's analysis says
+    assert "dice_bias.csv, dice_bias.png" in text
     assert (tmp_path / "new" / "folder" / "dice_bias.csv").exists()
     said = run("reproduce", "dice-bia", "--out", str(tmp_path), code=2)
     assert "experiment must be one of das-baselines" in said

@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim import attach, torch_internals  # imported before anything is patched
+from dpoptim import attach  # imported before anything is patched
+from dpoptim.runtime import torch_internals
 from dpoptim.runtime.torch_features import FEATURES, require
 
 SOURCE = Path(dpoptim.__file__).parent

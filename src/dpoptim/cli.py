@@ -17,6 +17,7 @@ from dpoptim.commands.tune import tune
 from dpoptim.commands.verify import sign, verify
 from dpoptim.reproduce.experiments import EXPERIMENTS
 from dpoptim.reproduce.request import FOLDERS, Request, fashion_folder
+from dpoptim.reproduce.shown import shown
 from dpoptim.runs.options import TrainRequest, with_options_of
 from dpoptim.terminal import EXIT_INTERRUPTED, cell, clear_errors, console, say, show_waits
 from dpoptim.version import __version__
@@ -221,23 +222,21 @@ def reproduce(
             raise ValueError(
                 f"experiment must be one of {', '.join(EXPERIMENTS)}; got {experiment!r}."
             )
-        out.mkdir(parents=True, exist_ok=True)
-        EXPERIMENTS[experiment](
-            Request(
-                out,
-                quick,
-                data or fashion_folder(),
-                tweets,
-                e2e,
-                features,
-                emnist,
-                cifar,
-                model,
-                device,
-                console.print,
-            )
+        request = Request(
+            out,
+            quick,
+            data or fashion_folder(),
+            tweets,
+            e2e,
+            features,
+            emnist,
+            cifar,
+            model,
+            device,
+            console.print,
         )
-    say(f"saved in {out}/")
+        with shown(experiment, out, console):
+            EXPERIMENTS[experiment](request)
 
 
 app.add_typer(schema_commands, name="schema")

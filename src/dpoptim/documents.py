@@ -26,6 +26,11 @@ def digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def sha256_of(text: str) -> str:
+    """SHA-256 of a text as `write_atomically` writes it."""
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+
+
 def dump(document: dict[str, Any]) -> str:
     """The document as indented text."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)

@@ -52,11 +52,12 @@ class NotByThisWayError(SamplesInteractError):
 
     Attributes:
         reason: why, without a fix.
+        fix: what to write instead, without other ways.
     """
 
-    def __init__(self, message: str, *, reason: str) -> None:
+    def __init__(self, message: str, *, reason: str, fix: str = "") -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.fix = reason, fix
 
 
 class NoSuchLossError(PrivacyError, ValueError):

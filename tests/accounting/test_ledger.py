@@ -18,10 +18,12 @@ from pathlib import Path
 
 import dp_accounting as dp
 import pytest
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpoptim.accounting import ledger_store
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.budget import Budget, epsilon_from_renyi, filter_order, renyi_budget
+from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger, Reservation
 from dpoptim.accounting.ledger_schema import Entry
 from dpoptim.errors import LedgerError
@@ -390,18 +392,33 @@ class TestWords:
         for part in [
             str(path),
             "smoke run",
-            "noise_multiplier=5.0",
+            "epsilon=",
             "open",
             "epsilon=2 at delta=1e-05",
             "1 run ",
         ]:
             assert part in text
         (share,) = ledger.shares()
-        assert f"smoke run: {share:.1%} of the filter's bound, " in text
+        assert f"smoke run: {share:.1%} of the filter's bound, epsilon=" in text
+        assert "Event" not in text
+        assert "noise_multiplier=5.0" in ledger.describe(events=True)
+        ledger.reserve(gaussian(9.0), neighboring=AR, label="again")
+        assert "if they did, at most epsilon=2 at delta=1e-05, the budget" in ledger.describe()
+        mixed = Ledger(neighboring=R1, epsilon=50, delta=1e-5, filter="basic")
+        for event in (dp_sgd(0.01, 1.0, 100), RepeatAndSelectDpEvent(gaussian(5.0), 3.0, 1.0)):
+            mixed.reserve(event, neighboring=R1, label="x")
+        assert "together  at most epsilon=50 at delta=1e-05, the budget" in mixed.describe()
         unlimited = Ledger()
         unlimited.reserve(gaussian(5.0), neighboring=AR, label="smoke run")
         assert "no budget" in unlimited.describe()
-        assert "smoke run: Gaussian" in unlimited.describe()
+        alone = unlimited.spent(1e-6).epsilon
+        assert (
+            f"smoke run: epsilon={rounded_up(alone)} at delta=1e-06 [open]" in unlimited.describe()
+        )
+        unlimited.reserve(gaussian(5.0), neighboring=AR, label="again")
+        both = unlimited.spent(1e-6).epsilon
+        assert alone < both < 2 * alone
+        assert f"together  epsilon={rounded_up(both)} at delta=1e-06, if no" in unlimited.describe()
 
 
 class TestBadFiles:

@@ -77,7 +77,7 @@ def test_drafts_write_columns_alike_as_a_range(tmp_path: Path) -> None:
     names = ["id", *(f"p{i:02}" for i in range(8, 14)), "q0", "q1", "who", "y"]
     path.write_text(",".join(names) + "\n")
     text = draft(path, target="y", person="who")
-    assert '[columns."p{08..13}"]\nkind = "number"  # or' in text
+    assert '[columns."p{08..13}"]\nkind = "FILL-IN"' in text
     assert "[columns.q0]" in text
     assert "[columns.q1]" in text
     text = draft(path, target="p10", person="who")

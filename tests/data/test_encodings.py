@@ -115,7 +115,12 @@ def test_encodings_that_are_none_or_let_records_change_others(name: object) -> N
 
 def test_the_schema_command(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", WESTERN, "cp1252")
-    common: dict[str, object] = {"target": "straße", "person": None, "regression": False}
+    common: dict[str, object] = {
+        "target": "straße",
+        "person": None,
+        "regression": False,
+        "said": {},
+    }
     for public in (False, True):
         file, _ = new_schema(
             path, public=public, encoding="cp1252", out=None, overwrite=True, **common

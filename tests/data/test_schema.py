@@ -2,6 +2,7 @@
 itself.
 """
 
+import re
 from datetime import date, datetime
 from pathlib import Path
 
@@ -291,7 +292,30 @@ def test_a_draft_asks_whether_names_are_a_record(tmp_path: Path) -> None:
         path = tmp_path / "t.csv"
         path.write_text(f"{names}\n1,2,3\n")
         assert ("Is the first line a record?" in draft(path)) == asked
-        assert parse_schema(draft(path).replace('"FILL-IN", "FILL-IN"', "0, 1")).width == 3
+        numbers = draft(path, said={"number": ["*"]})
+        assert parse_schema(numbers.replace('"FILL-IN", "FILL-IN"', "0, 1")).width == 3
+
+
+def test_a_draft_guesses_no_kind_and_takes_those_that_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("age,lab_a,lab_b,sex,day,visit_id,y\n")
+    assert draft(path, target="y").count('kind = "FILL-IN"') == 5
+    with pytest.raises(ValueError, match="6 columns are"):
+        parse_schema(draft(path, target="y"))
+    with pytest.raises(ValueError, match="kind must be one of number.*'FILL-IN'"):
+        parse_schema('[columns.a]\nkind = "FILL-IN"')
+    said = {"number": ["age,lab_*"], "category": ["sex"], "date": ["day"], "drop": ["visit_id"]}
+    text = draft(path, target="y", said=said)
+    assert re.findall(r'kind = "(.*)"', text.partition("[columns.")[2]) == [
+        *("number", "number", "number", "category", "date", "drop", "target"),
+    ]
+    for kinds, why in (
+        ({"number": ["weight"]}, "--number 'weight' fits no column; there are age"),
+        ({"number": ["y"]}, "--number 'y' fits no column"),
+        ({"number": ["lab_*"], "drop": ["lab_b"]}, "--drop and --number both name column 'lab_b'"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(why)):
+            draft(path, target="y", said=kinds)
 
 
 def test_a_file_that_types_its_dates_drafts_them(tmp_path: Path) -> None:

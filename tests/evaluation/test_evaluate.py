@@ -35,6 +35,24 @@ def scored(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([1 - p, p], 1), (rng.random(n) < p).astype(int)
 
 
+@pytest.mark.parametrize("relation", ["zero-out", "add-or-remove-one"])
+def test_the_largest_class_is_within_its_interval(relation: str) -> None:
+    """So that an accuracy can be held against it; by the noise alone, and all labels known."""
+    y = np.repeat([0, 1, 2], [1_400, 400, 200])
+    chances = np.eye(3)[np.zeros(2_000, int)]  # always the largest: as right as that is frequent
+    n = 2_000 if relation == "add-or-remove-one" else None
+    held = 0
+    for seed in range(20):
+        scores = evaluate_classifier(
+            *(chances, y), classes=[0, 1, 2], epsilon=0.5, delta=1e-5, n=n,
+            neighboring=relation, noise_seed=seed,
+        )  # fmt: skip
+        held += scores.majority.low <= 0.7 <= scores.majority.high
+        assert scores.majority.value == pytest.approx(0.7, abs=0.1)
+    assert held >= 17
+    assert "naming the most frequent class always" in str(scores)
+
+
 def test_two_classes() -> None:
     p, y = scored(20_000)
     found = evaluate_classifier(p, y, classes=[0, 1], **SETTINGS)

@@ -167,16 +167,20 @@ EXACT += [
     ((2, D), "F.scaled_dot_product_attention(p[None].repeat(B, 1, 1), h, h)"),
     ((D, D), "torch.einsum('btd,be->bte', h, p[:1].expand(B, -1))"),
     ((2, D), "self.first(torch.zeros_like(q := p.repeat(B, 1, 1)) + q) * h.mean(1, keepdim=True)"),
+    # layers whose weights are made of a parameter, or of one beside it
+    ((D, 1, 2), "F.conv1d(h.mT, p.flip(2), None, 1, 1, groups=D)[..., :T].mT"),
+    ((D,), "h * F.embedding((h[:, 0, 0] * 0).long(), p.expand(B, -1))[:, None]"),
+    ((D, D), "F.linear(h, p.tanh() * self.wave, p[0])"),
+    ((D, D), "F.linear(h, p, p.mean(1))"),
+    ((D, D), "h[:, 0] @ (p / p.norm()) + F.layer_norm(h, (D,), p[1], 2 * p[0]).sum(1)"),
 ]
 
 FALLBACK = [
-    ((D, 1, 2), "F.conv1d(h.mT, p.flip(2), None, 1, 1, groups=D)[..., :T].mT"),
     ((T,), "F.prelu(h, p)"),
     ((D, D), "torch.tensordot(h, p, ([2], [0]))"),
     # records' values say whose copy each of them gets, here the first one's
     ((D,), "h * p.expand(B, -1).gather(0, (h[:, 0] * 0).long())[:, None]"),
     ((D,), "h * p.expand(B, -1).index_select(0, (h[:, 0, 0] * 0).long())[:, None]"),
-    ((D,), "h * F.embedding((h[:, 0, 0] * 0).long(), p.expand(B, -1))[:, None]"),
 ]
 
 

@@ -1,17 +1,23 @@
 """Weights that torch's older hooks compute: made inside of forward passes while attached."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.layers.vmap_internals import vmap
+from dpoptim.gradients.layers.vmapped import VmapLayer
 from dpoptim.gradients.oracle import clipped_sums, gradients_alone
+from dpoptim.gradients.per_sample import lazy
+from dpoptim.gradients.per_sample.parts import parts_of
 from support import joint_norm
 
 ROWS = 7
@@ -145,3 +151,67 @@ def test_hooks_come_back_in_their_order() -> None:
     assert len(layer._forward_pre_hooks) == len(before) - 1
     engine.detach()
     assert [*layer._forward_pre_hooks.items()] == before
+
+
+def of_parametrisations() -> nn.Module:
+    """Layers with weights computed from several parameters, and of several kinds."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        parametrizations.weight_norm(nn.Conv1d(2, 4, 3)),
+        parametrizations.spectral_norm(nn.Conv1d(4, 4, 3)).eval(),
+        nn.Flatten(),
+        parametrizations.weight_norm(nn.Linear(8, 6), dim=1),
+        parametrizations.weight_norm(nn.LayerNorm(6), dim=None),
+        parametrizations.weight_norm(parametrizations.orthogonal(nn.Linear(6, 6)), "bias"),
+        Masked(6),
+    ).double()
+
+
+class Masked(nn.Module):
+    """Makes its weight itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width))
+        self.register_buffer("mask", torch.ones(width, width).tril())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight * self.mask, self.weight.mean(1))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("build", [network, of_parametrisations])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_weights_are_made_once_for_all_records(
+    build: Callable[[], nn.Module], keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the derivative of how they are made takes each record's own gradient to the parameters,
+    of all records at once or, where memory does not allow that, of some at a time.
+    """
+    monkeypatch.setattr(VmapLayer, "__call__", None)  # nothing is vectorised
+    monkeypatch.setattr(lazy, "kept", lambda most, entries: keeps)
+    few = 1 if keeps else 300
+    monkeypatch.setattr(lazy, "parts_of", lambda group, each, most: parts_of(group, each, few))
+    model, x = build(), torch.randn(ROWS, 2, 6, dtype=torch.float64)
+    x[3] *= 1e4
+    model.eval()  # spectral norms stay as they are
+    alone = gradients_alone(model, lambda m, b: loss(m, b).sum(), [(row[None],) for row in x])
+    for bound in (0.3, 1e9):
+        engine = Engine(model, Clipping(bound), capacity=ROWS, reduction="sum")
+        engine.attach()
+        engine.begin_microbatch(ROWS)
+        loss(model, (x,)).sum().backward()
+        found = [t.clone() for t in engine.split(engine.take())]
+        engine.detach()
+        expected = clipped_sums(alone, Clipping(bound), ROWS, "sum")
+        distances = [a - b for a, b in zip(found, expected, strict=True)]
+        assert joint_norm(distances) <= 1e-7 * min(bound, joint_norm(expected)) * ROWS
+
+
+@pytest.mark.filterwarnings("error")
+def test_nobody_is_warned_of_what_is_vectorised_one_after_the_other() -> None:
+    rows = torch.arange(6.0).view(2, 3)
+    found = vmap(lambda x: torch.histc(x, 2, 0, 6))(rows)
+    assert torch.equal(found, torch.tensor([[3.0, 0.0], [0.0, 3.0]]))
+    with pytest.warns(UserWarning, match="performance drop"):  # the caller's own, as ever
+        torch.func.vmap(lambda x: torch.histc(x, 2, 0, 6))(rows)

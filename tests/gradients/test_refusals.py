@@ -66,7 +66,7 @@ def test_functional_use_of_a_weight(kind: type[nn.Module]) -> None:
 def test_weight_penalty_in_the_loss() -> None:
     model = nn.Linear(5, 3)
     attached(model)
-    with pytest.raises(PrivacyError, match="apply weight decay in the optimizer"):
+    with pytest.raises(PrivacyError, match="use the optimizer.s weight_decay"):
         (model(torch.randn(ROWS, 5)).mean() + model.weight.square().sum()).backward()
 
 
@@ -401,18 +401,6 @@ def test_autocast_is_refused_under_a_mean() -> None:
         output = model(torch.randn(ROWS, 5))
     with pytest.raises(PrivacyError, match=r"loss that is a mean"):
         output.float().mean().backward()
-
-
-def test_frozen_batch_norm_in_evaluation_mode_uses_constants_only() -> None:
-    model = nn.Sequential(
-        nn.Linear(5, 4), nn.BatchNorm1d(4).requires_grad_(False).eval(), nn.Linear(4, 2)
-    )
-    engine = attached(model)
-    model(torch.randn(ROWS, 5)).mean().backward()
-    engine.take()
-    model.train()
-    with pytest.raises(PrivacyError, match="'1' .BatchNorm1d"):
-        model(torch.randn(ROWS, 5))
 
 
 class Counter(nn.Module):

@@ -1,5 +1,6 @@
 """What newcomers do to a Trainer is served, or refused by name before anything is charged."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from dpoptim.integrations.transformers_options import (  # noqa: E402
     fit_to_plan,
     takes_checkpoints,
     uploads_checkpoints,
+    with_steps_of,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -43,6 +45,24 @@ def test_a_tracker_that_cannot_be_read_is_taken_to_take_checkpoints() -> None:
     assert not takes_checkpoints(base)
     unknown = type("Unknown", (base,), {"on_save": len})  # without a source
     assert "cannot be read" in takes_checkpoints(unknown)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_train_epochs": 5}, True),
+        ({"num_train_epochs": 1}, False),  # four batches of a quarter
+        ({"num_train_epochs": 5, "max_steps": 4}, False),
+        ({}, False),
+    ],
+)
+def test_epochs_that_are_not_the_plans_are_named(
+    options: dict[str, Any], told: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    warnings.simplefilter("always")
+    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **options)
+    assert with_steps_of(plan(), args).max_steps == 4
+    assert any("the plan's 4 steps count" in str(each.message) for each in recwarn) == told
 
 
 class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]

@@ -10,10 +10,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from dpoptim.errors import NotByThisWayError
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.hooks.hook_manager import HookManager
-from dpoptim.gradients.layers import normalisation
+from dpoptim.gradients.hooks.model_hooks import ModeHook
+from dpoptim.gradients.layers import made, normalisation
+from dpoptim.gradients.layers.looped import LoopedLayer
 from dpoptim.gradients.layers.recurrent import Steps
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.watch import values
@@ -155,6 +158,22 @@ def channels_of_neighbours() -> AbstractContextManager[Any]:
     return patch.object(normalisation, "backward_in_groups", backward_in_groups)
 
 
+def made_weights_of_neighbours() -> AbstractContextManager[Any]:
+    """Each record's gradients of weights that are made reach the next one's parameters, too."""
+    honest = made.by_record
+
+    def by_record(derivative: Any) -> Any:
+        run = honest(derivative)
+        return lambda of_weights: run([each + each.roll(1, 0) for each in of_weights])
+
+    return patch.object(made, "by_record", by_record)
+
+
+def modes_unwatched() -> AbstractContextManager[Any]:
+    """Whoever attached in evaluation mode may switch batch statistics on."""
+    return patch.object(ModeHook, "__call__", lambda self, module, args: None)
+
+
 @contextmanager
 def stale_rows() -> Iterator[None]:
     """Layers go by the rows of the model's last forward pass, and nobody compares these with what
@@ -178,11 +197,16 @@ def slower_way_not_taken() -> AbstractContextManager[Any]:
     """The slower way is said, in its basis and message, and rules stay."""
     honest = Prepared._by_another_way
 
-    def by_another_way(self: Prepared, chosen: Chosen, reason: str) -> Any:
-        slower, loss = honest(self, chosen, reason)
+    def by_another_way(self: Prepared, chosen: Chosen, error: NotByThisWayError) -> Any:
+        slower, loss = honest(self, chosen, error)
         return replace(slower, isolation=chosen.isolation, sample=chosen.sample), loss
 
     return patch.object(Prepared, "_by_another_way", by_another_way)
+
+
+def flags_of_the_last() -> AbstractContextManager[Any]:
+    """What a module that runs record by record says beside tensors is the last record's."""
+    return patch.object(LoopedLayer, "_same_for_all", lambda self, found: found[-1])
 
 
 def empty_slots_counted() -> AbstractContextManager[Any]:

@@ -506,11 +506,29 @@ MUTANTS: tuple[Mutant, ...] = (
         _i.channels_of_neighbours,
         "sensitivity",
     ),
+    Mutant(
+        "gradients of made weights added to the next record's",
+        "layers.made.by_record",
+        _i.made_weights_of_neighbours,
+        "sensitivity",
+    ),
+    Mutant(
+        "modes of batch normalisations unwatched",
+        "hooks.model_hooks.ModeHook",
+        _i.modes_unwatched,
+        "isolation",
+    ),
     Mutant("stale rows of an earlier pass", "HookManager.see_output", _i.stale_rows, "isolation"),
     Mutant(
         "empty slots counted as records",
         "RowsOfRecords.shares",
         _i.empty_slots_counted,
+        "isolation",
+    ),
+    Mutant(
+        "one record's flags taken for all",
+        "LoopedLayer._same_for_all",
+        _i.flags_of_the_last,
         "isolation",
     ),
     Mutant(

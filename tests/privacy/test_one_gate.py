@@ -7,7 +7,7 @@ import dpoptim
 
 SOURCE = Path(dpoptim.__file__).parent
 DRAWS = re.compile(
-    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|draw_normal_ahead|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_(?!choice)|randint|rand_like|cauchy_|secrets\.|exponential_choice|torch\.distributions|rng\.normal|noise\.on_device|noise\.kernels|noise\.exact_coins"
+    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|draw_normal_ahead|random\.|torch\.rand\(|(?<!exact_)(?<!sparse_)bernoulli|uniform_|multinomial|urandom|randperm|exponential_(?!choice|mechanism)|randint|rand_like|cauchy_|secrets\.|exponential_choice|torch\.distributions|rng\.normal|noise\.on_device|noise\.kernels|noise\.exact_bernoulli"
 )
 # Who may draw at all, and what for. Outside noise/ only the gate may call add_normal, and draw
 # ahead for it.
@@ -36,6 +36,7 @@ ALLOWED = {
     "runs/predict.py": {"secrets."},  # the name of a temporary file
     "training/checkpoints/checkpoint.py": {"urandom"},  # nonces of sealed checkpoints
     "training/trials/made_up_records.py": {"randn", "randint"},  # made-up records
+    "training/trials/made_up_batches.py": {"randn", "randint"},
     "training/batches/records.py": {"randn", "randint"},  # made-up records for testing the loss
     "training/trials/isolation_trials.py": {"randn"},  # weights of made-up records
     # names of operators whose results it fixes
@@ -155,8 +156,8 @@ def test_only_what_charges_for_all_ranks_works_as_if_there_were_no_others() -> N
         name for name, text in sources().items() if re.search(r"\balone\(\):|_alone\.set", text)
     }
     assert asks == {
-        "accounting/ledger_of_ranks.py",
-        "distributed/alone.py",
+        "distributed/ledger_of_ranks.py",
+        "gate/one_process.py",
         "preprocessing/pipeline.py",
         "tuning/search.py",
     }

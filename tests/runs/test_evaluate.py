@@ -2,8 +2,11 @@
 moves it little.
 """
 
+import hashlib
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 import dpoptim
 from command_work import run
 from dpoptim.data import Schema
+from dpoptim.documents import with_digest
 from dpoptim.evaluation import (
     ClassifierScores,
     RegressorScores,
@@ -22,10 +26,12 @@ from dpoptim.evaluation import (
 from dpoptim.evaluation.intervals import receiver_curve
 from dpoptim.runs.evaluate import evaluate_run, outputs_and_targets
 from dpoptim.runs.evaluation_section import BEGIN, END, NO_EVALUATION, evaluation_section
+from dpoptim.runs.evaluations import NAME
 from dpoptim.runs.predict import predict_file
 from dpoptim.runs.saved_model import load_model
 from patients import SCHEMA, records, write_table
 
+SMALL = ("--epsilon", 1, "--delta", 1e-5)
 BUDGET: Any = {"epsilon": 1.0, "delta": 1e-5, "noise_seed": 0}
 
 
@@ -43,10 +49,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return runs
 
 
+def scored(*arguments: Any, **options: Any) -> ClassifierScores | RegressorScores:
+    return evaluate_run(*arguments, **options).scores
+
+
 def test_the_score_is_near_the_public_one(trained: dict[str, Path], tmp_path: Path) -> None:
     table = write_table(tmp_path / "h.csv", records(4000, 5))
     public = predict_file(trained["record"], table, tmp_path / "p.csv", public=True).score
-    found = evaluate_run(trained["record"], table, **BUDGET)
+    found = scored(trained["record"], table, **BUDGET)
     assert isinstance(found, ClassifierScores)
     assert found.accuracy.value == pytest.approx(public, abs=0.02)
     assert found.guarantee.epsilon <= 1
@@ -61,9 +71,10 @@ def test_the_command_prints_text_and_json(trained: dict[str, Path], tmp_path: Pa
     assert "accuracy" in text
     assert "epsilon=1" in text
     found = json.loads(run(*options, "--json"))
-    assert np.shape(found["confusion"]) == (2, 2)
+    assert np.shape(found["scores"]["confusion"]) == (2, 2)
     assert found["guarantee"]["neighboring"] == "zero-out"
-    assert found["accuracy"]["low"] <= found["accuracy"]["value"] <= found["accuracy"]["high"]
+    accuracy = found["scores"]["accuracy"]
+    assert accuracy["low"] <= accuracy["value"] <= accuracy["high"]
 
 
 def test_it_is_charged_before_it_is_drawn(trained: dict[str, Path], tmp_path: Path) -> None:
@@ -82,14 +93,16 @@ def test_it_is_charged_before_it_is_drawn(trained: dict[str, Path], tmp_path: Pa
         "--ledger",
         ledger,
     )
-    assert "no ledger" not in run(*options)
+    assert "this evaluation alone" not in run(*options)
     refused = run(*options, code=2)
     assert "accuracy" not in refused
     unread = tmp_path / "unread.csv"
     unread.write_text("whatever\n1\n")  # asked first, the ledger refuses before this can
     assert "budget" in run(*options[:2], unread, *options[3:], code=2)
     with dpoptim.Ledger(ledger) as after:
-        assert [entry.label for entry in after.entries()] == ["evaluation"]
+        (entry,) = after.entries()
+        model = hashlib.sha256((trained["record"] / "model.pt").read_bytes()).hexdigest()
+        assert entry.label == f"evaluation of record, model {model[:16]}"
 
 
 def test_a_new_ledger_and_one_of_another_unit(trained: dict[str, Path], tmp_path: Path) -> None:
@@ -115,17 +128,17 @@ def test_one_person_moves_one_count_however_many_their_records(
     others = records(200, 5)
     hostile = [["V", "somebody", "90", "0", "60", "220", "south", "yes", "ill"]] * 80
     options: Any = {**BUDGET, "neighboring": "add-or-remove-one", "n": 50}
-    without = evaluate_run(trained["person"], write_table(tmp_path / "a.csv", others), **options)
+    without = scored(trained["person"], write_table(tmp_path / "a.csv", others), **options)
     assert isinstance(without, ClassifierScores)
     for rows in (hostile + others, others + hostile, others[:70] + hostile + others[70:]):
         table = write_table(tmp_path / "b.csv", rows)
-        with_them = evaluate_run(trained["person"], table, **options)
+        with_them = scored(trained["person"], table, **options)
         assert isinstance(with_them, ClassifierScores)
         assert np.abs(with_them.confusion - without.confusion).sum() == pytest.approx(1, abs=1e-5)
         assert with_them.guarantee.unit == "person"
     # The same table per record counts them all: the test would see a missing bound.
-    counted = evaluate_run(trained["record"], table, **options)
-    base = evaluate_run(trained["record"], tmp_path / "a.csv", **options)
+    counted = scored(trained["record"], table, **options)
+    base = scored(trained["record"], tmp_path / "a.csv", **options)
     assert isinstance(counted, ClassifierScores)
     assert isinstance(base, ClassifierScores)
     assert np.abs(counted.confusion - base.confusion).sum() == pytest.approx(80, abs=1e-3)
@@ -166,7 +179,7 @@ def test_numbers_are_scored_in_their_units(tmp_path: Path) -> None:
         *("--epsilon", 8, "--delta", 1e-5, "--out", tmp_path / "run"),
     )
     public = predict_file(tmp_path / "run", path, tmp_path / "p.csv", public=True).score
-    found = evaluate_run(tmp_path / "run", path, **{**BUDGET, "epsilon": 8.0})
+    found = scored(tmp_path / "run", path, records="hold-out", **{**BUDGET, "epsilon": 8.0})
     assert isinstance(found, RegressorScores)
     assert found.r2.value == pytest.approx(public, abs=0.05)
     predicted = np.array([float(line) for line in (tmp_path / "p.csv").read_text().split()[1:]])
@@ -202,7 +215,7 @@ def test_what_cannot_be_scored_is_refused_before_it_is_charged(
 
 
 def test_scores_are_drawn_into_the_report(trained: dict[str, Path], tmp_path: Path) -> None:
-    """In place of those before, and nothing else of the page changes."""
+    """The last one in full, all of them in a table; nothing else of the page changes."""
     table, report = (
         write_table(tmp_path / "h.csv", records(300, 5)),
         trained["record"] / "report.html",
@@ -210,16 +223,155 @@ def test_scores_are_drawn_into_the_report(trained: dict[str, Path], tmp_path: Pa
     before = re.sub(f"{BEGIN}.*{END}", NO_EVALUATION, report.read_text(), flags=re.DOTALL)
     assert before.count(NO_EVALUATION) == 1
     report.write_text(before)
+    (trained["record"] / NAME).unlink(missing_ok=True)
     first, _ = [drawn(trained["record"], table, report) for _ in range(2)]
     assert before == re.sub(f"{BEGIN}.*{END}", NO_EVALUATION, first, flags=re.DOTALL)
     section = first.partition(BEGIN)[2].partition(END)[0]
     assert section.count("<svg") == 2
     assert section.count('<th scope="row">') == 2
+    assert "best of several" not in section
+    assert "best of several" in report.read_text()
+    assert "2 evaluations together: epsilon=" in report.read_text()
     assert "per record of the hold-out" in section
     assert "AUC" in section
     assert report.read_text().count("<h2>How good it is on private") == 1
     ids = re.findall(r'\bid="([^"]+)"', report.read_text())
     assert len(ids) == len(set(ids))
+
+
+def fresh(source: Path, folder: Path) -> Path:
+    """A copy of a run without its evaluations."""
+    shutil.copytree(source, folder)
+    (folder / NAME).unlink(missing_ok=True)
+    report = folder / "report.html"
+    report.write_text(re.sub(f"{BEGIN}.*{END}", NO_EVALUATION, report.read_text(), flags=re.DOTALL))
+    return folder
+
+
+def test_a_ledger_of_the_training_asks_what_the_records_are(tmp_path: Path) -> None:
+    """Scores of training records are never called those of a hold-out by default."""
+    table = write_table(tmp_path / "t.csv", records(300, 1))
+    other = write_table(tmp_path / "h.csv", records(300, 5))
+    (tmp_path / "s.toml").write_text(SCHEMA.replace('"person"', '"drop"'))
+    ledger, folder = tmp_path / "l.sqlite", tmp_path / "run"
+    options = ("--epsilon", 1, "--delta", 1e-4, "--ledger", ledger)
+    run(
+        *("train", "--data", table, "--schema", tmp_path / "s.toml", "--epochs", 1),
+        *(*options, "--out", folder),
+    )
+    for file, why in ((other, "own training"), (table, "own training")):
+        assert why in run("evaluate", folder, file, *options, code=2)
+    assert "same name" in run("evaluate", folder, table, *options[:4], code=2)
+    elsewhere = ("--ledger", tmp_path / "other.sqlite", "--records", "training")
+    assert "does not hold" in run("evaluate", folder, table, *options[:4], *elsewhere, code=2)
+    assert len(dpoptim.Ledger(ledger).entries()) == 1
+    said = run("evaluate", folder, table, *options, "--records", "training")
+    assert "on trust: the model was not trained" not in said
+    assert "no measure of how it does on new ones" in said
+    assert "1 evaluation, with the training: epsilon=" in said
+    page = (folder / "report.html").read_text()
+    assert "the private records that it was trained on" in page
+    assert "hold-out" not in page.partition(BEGIN)[2].partition(END)[0]
+    said = run("evaluate", folder, other, *options, "--records", "hold-out")
+    assert "on trust: the model was not trained" in said
+    kept = json.loads((folder / NAME).read_text())["evaluations"]
+    assert [each["records"] for each in kept] == ["training", "hold-out"]
+
+
+def test_a_ledger_knows_its_records_by_a_name_that_may_be_said(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    """A file that was renamed holds the same records; the certificate says what was compared."""
+    schema, ledger = tmp_path / "s.toml", tmp_path / "l.sqlite"
+    schema.write_text(SCHEMA.replace('"person"', '"drop"'))
+    common = ("--schema", schema, "--epochs", 1, "--epsilon", 1, "--delta", 1e-4)
+
+    def train(table: Path, out: str, *more: object, code: int = 0) -> str:
+        options = (*common, "--out", tmp_path / out, *more)
+        return run("train", "--data", table, *options, code=code)
+
+    table, renamed = (write_table(tmp_path / name, records(60, 1)) for name in ("t.csv", "u.csv"))
+    train(table, "a", "--ledger", ledger)
+    refused = train(renamed, "b", "--ledger", ledger, code=2)
+    assert "for the same records --dataset 't'" in refused
+    assert "--ledger" in train(renamed, "b", "--dataset", "t", code=2)
+    train(renamed, "b", "--ledger", ledger, "--dataset", "t")
+    for folder, by in (("a", "'t', the file's name"), ("b", "'t', the name that --dataset gave")):
+        basis = json.loads((tmp_path / folder / "certificate.json").read_text())["basis"]
+        (line,) = (text for text in basis["trusted"] if "by name alone" in text)
+        assert line.endswith(by)
+        run("verify", tmp_path / folder, "--ledger", ledger)
+    others = ("--ledger", tmp_path / "new.sqlite", "--dataset", "clinic")
+    hold_out = write_table(tmp_path / "h.csv", records(30, 5))
+    run("evaluate", trained["person"], hold_out, *SMALL, *others)
+    assert dpoptim.Ledger(tmp_path / "new.sqlite").dataset == "clinic, per person"
+
+
+def test_every_evaluation_is_kept_and_verified(trained: dict[str, Path], tmp_path: Path) -> None:
+    table, ledger = write_table(tmp_path / "h.csv", records(300, 5)), tmp_path / "h.sqlite"
+    folder = fresh(trained["record"], tmp_path / "run")
+    options = ("evaluate", folder, table, "--epsilon", 1, "--delta", 1e-5)
+    run(*options)
+    run(*options, "--ledger", ledger)
+    run(*options, "--ledger", ledger)
+    said = run("verify", folder, "--ledger", ledger)
+    assert "3 evaluations together: epsilon=" in said
+    assert "1 of them in no ledger" in said
+    assert "checked evaluations.json: evaluation 3 of h (hold-out) cost epsilon=1" in said
+    for number in (2, 3):
+        assert f"checked the ledger holds the charge of evaluation {number}" in said
+    assert "checked schema.toml" in said
+    assert "checked report.html" in said
+    document = json.loads((folder / NAME).read_text())
+    together = document["together"][0]["guarantee"]["epsilon"]
+    assert 1.7 < together < 1.9  # sqrt(3) times the noise's price
+    best = dict(document, evaluations=document["evaluations"][1:2])
+    (folder / NAME).write_text(json.dumps(with_digest(best)))
+    assert "the sum is not that" in run("verify", folder, code=2)
+    (folder / NAME).unlink()
+    assert "its evaluations are not those" in run("verify", folder, code=2)
+    fresh(folder, tmp_path / "cleaned")
+    left_out = run("verify", tmp_path / "cleaned", "--ledger", ledger)
+    assert "2 more evaluations of this model" in left_out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda e: e["guarantee"].update(epsilon=0.1),
+        lambda e: e["event"].update(noise_multiplier=99.0),
+        lambda e: e["guarantee"].update(unit="household"),
+        lambda e: e.pop("event"),
+        lambda e: e.update(ledger=3),
+        lambda e: e["scores"].clear(),
+    ],
+)
+def test_an_edited_evaluation_is_named(
+    trained: dict[str, Path], tmp_path: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    folder = fresh(trained["record"], tmp_path / "run")
+    run("evaluate", folder, write_table(tmp_path / "h.csv", records(99, 5)), *SMALL)
+    document = json.loads((folder / NAME).read_text())
+    change(document["evaluations"][0])
+    (folder / NAME).write_text(json.dumps(document))
+    assert "edited" in run("verify", folder, code=2)
+    (folder / NAME).write_text(json.dumps(with_digest(document)))
+    assert "evaluations.json" in run("verify", folder, code=2)
+    (folder / NAME).write_text("{}")  # found before anything is spent
+    ledger = ("--ledger", tmp_path / "h.sqlite")
+    run("evaluate", folder, tmp_path / "h.csv", *SMALL, *ledger, code=2)
+    assert not (tmp_path / "h.sqlite").exists()
+
+
+def test_a_public_number_makes_a_new_ledger_hide_how_many_there_are(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    """As for training, so that one command line serves both."""
+    table = write_table(tmp_path / "h.csv", records(99, 5))
+    run("evaluate", trained["record"], table, *SMALL, "--n", 100, "--ledger", tmp_path / "l")
+    assert dpoptim.Ledger(tmp_path / "l").neighboring == "add-or-remove-one"
+    said = run("evaluate", trained["record"], table, *SMALL, "--n", 100)
+    assert "add-or-remove-one" in said
 
 
 def drawn(folder: Path, table: Path, report: Path) -> str:

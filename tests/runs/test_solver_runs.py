@@ -78,7 +78,9 @@ def test_the_ledger_names_data_set_and_model(method: str, tmp_path: Path) -> Non
     )
     assert code == 0, said
     (entry,) = Ledger(path).entries()
-    assert entry.label == ("digits softmax" if method == "dp-sgd" else f"digits softmax, {method}")
+    assert (
+        entry.label == f"training of softmax on digits{'' if method == 'dp-sgd' else ', ' + method}"
+    )
     basis = json.loads((tmp_path / "run" / "certificate.json").read_text())["basis"]
     assert any("charged to a ledger on disk" in text for text in basis["enforced"])
     assert not any("the ledger was in memory" in text for text in basis["trusted"])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,9 +18,12 @@ from typer.testing import CliRunner
 from dpoptim import Ledger
 from dpoptim.assumptions import Assumption
 from dpoptim.cli import app
-from dpoptim.documents import with_digest
+from dpoptim.documents import sha256_of, with_digest
+from dpoptim.evaluation import evaluate_classifier
 from dpoptim.installed import SOURCES, digests
 from dpoptim.runs.certificate import write_certificate
+from dpoptim.runs.evaluation_section import BEGIN, NO_EVALUATION, keep
+from dpoptim.runs.evaluations import Evaluation
 from dpoptim.runs.verify import verify_run
 from dpoptim.training.assumptions import PACKAGE
 from finished_run import SEEDED, small_run
@@ -204,7 +208,7 @@ def test_the_commands_on_a_real_run(tmp_path: Path, method: str) -> None:
         "model.pt is the model",
         "the ledger holds its charge, committed",
         "unchecked",
-        "report.html: where it says another thing, certificate.json counts",
+        "report.html is the one that the certificate names",
     ):
         assert part in said
     shown = run("ledger", ledger, "--verify")
@@ -245,7 +249,7 @@ def test_signatures(tmp_path: Path) -> None:
         path.write_bytes(one.public_key().public_bytes(pem, info))
     assert "was not signed" in run("verify", folder, "--public-key", public, code=2)
     assert "signed in" in run("sign", folder, "--key", private)
-    assert "is signed by this key" in run("verify", folder, "--public-key", public)
+    assert "certificate.json is signed by this key" in run("verify", folder, "--public-key", public)
     assert "not this key's signature" in run("verify", folder, "--public-key", foreign, code=2)
     edit(folder, lambda d: d["data"].update(name="other"))  # what no plan determines
     run("verify", folder)
@@ -254,6 +258,60 @@ def test_signatures(tmp_path: Path) -> None:
     assert "no private Ed25519 key" in run("sign", folder, "--key", public, code=2)
     edit(folder, lambda d: d["guarantee"].update(epsilon=0.1))
     assert "do not trust it" in run("sign", folder, "--key", private, code=2)
+
+
+def test_a_signature_covers_evaluations_until_there_is_another(tmp_path: Path) -> None:
+    folder, key, public = saved(tmp_path / "run"), tmp_path / "key.pem", tmp_path / "public.pem"
+    made = Ed25519PrivateKey.generate()
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    key.write_bytes(made.private_bytes(pem, pkcs8, serialization.NoEncryption()))
+    info = serialization.PublicFormat.SubjectPublicKeyInfo
+    public.write_bytes(made.public_key().public_bytes(pem, info))
+    ledger = Ledger(neighboring="zero-out")
+    scores = evaluate_classifier(
+        np.full((99, 2), 0.5), [0, 1, 1] * 33, classes=[0, 1], epsilon=1.0, ledger=ledger
+    )
+    event = ledger.entries()[0].event
+    found = Evaluation(scores, "h", "hold-out", event, None, "0" * 64, "2026-07-25T14:03:22+02:00")
+    keep(folder, found, ("no", "yes"))
+    run("sign", folder, "--key", key)
+    assert "evaluations.json is signed" in run("verify", folder, "--public-key", public)
+    path = folder / "evaluations.json"
+    good, document = path.read_text(), json.loads(path.read_text())
+    document["evaluations"][0]["scores"]["accuracy"]["value"] = 1.0
+    path.write_text(json.dumps(with_digest(document)))
+    assert "signature of evaluations.json" in run("verify", folder, "--public-key", public, code=2)
+    path.write_text(good)
+    keep(folder, found, ("no", "yes"))
+    said = run("verify", folder, "--public-key", public)
+    assert "certificate.json is signed" in said
+    assert "unchecked evaluations.json: nobody signed it" in said
+
+
+def test_every_file_of_a_run_is_checked_unchecked_or_unknown(tmp_path: Path) -> None:
+    """A schema and a report once passed whatever was written into them, signed or not."""
+    folder = tmp_path / "run"
+    files = {"schema.toml": "[columns.a]\n", "report.html": f"<p>{NO_EVALUATION}</p>"}
+    saved(folder, files={name: sha256_of(text) for name, text in files.items()})
+    assert "report.html: the certificate names one, and it is not here" in run("verify", folder)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    (folder / "notes.txt").write_text("")
+    (folder / "private.checkpoint").write_text("")
+    said = run("verify", folder)
+    for name in files:
+        assert f"checked {name} is the one that the certificate names" in said
+    assert "unknown notes.txt" in said
+    assert "unchecked private.checkpoint: of an unfinished run" in said
+    for name, text in files.items():
+        (folder / name).write_text(f"{text} ")
+        assert f"{name} was edited" in run("verify", folder, code=2)
+        (folder / name).write_bytes(b"\xff")
+        assert f"{name} was edited" in run("verify", folder, code=2)
+        (folder / name).write_text(text)
+    shown = files["report.html"].replace(BEGIN, f"{BEGIN}accuracy 1")
+    (folder / "report.html").write_text(shown)
+    assert "its evaluations are not those" in run("verify", folder, code=2)
 
 
 def of_package(digest: str | None, *, said: bool = True) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def files_on(place: Path, outcomes: Outcomes, kibibytes: int) -> None:
     contents: dict[str, Any] = {
         "identity": {}, "durable": False, "caveats": {}, "steps_done": 0, "unfinished": None,
         "model": {"w": torch.zeros(1000)}, "optimizers": [], "queue": {}, "streams": [],
-        "iterates": {}, "side": None, "choice": None, "noise": {},
+        "iterates": {}, "memory": {}, "clip_norm": {}, "noise": {},
         "gate": {"released": 0, "reservation": None, "correlated": None},
         "parts": {"files": [], "tensors": {}},
     }  # fmt: skip

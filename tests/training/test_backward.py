@@ -3,6 +3,7 @@ cannot be right is refused.
 """
 
 import copy
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -701,3 +702,23 @@ def test_a_sum_of_which_one_term_has_a_factor_is_a_sum(noisy: bool) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert private.steps_done == 4
+
+
+@pytest.mark.parametrize(("reduction", "told"), [("mean", 1), ("sum", 0), ("none", 0)])
+def test_a_mean_over_a_large_batch_tells_what_rounding_takes(reduction: str, told: int) -> None:
+    data = TensorDataset(torch.randn(20_000, 2), torch.randint(2, (20_000,)))
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    promise = plan(n=20_000, batch_size=10_000, steps=2)
+    with (
+        dpoptim.attach(promise, model, optimizer, data) as private,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        for x, y in private.batches(fixed_shape=False):
+            private.backward(F.cross_entropy(model(x), y, reduction=reduction))
+            optimizer.step()
+            optimizer.zero_grad()
+    said = [str(each.message) for each in caught if "of the clip norm" in str(each.message)]
+    assert len(said) == told
+    assert all('reduction="none"' in each for each in said)

@@ -756,3 +756,20 @@ def test_as_many_positions_as_records_are_not_taken_for_these(use: str) -> None:
         results.append(trained(model, data(N, D), isolation=isolation)[0])
     for ours, alone in zip(*results, strict=True):
         torch.testing.assert_close(ours, alone, rtol=1e-4, atol=1e-6)
+
+
+class Multiplies(nn.Module):
+    """Multiplies the gradients of what is below it by the number of records."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1
+        if x.requires_grad:
+            x.register_hook(lambda g: g * len(g))
+        return x
+
+
+def test_the_layer_whose_gradient_is_wrong_is_named() -> None:
+    """Not one above it, whose gradient is clipped by a norm that is wrong."""
+    model = nn.Sequential(nn.Linear(D, 4), nn.Tanh(), Multiplies(), nn.Linear(4, 2))
+    with pytest.raises(SamplesInteractError, match=r"the gradient of '0\.bias' was not"):
+        choose_isolation(model, data(), "rules")

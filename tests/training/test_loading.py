@@ -160,3 +160,13 @@ def test_a_record_that_is_none_is_named_before_the_charge_or_in_its_batch() -> N
             loaded(data, 1, **options)
     with pytest.raises(dpoptim.PrivacyError, match="a record of train_set is None. Fix"):
         refuse_data([data[i] for i in range(40)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_records_that_make_no_batch_do_not_tell_how_long_they_are(options: dict[str, Any]) -> None:
+    data = [torch.zeros(length) for length in range(40)]
+    with pytest.raises(dpoptim.PrivacyError, match="collate_fn") as caught:
+        for _ in lazily_loaded(data, 1, **options):  # type: ignore[arg-type]
+            pass
+    assert "[" not in str(caught.value).split("collate_fn")[-1]
+    assert "equal size" not in str(caught.value)

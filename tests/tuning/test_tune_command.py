@@ -92,7 +92,7 @@ def test_one_ledger_from_search_to_score(files: tuple[Path, Path, Path], tmp_pat
     run("tune", *data, *GRID, *paid, "--budget", "3,1e-5", "--out", str(tmp_path / "tuned"))
     text = run("train", *data, *paid, "--epochs", "2", "--out", str(out))
     assert "at delta=1e-05 (zero-out" in text
-    run("evaluate", str(out), str(table), "--epsilon", "0.5", *paid)
+    run("evaluate", str(out), str(table), "--epsilon", "0.5", *paid, "--records", "training")
     with dpoptim.Ledger(ledger) as opened:
         assert opened.neighboring == "zero-out"
         assert len(opened.entries()) == 3

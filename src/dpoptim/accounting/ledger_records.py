@@ -3,6 +3,7 @@
 Only public values; nothing here writes.
 """
 
+import math
 import threading
 from dataclasses import replace
 from typing import Any, Self
@@ -13,6 +14,7 @@ from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger_refusals import known_run
 from dpoptim.accounting.ledger_runs import Reservation, Runs
 from dpoptim.accounting.ledger_store import LedgerStore
+from dpoptim.accounting.ledger_text import delta_of, lines_of, total_of
 from dpoptim.accounting.ledger_verify import verify
 from dpoptim.errors import LedgerError
 from dpoptim.notebook import as_table
@@ -27,6 +29,7 @@ class LedgerRecords:
     neighboring: str
     budget: Budget | None
     unit = RECORD.name  # that runs reserved by way of this object protect
+    of_all_ranks = False  # whether all processes of a run charge it together
     _store: LedgerStore
     _runs: Runs
     _lock: threading.RLock
@@ -147,28 +150,23 @@ class LedgerRecords:
         """For notebooks: `describe` as a table."""
         return as_table(self.describe())
 
-    def describe(self) -> str:
-        """The ledger for a person: budget, what is left, and each run."""
+    def describe(self, *, events: bool = False) -> str:
+        """The ledger for a person: budget, what is left, each run, and their sum.
+
+        Args:
+            events: whether each run's event, by which other accountants compute its epsilon, is
+                below it.
+        """
         entries = self.entries()
         by = "" if not entries or entries[0].unit == RECORD.name else f", per {entries[0].unit}"
         name = printable(self.dataset)
-        lines = [
-            f"Ledger of data set {name!r} ({self.neighboring}{by}), {self._where}",
-            f"  {self.remaining()}",
-        ]
-        shares = [""] * len(entries)
-        if self.budget is not None:
-            shares = [f"{share:.1%} of the filter's bound, " for share in self.shares()]
-        for entry, share in zip(entries, shares, strict=False):  # others may add runs meanwhile
-            again = f", resumed {entry.resumed} times" if entry.resumed else ""
-            again += f", up to {entry.repeated} releases made again" if entry.repeated else ""
-            if entry.part is not None:
-                again += f" after {entry.begun} releases, which are what the budget counts"
-            label = printable(entry.label)
-            lines.append(
-                f"  {entry.time}  {label}: {share}{entry.event} [{entry.state}{again}] {entry.id}"
-            )
-        return "\n".join(lines)
+        head = f"Ledger of data set {name!r} ({self.neighboring}{by}), {self._where}"
+        lines = [head, f"  {self.remaining()}"]
+        if not entries:
+            return "\n".join(lines)
+        shares = [math.nan] * len(entries) if self.budget is None else self.shares()
+        lines += lines_of(entries, shares, delta_of(self.budget), events=events)
+        return "\n".join([*lines, total_of(entries, self.budget, self.neighboring)])
 
     @property
     def durable(self) -> bool:

@@ -95,13 +95,7 @@ class Wanted:
                     name, name
                 )
                 if name == "dataset":
-                    raise LedgerError(
-                        f"{where}: this ledger was made with dataset={kept!r}, not {wanted!r}. A "
-                        "ledger counts what one set of records, or of persons, has spent; the two "
-                        "do not add up. Fix: for the same leave dataset out, or on the command "
-                        "line name the file as then, and the person column; for others keep "
-                        "another ledger."
-                    )
+                    raise LedgerError(f"{where}: {other_name(str(kept), str(wanted))}")
                 if name == "neighboring":
                     raise LedgerError(
                         f"{where}: this ledger was made with neighboring={kept!r}, not {wanted!r}, "
@@ -113,6 +107,28 @@ class Wanted:
                     f"cannot be changed; leave {'the budget' if what != name else name} out to use "
                     "what is stored, or keep another ledger"
                 )
+
+
+def named(dataset: str, unit: str) -> str:
+    """A data set's name in its ledger: of persons and of records, which do not add up."""
+    return dataset.removesuffix(PERSONS) + (PERSONS if unit == "person" else "")
+
+
+def other_name(kept: str, wanted: str) -> str:
+    """Why a ledger is not opened under a name that it was not made with."""
+    said = f"this ledger was made with dataset={kept!r}, not {wanted!r}. "
+    if kept.endswith(PERSONS) != wanted.endswith(PERSONS):
+        return (
+            f"{said}A ledger counts what one set of records, or of persons, has spent; the two do "
+            "not add up. Fix: name the person column, or leave it out, as then; for others keep "
+            "another ledger."
+        )
+    name = kept.removesuffix(PERSONS)
+    return (
+        f"{said}A ledger knows its records by that name alone, which on the command line is the "
+        f"file's unless --dataset says another. Fix: for the same records --dataset {name!r} (in "
+        "Python leave dataset out); for others keep another ledger."
+    )
 
 
 def now() -> str:

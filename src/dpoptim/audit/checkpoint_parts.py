@@ -9,7 +9,7 @@ import torch
 from dpoptim.training.checkpoints.rank_files import Place, file_of, with_parts
 
 KEY = bytes(range(32))
-PLACE, ENTRIES = "['side']", 64  # error feedback, say, whose bound a forged one would not keep
+PLACE, ENTRIES = "['memory']", 64  # error feedback, say, whose bound a forged one would not keep
 
 
 def checkpoint_parts() -> str:
@@ -49,8 +49,8 @@ def saved(path: Path, value: float, key: bytes | None) -> dict[str, Any]:
 
 def taken_up(path: Path, parts: dict[str, Any], key: bytes | None) -> float | None:
     """The first entry that a run would go on with; None where it is refused."""
-    side = with_parts({"side": None, "parts": parts}, path, key)["side"]
+    memory = with_parts({"memory": None, "parts": parts}, path, key)["memory"]
     try:
-        return float(side.whole()[0])
+        return float(memory.whole()[0])
     except ValueError:
         return None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.attributes import attributes
@@ -99,7 +100,7 @@ def sensitivities() -> Iterator[SensitivityResult]:
         images = nn.Conv1d(3, 16, 1, bias=False)
         thin, thinner = nn.Linear(4, 1, bias=False), nn.Linear(3, 1, bias=False)
         states = nn.GRU(4, 3, bias=False, batch_first=True)
-        groups = nn.GroupNorm(2, 4)
+        groups, made = nn.GroupNorm(2, 4), parametrizations.weight_norm(nn.Linear(4, 1))
         strided = nn.Sequential(nn.Conv1d(1, 16, 2, 2), nn.Tanh(), nn.Conv1d(16, 8, 2, 2))
     finally:
         torch.random.set_rng_state(torch_state)
@@ -130,7 +131,8 @@ def sensitivities() -> Iterator[SensitivityResult]:
     )
     yield audit_sensitivity(thin, (cancelling,), steep_loss, 1.0, kinds=("plain",))
     yield audit_sensitivity(states, (signs,), state_loss, 0.5, kinds=("plain",), tolerance=1e-6)
-    yield audit_sensitivity(groups, (alone,), own_loss, 0.5, kinds=("plain",), tolerance=1e-6)
+    for each in (groups, made):
+        yield audit_sensitivity(each, (alone,), own_loss, 0.5, kinds=("plain",), tolerance=1e-6)
     yield audit_sensitivity(
         thinner, (aligned,), mean_loss, 1.0, reduction="mean", kinds=("huge",), records=1
     )

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +10,13 @@ from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.refused_loops import FEATURES, accepted, zeros
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.oracle import Loss
 from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.training.attach import attach
 from dpoptim.training.trials.isolation import IsolationWarning
 
-POSITIONS, CLIP_NORM = 4, 0.5
+POSITIONS, CLIP_NORM, FLAG = 4, 0.5, 7.0
 
 
 class Folded(nn.Module):
@@ -51,6 +53,7 @@ def isolation() -> str:
         sorted_for_one_layer,
         formed_a_few_at_once,
         norms_that_count_microbatches,
+        flags_of_one_record,
     )
     found = [*accepted(), *filter(None, (measure() for measure in sums))]
     return f"refuted: {'; '.join(found)}" if found else ""
@@ -165,6 +168,58 @@ def norms_that_count_microbatches() -> str:
         sum_of_a_step(model, torch.ones(n, FEATURES), lambda m, b: m(b).sum(1), n=6, physical=1)
         states.append(torch.cat([buffer.flatten() for buffer in model.buffers()]))
     return "" if torch.equal(*states) else "spectral norms counted the microbatches of a step"
+
+
+class Unserved(torch.autograd.Function):
+    """The product of records and a scale, as no vectorised call takes it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, scale = ctx.saved_tensors
+        return g * scale, (g * x).sum(0)
+
+
+class Flagged(nn.Module):
+    """Turns a record round that has a certain number, which it says in a plain value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(FEATURES))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, bool]:
+        return Unserved.apply(x, self.scale), bool((x == FLAG).any())
+
+
+class Turned(nn.Module):
+    """Reads what `Flagged` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flagged, self.layer = Flagged(), zeros(FEATURES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, turned = self.flagged(x)
+        return self.layer(-out if turned else out)[..., 0]
+
+
+def flags_of_one_record() -> str:
+    """A record with a number that no made-up one has, in a module that runs record by record."""
+    x = torch.ones(6, FEATURES)
+    x[-1] = FLAG
+    sums = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IsolationWarning)
+        for some in (x, x[:-1]):
+            try:
+                sums.append(sum_of_a_step(Turned(), some, lambda m, b: m(b), n=6))
+            except PrivacyError:  # what it says is not the same for all
+                return ""
+    return moved("a record that others take for themselves", *sums)
 
 
 def sum_of_a_step(

@@ -98,6 +98,7 @@ def accepted() -> list[str]:
         takes_the_root,
         floods,
         trains_weights_of_the_loss,
+        turns_on_batch_statistics,
     )
     return [f"accepted {loop.__name__}" for loop in loops if not refused(loop)]
 
@@ -195,6 +196,15 @@ def trains_weights_of_the_loss() -> None:
         return (weights(model(batch))[:, 0] - 1).square()
 
     train(nn.Linear(FEATURES, 1), [torch.ones(FEATURES) for _ in range(RECORDS)], None, loss=loss)
+
+
+def turns_on_batch_statistics() -> None:
+    """A loop whose ``model.train()`` takes batch normalisation out of evaluation mode."""
+    norm = nn.BatchNorm1d(FEATURES, affine=False)
+    norm.track_running_stats = False  # so that no buffer shows it
+    model = nn.Sequential(norm, zeros(FEATURES, 1))
+    records = [torch.ones(FEATURES) for _ in range(RECORDS)]
+    train(model.eval(), records, None, before=model.train)
 
 
 def in_scalars(reduced: Callable[[Tensor], Tensor], declared: Reduction) -> None:

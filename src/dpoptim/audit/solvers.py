@@ -155,7 +155,8 @@ def low_quantile(trials: int, seed: int, *, epsilon: float = 2.0) -> Finding:
     one above and becomes the rank. So the scores of the one fall by 1, that of the other rises by
     1, and their odds change by ``e^epsilon``, all that the guarantee allows; so does the chance of
     the other, as it is one candidate among hundreds. The odds are those that are drawn from
-    (`noise.exponential_mechanism` draws them exactly, and has tests of its own), so nothing is estimated.
+    (`noise.exponential_mechanism` draws them exactly, and has tests of its own), so nothing is
+    estimated.
     """
     edge, octaves = 2.0**-0.125, 60
     with choices_seen(choices) as seen:

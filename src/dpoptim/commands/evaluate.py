@@ -2,11 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from dpoptim.runs.options import JsonOption, LedgerOption, NoiseSeedOption, Relation, RunArgument
+from dpoptim.runs.options import (
+    DatasetOption,
+    JsonOption,
+    LedgerOption,
+    NoiseSeedOption,
+    Relation,
+    RunArgument,
+)
 from dpoptim.terminal import clear_errors, say
 
 
@@ -18,9 +25,20 @@ def evaluate(
     epsilon: Annotated[float, typer.Option(help="What the evaluation may cost: epsilon > 0.")],
     delta: Annotated[float, typer.Option(help="Failure probability, well below 1/n.")],
     ledger: LedgerOption = None,
+    dataset: DatasetOption = None,
+    records: Annotated[
+        Literal["hold-out", "training"] | None,
+        typer.Option(
+            help="What they were to the model; asked for where the ledger or the file's name is "
+            "the training's."
+        ),
+    ] = None,
     neighboring: Annotated[
         Relation | None,
-        typer.Option(help="Neighbouring relation; default: the ledger's, else zero-out."),
+        typer.Option(
+            help="Neighbouring relation; default: the ledger's; else add-or-remove-one with --n, "
+            "zero-out without."
+        ),
     ] = None,
     n: Annotated[
         int | None,
@@ -36,32 +54,41 @@ def evaluate(
 ) -> None:
     """Score a trained model on private records.
 
-    Figures are noisy, with confidence intervals, and charged before they are drawn. They are drawn
-    into the run's report.html as well.
+    Figures are noisy, with confidence intervals, and charged before they are drawn. They are kept
+    in the run's evaluations.json, and shown by its report.html, with those before.
 
     Example: [bold]dpoptim evaluate runs/patients holdout.csv --epsilon 0.5 --delta 1e-6 --ledger
     holdout.sqlite[/]
     """
     with clear_errors():
-        from dpoptim.runs.evaluate import evaluate_run, to_json
-        from dpoptim.runs.evaluation_section import add_to_report
-        from dpoptim.runs.saved_model import load_model
+        from dpoptim.runs.evaluate import evaluate_run
+        from dpoptim.runs.evaluation_section import REPORT, keep
+        from dpoptim.runs.evaluations import NAME, in_words, read_evaluations
+        from dpoptim.runs.saved_model import load_model, model_file
 
-        scores = evaluate_run(
+        found = evaluate_run(
             run,
             data,
             epsilon=epsilon,
             delta=delta,
             ledger=ledger,
+            dataset=dataset,
+            records=records,
             neighboring=neighboring,
             n=n,
             confidence=confidence,
             noise_seed=noise_seed,
         )
         if as_json:
-            print(json.dumps(to_json(scores), indent=2, allow_nan=False))
+            print(json.dumps(found.to_json(), indent=2, allow_nan=False))
         else:
-            say(scores)
-        page = run / "report.html"
-        if add_to_report(page, scores, load_model(run).class_names) and not as_json:
-            say(f"report    {page}")
+            say(found.scores)
+        folder = model_file(run).parent
+        drawn = keep(folder, found, load_model(run).class_names)
+        if as_json:
+            return
+        say(f"kept      {folder / NAME}")
+        for each in read_evaluations(folder)["together"]:
+            say(f"          {in_words(each)}")
+        if drawn:
+            say(f"report    {folder / REPORT}")

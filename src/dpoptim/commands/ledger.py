@@ -16,6 +16,10 @@ def ledger(
         bool,
         typer.Option("--verify", help="Read all of it again: structure, digests, events, budget."),
     ] = False,
+    events: Annotated[
+        bool,
+        typer.Option("--events", help="Also print each run's event, for other accountants."),
+    ] = False,
     page: Annotated[
         Path | None, typer.Option(help="Also write a page (HTML) to this file.")
     ] = None,
@@ -26,7 +30,7 @@ def ledger(
         ),
     ] = None,
 ) -> None:
-    """Show a ledger: its budget, what is left, and each run.
+    """Show a ledger: its budget, what is left, each run with its epsilon, and their sum.
 
     The digest that it prints covers every entry. Write it down elsewhere, and --verify --digest
     shows later whether the ledger was written anew or replaced by an older copy.
@@ -43,7 +47,7 @@ def ledger(
                 f"there is no ledger at {file}; `dpoptim train --ledger` makes one."
             )
         opened = Ledger(file)
-        say(opened.describe())
+        say(opened.describe(events=events))
         if verify:
             entries = opened.verify(digest=digest)
             say(

@@ -7,6 +7,10 @@ import typer
 
 from dpoptim.terminal import clear_errors, say
 
+KindOption = typer.Option(
+    metavar="NAME,...",
+    help="Columns of this kind; lab_* stands for all that begin so; repeat for several.",
+)
 schema_commands = typer.Typer(help="The public description of a table.", no_args_is_help=True)
 
 
@@ -27,6 +31,10 @@ def schema_new(
         bool,
         typer.Option("--regression", help="Of public data: the target is a number to predict."),
     ] = False,
+    number: Annotated[list[str] | None, KindOption] = None,
+    category: Annotated[list[str] | None, KindOption] = None,
+    date: Annotated[list[str] | None, KindOption] = None,
+    drop: Annotated[list[str] | None, KindOption] = None,
     encoding: Annotated[
         str,
         typer.Option(
@@ -45,7 +53,8 @@ def schema_new(
 
     No value is read. You fill in the rest.
 
-    Example: [bold]dpoptim schema new patients.csv --target outcome[/]
+    Example: [bold]dpoptim schema new patients.csv --target outcome --number age,bmi --category
+    smoker[/]
     """
     with clear_errors():
         from dpoptim.runs.schema_command import new_schema
@@ -59,6 +68,12 @@ def schema_new(
             encoding=encoding,
             out=out,
             overwrite=overwrite,
+            said={
+                "number": number or (),
+                "category": category or (),
+                "date": date or (),
+                "drop": drop or (),
+            },
         )
     say(f"wrote {file}")
     if open_ends:

@@ -12,6 +12,7 @@ from dpoptim.runs.options import (
     BudgetOption,
     ClassesOption,
     ClassWeightOption,
+    DatasetOption,
     LedgerOption,
     NoiseSeedOption,
     PersonColumnOption,
@@ -69,6 +70,7 @@ def tune(
         Relation | None, typer.Option(help="zero-out (default) or replace-one.")
     ] = None,
     ledger: LedgerOption = None,
+    dataset: DatasetOption = None,
     budget: BudgetOption = None,
     noise_seed: NoiseSeedOption = None,
     out: Annotated[Path, typer.Option(help="Folder for the private search's result.")] = Path(
@@ -108,6 +110,7 @@ def tune(
             epsilon=epsilon,
             delta=delta,
             ledger=ledger,
+            dataset=dataset,
             budget=budget,
             noise_seed=noise_seed,
             overwrite=overwrite,

@@ -15,34 +15,42 @@ RunArgument = Annotated[
 def verify(
     run: RunArgument,
     ledger: Annotated[
-        Path | None, typer.Option(help="Also look for the run's charge in this ledger.")
+        list[Path] | None,
+        typer.Option(
+            help="Also look for the run's charge in this ledger, or for those of its evaluations; "
+            "repeat for several."
+        ),
     ] = None,
     public_key: Annotated[
         Path | None,
-        typer.Option(help="Also check the certificate's signature by this key (PEM, Ed25519)."),
+        typer.Option(help="Also check the signatures, by this key (PEM, Ed25519)."),
     ] = None,
 ) -> None:
     """Is a run's certificate what its plan gives? Computes again whatever the plan determines.
 
-    Ends with an error that names each entry that is not as it should be. No data is needed.
+    Lists each file as checked, unchecked or unknown. Ends with an error that names each entry and
+    file that is not as it should be. No data is needed.
 
     Example: [bold]dpoptim verify runs/demo --ledger patients.sqlite[/]
     """
     with clear_errors():
-        from dpoptim.runs.signature import check_signature
+        from dpoptim.runs.signature import check_signatures, signature_of
         from dpoptim.runs.verify import verify_run
 
-        found = verify_run(run, ledger=ledger)
+        found = verify_run(run, ledgers=ledger or ())
         lines = [f"checked     {line}" for line in found.checked]
         if public_key is not None:
-            check_signature(run, public_key)
-            lines.append("checked     the certificate is signed by this key")
-            unchecked = [line for line in found.open if "dpoptim sign" not in line]
+            signed, unsigned = check_signatures(run, public_key)
+            lines += [f"checked     {name} is signed by this key" for name in signed]
+            answered = [f"{name}: " for name in (*signed, *(signature_of(n).name for n in signed))]
+            unchecked = [line for line in found.open if not line.startswith(tuple(answered))]
+            unchecked += [f"{name}: nobody signed it (dpoptim sign)" for name in unsigned]
         else:
             unchecked = list(found.open)
         say(found.certificate["guarantee"]["text"])
         say(found.certificate["verdict"]["text"])
-        for line in [*lines, *(f"unchecked   {line}" for line in unchecked)]:
+        lines += [f"unchecked   {line}" for line in unchecked]
+        for line in [*lines, *(f"unknown     {line}" for line in found.unknown)]:
             say(line)
 
 
@@ -52,7 +60,7 @@ def sign(
         Path, typer.Option(help="Private Ed25519 key, PEM (openssl genpkey -algorithm ed25519).")
     ],
 ) -> None:
-    """Sign a run's certificate with a key of your organisation; it is verified first.
+    """Sign a run's certificate and evaluations with a key of your organisation; verified first.
 
     Example: [bold]dpoptim sign runs/demo --key officer.pem[/]
     """
@@ -61,4 +69,5 @@ def sign(
         from dpoptim.runs.verify import verify_run
 
         verify_run(run)
-        say(f"signed in {signature.sign(run, key)}")
+        for path in signature.sign(run, key):
+            say(f"signed in {path}")

@@ -1,4 +1,4 @@
-"""How a table that is declared public writes its numbers and dates, found by trying."""
+"""Formats of numbers and dates in a table that is declared public, found by trying."""
 
 import re
 import unicodedata

@@ -262,8 +262,8 @@ def parse_schema(text: str) -> Schema:
     if len(open_ones) > 1:
         raise ValueError(
             f"schema: {len(open_ones)} columns are to be filled in: "
-            f"{', '.join(map(repr, open_ones))}. Fix: bounds, categories and classes as they are "
-            'publicly known, such as bounds = [0, 120]; or kind = "drop".'
+            f"{', '.join(map(repr, open_ones))}. Fix: kinds, bounds, categories and classes as "
+            'they are publicly known, such as bounds = [0, 120]; or kind = "drop".'
         )
     return Schema(
         tuple(column_of(name, entry) for name, entry in expanded(columns).items()), **of_table
@@ -289,7 +289,7 @@ def mark_of(name: str, given: object, where: str = "") -> Any:
 
 def is_open(entry: Mapping[str, Any]) -> bool:
     """Whether a column is as it was drafted."""
-    return any(isinstance(value, list) and FILL_IN in value for value in entry.values())
+    return any(FILL_IN in (v if isinstance(v, list) else [v]) for v in entry.values())
 
 
 def column_of(name: str, entry: Mapping[str, Any]) -> Column:

@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from dpoptim.data.column_names import abridged, reads_as_number
 from dpoptim.data.column_ranges import runs_of
 from dpoptim.data.damaged_files import kind_of
 from dpoptim.data.dates import day_text
+from dpoptim.data.draft_kinds import named_kinds
 from dpoptim.data.inferred_formats import DECIMALS, Way, found_days, ways_of_writing
 from dpoptim.data.numbers import as_numbers, as_texts
 from dpoptim.data.schema import Column, Decimal, Schema
@@ -24,6 +26,7 @@ BARE = re.compile(r"[A-Za-z0-9_-]+")
 IDENTIFIER = re.compile(
     r"(^|[_\s-])(id|uuid|key|index|name|email|phone)$|^(id|unnamed)", re.IGNORECASE
 )
+IDENTIFIES = "identifies"  # the role of a column with such a name
 MOST_CATEGORIES = 30  # of a public column of text, before it is dropped from a draft
 WRITTEN = {  # by whether the comma separates columns
     True: '# thousands = ","  # where numbers are written "1,234"\n',
@@ -96,17 +99,28 @@ def number(value: float) -> str:
 
 
 def draft(
-    path: Path, *, target: str | None = None, person: str | None = None, encoding: str = UTF8
+    path: Path,
+    *,
+    target: str | None = None,
+    person: str | None = None,
+    encoding: str = UTF8,
+    said: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
     """A schema to complete, from the names and types of columns alone; reads no value.
 
+    Args:
+        said: by kind, the names of columns; see `named_kinds`.
+
     Raises:
-        ValueError: the file is damaged, or has no column ``target`` or ``person``.
+        ValueError: the file is damaged, or has no column ``target`` or ``person``, or of a name
+            that was said.
 
     **Guarantee.** Any two tables with the same columns give the same draft.
     """
     columns = column_names(path, encoding)
-    check_names(path, [name for name, _ in columns], target, person)
+    names = [name for name, _ in columns]
+    check_names(path, names, target, person)
+    kinds = named_kinds([name for name in names if name not in (target, person)], said)
     parts = [
         HEAD,
         *maybe_a_record(path, columns),
@@ -116,22 +130,31 @@ def draft(
     ]
     if kind_of(path) == ".csv":
         parts.append(WRITTEN[separator_of(path, encoding) == ","])
-    roles = [(name, (found, role_of(name, target, person))) for name, found in columns]
-    for name, _, (found, role) in runs_of(roles):
-        head = f"\n[columns.{key(name)}]\n"
-        if role == "target":
-            parts.append(f'{head}kind = "target"\nclasses = {values_of(found)}\n')
-        elif role == "person":
-            parts.append(f'{head}kind = "person"\n')
-        elif role == "drop":
-            parts.append(f'{head}kind = "drop"  # by its name, it identifies\n')
-        elif found in ("text", "boolean"):
-            parts.append(f'{head}kind = "category"\ncategories = {values_of(found)}\n')
-        else:
-            kind = "date" if found == "date" else "number"
-            guess = "" if found else "  # or category, or date"
-            parts.append(f'{head}kind = "{kind}"{guess}\nbounds = ["{FILL_IN}", "{FILL_IN}"]\n')
+    roles = [
+        (name, (found, kinds.get(name) or role_of(name, target, person))) for name, found in columns
+    ]
+    parts += [
+        f"\n[columns.{key(name)}]\n{drafted(found, role)}"
+        for name, _, (found, role) in runs_of(roles)
+    ]
     return "".join(parts)
+
+
+def drafted(found: str | None, role: str) -> str:
+    """A column's entry, as far as its type, its name and its owner say."""
+    open_bounds = f'bounds = ["{FILL_IN}", "{FILL_IN}"]\n'
+    if role == "target":
+        return f'kind = "target"\nclasses = {values_of(found)}\n'
+    if role == IDENTIFIES:
+        return 'kind = "drop"  # by its name, it identifies\n'
+    if role in ("person", "drop"):
+        return f'kind = "{role}"\n'
+    if role == "category" or (not role and found in ("text", "boolean")):
+        return f'kind = "category"\ncategories = {values_of(found)}\n'
+    if role or found:
+        kind = role or ("date" if found == "date" else "number")
+        return f'kind = "{kind}"\n{open_bounds}'
+    return f'kind = "{FILL_IN}"  # number or date, with bounds; category, with categories; drop\n'
 
 
 def maybe_a_record(path: Path, columns: Sequence[tuple[str, object]]) -> Iterator[str]:
@@ -149,7 +172,7 @@ def role_of(name: str, target: str | None, person: str | None) -> str:
     """Use of a column, by its name; "" where its values say."""
     if name in (target, person):
         return "target" if name == target else "person"
-    return "drop" if IDENTIFIER.search(name) else ""
+    return IDENTIFIES if IDENTIFIER.search(name) else ""
 
 
 def values_of(found: str | None) -> str:

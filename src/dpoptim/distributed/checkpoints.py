@@ -29,9 +29,9 @@ def common(state: State, ranks: Ranks, totals: Totals, records: int | None) -> S
         totals: which part of a step's sum is here.
         records: on this rank, where it has its own; None where all have the same.
     """
-    side, gate = state["side"], state["gate"]
-    if side is not None and side["error"] is not None:
-        side = side | {"error": totals.boxes(side["error"])}
+    memory, gate = state["memory"], state["gate"]
+    if memory.get("error") is not None:
+        memory = memory | {"error": totals.boxes(memory["error"])}
     if (noise := gate["correlated"]) is not None:
         count = len(totals.entries)
         # of a part without entries nothing is remembered
@@ -45,7 +45,7 @@ def common(state: State, ranks: Ranks, totals: Totals, records: int | None) -> S
         }
         gate = gate | {"correlated": noise}
     queue = common_queue(state["queue"], ranks, records)
-    return state | {"queue": queue, "side": side, "gate": gate}
+    return state | {"queue": queue, "memory": memory, "gate": gate}
 
 
 def filled(totals: Totals, saved: Sequence[Tensor | Stored]) -> list[Tensor]:
@@ -81,9 +81,9 @@ def own(
             the same ranks any more; or a rank's file is missing, or another one.
     """
     state = state | {"queue": own_queue(state["queue"], ranks, deal, records)}
-    side, gate = state["side"], state["gate"]
-    if side is not None and side["error"] is not None:
-        side = side | {"error": filled(totals, side["error"])}
+    memory, gate = state["memory"], state["gate"]
+    if memory.get("error") is not None:
+        memory = memory | {"error": filled(totals, memory["error"])}
     if (noise := gate["correlated"]) is not None:
         first = ranks.rank == 0
         remembered = [filled(totals, saved) for saved in noise["parameters"]]
@@ -92,7 +92,7 @@ def own(
         sizes = [*totals.own_entries, *(size if first else 0 for size in noise["sizes"])]
         own_noise = {key: value for key, value in noise.items() if key != "parameters"}
         gate = gate | {"correlated": own_noise | {"vectors": vectors, "sizes": sizes}}
-    return state | {"side": side, "gate": gate}
+    return state | {"memory": memory, "gate": gate}
 
 
 def own_queue(

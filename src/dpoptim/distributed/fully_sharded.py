@@ -136,7 +136,7 @@ class FullySharded(Wrapping):
 
     def refuse(self, isolation: Isolation) -> None:
         modules = dict(self.module.named_modules())
-        for name in isolation.by_vmap:
+        for name in isolation.apart:
             if len(fsdp.sharded_modules(modules[name])) > isinstance(modules[name], FSDPModule):
                 raise PrivacyError(
                     f"{f'module {name!r}' if name else 'the model'} is vectorised as a whole, but "

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
 from dpoptim.clipping import Directions
 from dpoptim.distributed.c10d_internals import all_gather_single, time_out_of
 from dpoptim.distributed.control_groups import control_group, control_groups, lost_groups
 from dpoptim.distributed.exchange import Change, add_parts, join_parts, swap, trade
+from dpoptim.distributed.ledger_of_ranks import LedgerOfRanks
 from dpoptim.distributed.rank_signals import (
     ABOUT,
     ARRIVED,

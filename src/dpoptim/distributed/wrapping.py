@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dpoptim.distributed.alone import is_alone
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
+from dpoptim.gate.one_process import is_alone
 from dpoptim.gradients.accumulation.boxes import whole
 from dpoptim.gradients.accumulation.totals import MakeTotals
 from dpoptim.gradients.placement import Placement

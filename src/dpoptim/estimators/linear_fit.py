@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.public_numbers import stated_delta
 from dpoptim.arguments import bound, positive_number, real_number, whole_number
 from dpoptim.data.sparse_rows import SparseRows, rows_at_once
 from dpoptim.distributed.ranks import Ranks
@@ -21,7 +22,7 @@ from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import is_cross_entropy, solve
-from dpoptim.estimators.table import ClippedRows, public_norm, stated_delta, table
+from dpoptim.estimators.table import ClippedRows, public_norm, table
 from dpoptim.estimators.weights import notes_of_weights, parts_of_data
 from dpoptim.noise.stream import key_stream
 from dpoptim.sampling.length import MOST_STEPS

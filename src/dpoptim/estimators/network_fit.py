@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.accounting.gaussian import gdp_mu
+from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
 from dpoptim.arguments import bound, one_of, real_number, whole_number
 from dpoptim.data.sparse_rows import rows_at_once
 from dpoptim.estimators.chunks import Chunks, over_chunks, refuse_change
@@ -26,12 +27,10 @@ from dpoptim.estimators.data_sets import data_set_of
 from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import Fit
-from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.table import (
     ClippedRows,
     public_norm,
-    stated_delta,
     table,
 )
 from dpoptim.estimators.weights import notes_of_weights, weights_of_rows

@@ -1,4 +1,4 @@
-"""Tables before training, for all estimators: bounded rows, public classes, a stated delta.
+"""Tables before training, for all estimators: bounded rows, public classes.
 
 Whatever looks at the table here is a rule on each row by itself, or is said to be taken on trust.
 """
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite
 
-from dpoptim.accounting.doubts import doubts
 from dpoptim.arguments import bound, real_number
 from dpoptim.data.input_arrays import checked_table, number_array, one_axis
 from dpoptim.data.parquet_rows import ParquetRows
@@ -92,25 +91,6 @@ def public_norm(data_norm: float | None, features: int) -> float:
     if data_norm is None:
         return math.sqrt(features)
     return bound("data_norm", data_norm)
-
-
-def stated_delta(
-    delta: float | str, n: int, *, epsilon: float | None
-) -> tuple[float, tuple[str, ...]]:
-    """delta, and what must be said of the budget. Args: n: a public number."""
-    said: tuple[str, ...] = ()
-    if isinstance(delta, str):
-        if delta != "auto":
-            raise ValueError(f"delta must be a number or 'auto', got {delta!r}.")
-        value = n**-1.1 if n > 1 else 1e-3
-        said = ("delta = n^-1.1, with n taken as public",)
-    else:
-        value = real_number("delta", delta)
-    if not 0 < value < 1:
-        raise ValueError(f"delta must be between 0 and 1, got {delta!r}; choose it well below 1/n.")
-    if epsilon is not None:
-        said = (*said, *doubts(real_number("epsilon", epsilon), value, n))
-    return value, said
 
 
 def public_classes(

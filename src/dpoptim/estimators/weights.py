@@ -1,4 +1,4 @@
-"""Weights of rows (``sample_weight``): private, and never a factor of what a record may add."""
+"""Weights of rows (``sample_weight``): private, and within the bound on what a record may add."""
 
 import math
 from typing import Any

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.numbers import classes_of
-from dpoptim.estimators.scope import public_number_of_records
-from dpoptim.estimators.table import stated_delta
 from dpoptim.evaluation.intervals import (
     Interval,
     bin_edges,
@@ -38,6 +37,7 @@ from dpoptim.statistics import (
 
 Delta = float | Literal["auto"]
 LABEL = "evaluation"
+APART = "on trust: the model was not trained on these records"
 LARGEST_LOSS = 4.0  # of a record, in nats: the log-loss is clipped there
 # Shares of a record's squared length: for the confusion matrix, for scores in bins, for the
 # log-loss.
@@ -62,6 +62,8 @@ class ClassifierScores:
 
     Attributes:
         accuracy, log_loss (clipped at 4 nats a record): with their intervals.
+        majority: share of the most frequent class, by the noisy counts: what naming it always would
+            be right on. Of classes that are alike in size it reads high, by the noise.
         auc: of two classes; None for more.
         confusion: noisy counts, shape (classes, classes): true by predicted.
         calibration: by bins of the score: of the second class for two classes, else of the
@@ -73,6 +75,7 @@ class ClassifierScores:
 
     accuracy: Interval
     log_loss: Interval
+    majority: Interval
     auc: Interval | None
     confusion: Floats
     calibration: tuple[Bin, ...]
@@ -80,7 +83,11 @@ class ClassifierScores:
     guarantee: Guarantee
 
     def __str__(self) -> str:
-        lines = [f"accuracy  {self.accuracy}", f"log-loss  {self.log_loss}"]
+        lines = [
+            f"accuracy  {self.accuracy}",
+            f"majority  {self.majority}: naming the most frequent class always",
+            f"log-loss  {self.log_loss}",
+        ]
         if self.auc is not None:
             lines += [f"AUC       {HIDDEN if self.auc.hidden else self.auc}"]
         return "\n".join([*lines, str(self.guarantee)])
@@ -98,6 +105,7 @@ def evaluate_classifier(
     neighboring: str = "zero-out",
     n: int | None = None,
     ledger: Ledger | None = None,
+    label: str = LABEL,
     noise_seed: int | None = None,
 ) -> ClassifierScores:
     """Accuracy, confusion matrix, log-loss, AUC and calibration on private records.
@@ -115,6 +123,7 @@ def evaluate_classifier(
         n: public number of hold-out records, for delta; scores are relative to their noisy number
             where ``n`` does not have to be it.
         ledger: where it is charged; None: nowhere.
+        label: public text for the ledger's entry.
         noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
 
     Returns:
@@ -160,7 +169,7 @@ def evaluate_classifier(
         mu=mu,
         delta=number,
         neighboring=neighboring,
-        label=LABEL,
+        label=label,
         ledger=ledger,
         noise_seed=noise_seed,
     )
@@ -180,6 +189,11 @@ def evaluate_classifier(
         count, in_count = max(float(confusion.sum()), 1.0), in_cells * k
         wrong = min(max(1 - right / count, 0.0), 1.0)
         in_right = in_cells * math.sqrt(k * wrong**2 + (k * k - k) * (1 - wrong) ** 2)
+    most = float(confusion.sum(1).max())  # noisy, so this looks at no record
+    in_most = in_cells * math.sqrt(k)
+    if in_count:
+        share = min(max(most / count, 0.0), 1.0)
+        in_most = in_cells * math.sqrt(k * (1 - share) ** 2 + (k * k - k) * share**2)
     middle = LARGEST_LOSS / 2
     loss = middle * (1 + above / count)
     return ClassifierScores(
@@ -199,6 +213,7 @@ def evaluate_classifier(
                 binary=k == 2,
             ),
         ),
+        majority=of_a_mean(most, count, in_most, confidence=level),
         auc=of_the_area(histogram, in_bins, confidence=level) if k == 2 else None,
         confusion=confusion,
         calibration=_calibration(histogram, in_bins, level),
@@ -247,5 +262,4 @@ def _calibration(histogram: Floats, noise: float, confidence: float) -> tuple[Bi
 
 
 def noted(guarantee: Guarantee, said: tuple[str, ...]) -> Guarantee:
-    trusted = "on trust: the model was not trained on these records"
-    return replace(guarantee, notes=(*guarantee.notes, *said, trusted))
+    return replace(guarantee, notes=(*guarantee.notes, *said, APART))

@@ -77,6 +77,7 @@ def evaluate_regressor(
     neighboring: str = "zero-out",
     n: int | None = None,
     ledger: Ledger | None = None,
+    label: str = LABEL,
     noise_seed: int | None = None,
 ) -> RegressorScores:
     """R2 and squared error on private records; arguments as for `evaluate_classifier`.
@@ -86,7 +87,7 @@ def evaluate_regressor(
         target_bound: public bound on |y|, or ``(lowest, highest)`` of y, to which targets and
             predictions are cut. R2's noise grows with the square of the range over the targets'
             variance.
-        epsilon, delta, confidence, neighboring, n, ledger,
+        epsilon, delta, confidence, neighboring, n, ledger, label,
         noise_seed: as for `evaluate_classifier`.
 
     Returns:
@@ -121,7 +122,7 @@ def evaluate_regressor(
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
     records, mu, number, said = price_and_records(epsilon, delta, n, len(true), neighboring)
     counted = neighboring == "add-or-remove-one"
-    with paid_gate(mu, neighboring, label=LABEL, ledger=ledger, noise_seed=noise_seed) as gate:
+    with paid_gate(mu, neighboring, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
         sums, noise = release(
             gate,
             regressor_rows(found, true, bound, counted=counted),

@@ -1,13 +1,35 @@
 """One process releases what one reservation pays for."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch.distributed as dist
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
-from dpoptim.distributed.alone import is_alone
 from dpoptim.errors import PrivacyError, RankError
+
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Make everything in this ``with`` what one process does, whatever others there are.
+
+    What it releases is this rank's own: whoever hands it on, or chooses among ranks', charges for
+    all of it.
+    """
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+def is_alone() -> bool:
+    """Whether the others are left out."""
+    return _alone.get()
 
 
 def refuse_fork(process: int) -> None:
@@ -38,7 +60,7 @@ def refuse_other_ranks(what: str, ledger: Ledger | None) -> None:
         RankError: on all ranks but the first.
     """
     rank = rank_of_several()
-    if rank and not isinstance(ledger, LedgerOfRanks):
+    if rank and (ledger is None or not ledger.of_all_ranks):
         raise RankError(
             f"{what} was called on rank {rank}: each rank would draw noise, and charge, of its "
             "own. Fix: call it on rank 0 alone, and hand what it returned, or was fitted, on to "

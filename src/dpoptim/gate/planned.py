@@ -107,11 +107,12 @@ class Gate:
     def release_sum(self, sums: Sequence[Vector]) -> list[Tensor]:
         """Add fresh Gaussian noise to all entries of ``sums`` (any shapes), in place.
 
-        Of tables, the rows that a query of `SelectedRows` selects (`gate.row_selection`) are returned alone.
+        Of tables, the rows that a query of `SelectedRows` selects (`gate.row_selection`) are
+        returned alone.
 
         The tensors together are one query: their joint Euclidean norm must be bounded record by
         record. They are float64; or float32 if the noise is independent, which is then added in
-        float64 and the result rounded. So it is written into `FewRows`, on every entry.
+        float64 and the result rounded. `FewRows` get noise on every entry in that way, too.
 
         Raises:
             PrivacyError: every planned release has been made.

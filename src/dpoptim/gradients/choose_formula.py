@@ -1,4 +1,4 @@
-"""Grounds for the choice of a formula: public numbers alone, which no record decides."""
+"""Choice of the formula for a layer's gradients, by public numbers alone: no record decides it."""
 
 from typing import NamedTuple
 

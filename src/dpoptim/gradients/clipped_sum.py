@@ -174,14 +174,14 @@ class ClippedSum:
         )
 
     def _longest(self, measured: Iterable[PerSampleGrad | Together]) -> Tensor | None:
-        """As of `Norms`."""
+        """The longest part of each record's gradient that was measured: see `Norms`."""
         if not self.common_factor:
             return None
         lengths = [each.longest() for each in measured]
         return self._stacked([self.scaled_squares(x) for x in lengths if x is not None]).amax(0)
 
     def _added(self, parts: list[Tensor]) -> Tensor:
-        """In memory of its own, to be added to."""
+        """The sum of several squared norms, in new memory, so that it may be added to."""
         return parts[0].clone() if len(parts) == 1 else self._stacked(parts).sum(0)
 
     def _stacked(self, parts: list[Tensor]) -> Tensor:

@@ -206,7 +206,7 @@ class Engine:
             self.reduction, self.handed, self._total_weight = before, "bare", None
 
     def refuse_changes(self, *, everything: bool = False) -> None:
-        """The model may not carry out what it saw; see `ModelWatch.refuse_changes`."""
+        """Refuse a model that has kept anything of a batch: see `ModelWatch.refuse_changes`."""
         self.placement.settle()
         if self.state is not None:
             self.state.refuse_changes(everything=everything)

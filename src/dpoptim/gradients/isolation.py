@@ -5,7 +5,8 @@
   own go through ``vmap``).
 * ``vmap``: the forward pass of a module, or of the whole model, is one vectorised call with a row
   of its parameters for each record. A record cannot index another one, so whatever the module does
-  with its parameters is told apart.
+  with its parameters is told apart. A module, not the model, that ``torch.func`` cannot vectorise
+  runs once for each record instead, inside the forward pass of a batch (`by_loop`).
 * ``alone``: microbatches have one record each. Any model and any loss.
 """
 
@@ -26,8 +27,11 @@ class Isolation:
     Args:
         alone: microbatches have one record each; then the rest does not matter.
         by_vmap: names of the modules that are vectorised as a whole; "" is the model.
+        by_loop: names of the modules that run record by record inside a batch's forward pass,
+            since nobody can vectorise them; never the model, for which ``alone`` takes less memory.
         batch_axis: the records' axis in what the model is given; 1 for (time, batch, ...) layouts.
         folded: names of layers whose first axis is that of records and positions, folded together.
+        interleaved: names of those on whose first axis positions come before records.
         time_first: names of layers whose second axis is the records'.
         shared: names of layers that see no records at all: what they make of constants is the same
             for all.
@@ -42,8 +46,10 @@ class Isolation:
 
     alone: bool = False
     by_vmap: tuple[str, ...] = ()
+    by_loop: tuple[str, ...] = ()
     batch_axis: int = 0
     folded: frozenset[str] = frozenset()
+    interleaved: frozenset[str] = frozenset()
     time_first: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     both: frozenset[str] = frozenset()
@@ -55,6 +61,16 @@ class Isolation:
     def tier(self) -> Tier:
         """The strongest one in use."""
         return "alone" if self.alone else "vmap" if WHOLE_MODEL in self.by_vmap else "rules"
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Modules that see records with a row of the parameters for each."""
+        return (*self.by_vmap, *self.by_loop)
+
+    @property
+    def folds(self) -> bool:
+        """Whether some layer has records and positions on one axis."""
+        return bool(self.folded or self.interleaved)
 
     @property
     def enforced(self) -> bool:

@@ -5,6 +5,7 @@ import inspect
 import math
 import os
 import re
+import warnings
 from typing import Any
 
 import torch
@@ -25,8 +26,23 @@ def with_steps_of(plan: Plan, argument: Any) -> Any:
     if not isinstance(argument, transformers.TrainingArguments):
         return argument
     own = copy.copy(argument)
-    own.max_steps = plan.steps if own.max_steps <= 0 else own.max_steps
+    if own.max_steps <= 0:
+        warn_of_other_epochs(plan, own.num_train_epochs)
+        own.max_steps = plan.steps
     return own
+
+
+def warn_of_other_epochs(plan: Plan, epochs: float) -> None:
+    """Warn of a number of epochs that was chosen and is not the plan's, which counts."""
+    passes = plan.steps * plan.batch_size / plan.n
+    chosen = epochs != transformers.TrainingArguments.num_train_epochs
+    if chosen and abs(epochs - passes) > plan.batch_size / plan.n + 0.01 * passes:
+        warnings.warn(
+            f"args.num_train_epochs={epochs:g} is not followed: the plan's {plan.steps} steps "
+            f"count, {passes:.3g} times through the records. Fix: plan(..., epochs={epochs:g}); or "
+            "leave it out.",
+            stacklevel=4,
+        )
 
 
 def uploads_checkpoints(args: transformers.TrainingArguments) -> str:

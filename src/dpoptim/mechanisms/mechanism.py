@@ -1,4 +1,4 @@
-"""Mechanisms own, given the sampler: the noise of each step and the cost of the run."""
+"""Mechanisms: given a sampler, each states the noise of every step and the cost of the run."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -27,8 +27,8 @@ class RowSelection(IndependentNoise):
     norm, z^2 = 1 / (share / z^2 + (1 - share) / z^2), a step is one Gaussian query of noise
     multiplier z on a vector to which a record adds at most 1 (both parts are of one batch, so one
     coin of the sampler amplifies them together). What of the noisy sums is kept is decided by the
-    noisy counts, so it is post-processing (`gate.row_selection`): it needs no composition, and nothing that
-    is thrown away needs noise.
+    noisy counts, so it is post-processing (`gate.row_selection`): it needs no composition, and
+    nothing that is thrown away needs noise.
     """
 
     share: float = 0.5

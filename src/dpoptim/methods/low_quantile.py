@@ -53,8 +53,8 @@ def private_low_quantile(
 
     **Guarantee.** epsilon-DP, delta = 0: the exponential mechanism on public candidates r with
     score ``-|#{values < r} - rank|``, which one record changes by at most 1; drawn exactly
-    (`noise.exponential_mechanism`), not by Gumbel noise of 53 bits, so what is left is that nobody tells the
-    AES-256 keystream from random bits.
+    (`noise.exponential_mechanism`), not by Gumbel noise of 53 bits, so what is left is that nobody
+    tells the AES-256 keystream from random bits.
 
     Examples:
         >>> import torch

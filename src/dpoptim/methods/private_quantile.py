@@ -66,7 +66,7 @@ class PrivateQuantile(KnowsOpacus):
         True
     """
 
-    quantile: float
+    quantile: float = 0.5
     share: float = 0.05
     when: When = "at the start"
     start: float = 1.0

@@ -1,5 +1,6 @@
 """Private state of a run beside the engine: a method's memory, a clip norm that changes."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -61,6 +62,28 @@ class SensitiveState(Protocol):
     def restore(self, secret: dict[str, Any]) -> None:
         """Go on, from a fresh state, where `secret_state` was taken."""
         ...
+
+
+class NothingKept(SensitiveState):
+    """A method that remembers nothing: the gate releases the sum as it is."""
+
+    def attach(self, by_unit: Callable[[list[Tensor]], list[list[Tensor]]], peers: Peers) -> None:
+        return None
+
+    def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
+        return sums[0]
+
+    def released(self, sums: list[list[Tensor]]) -> None:
+        return None
+
+    def skipped(self) -> None:
+        return None
+
+    def secret_state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, secret: dict[str, Any]) -> None:
+        return None
 
 
 class AdaptiveClipNorm(Protocol):
@@ -154,6 +177,35 @@ class AdaptiveClipNorm(Protocol):
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
         """Go on, from a fresh start, where `state` was taken."""
+
+
+class FixedClipNorm(AdaptiveClipNorm):
+    """A clip norm that stays: sums, which it bounds, are released as they are.
+
+    Args:
+        rule: of all steps.
+    """
+
+    share_below = math.nan
+
+    def __init__(self, rule: ClippingRule) -> None:
+        self.rule = rule
+
+    @property
+    def gain(self) -> float:
+        return 1.0
+
+    def scaled(self, sums: list[list[Tensor]]) -> list[list[Tensor]]:
+        return sums
+
+    def answer(self, released: list[Tensor]) -> list[Tensor]:
+        return released
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        return None
 
 
 class ClipNormPolicy(Protocol):

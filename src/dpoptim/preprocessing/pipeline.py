@@ -18,17 +18,17 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
 from dpoptim.arguments import positive_number
 from dpoptim.data.input_arrays import NO_COLUMNS, refuse_dates
 from dpoptim.data.sparse_rows import TWO_AXES, shape_of
-from dpoptim.distributed.alone import alone
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
-from dpoptim.estimators.scope import ALONE, ON_TRUST, public_number_of_records
+from dpoptim.estimators.scope import ALONE, ON_TRUST
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
-from dpoptim.estimators.table import stated_delta
 from dpoptim.gate import event_ahead
+from dpoptim.gate.one_process import alone
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.preprocessing.broadcast import packed, unpack
 from dpoptim.preprocessing.private_step import PrivateStep, only_tried

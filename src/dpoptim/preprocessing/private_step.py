@@ -16,13 +16,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
+from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
 from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import checked_table
 from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.estimators.repeats import Fit
-from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.settings import PrivateSettings
-from dpoptim.estimators.table import stated_delta
 from dpoptim.statistics import (
     BOUND_ROUNDING,
     Cells,

@@ -7,8 +7,7 @@ from dpoptim.optimizers import OPTIMIZERS
 from dpoptim.registry import entry, method_names
 from dpoptim.reproduce.experiments import EXPERIMENTS
 
-NOT_A_RUN = "a statement, not a run"
-NOT_A_METHOD = "a measurement, not a method"
+NOTHING = "-"
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,10 @@ class Item:
     elsewhere: str = ""
 
     def row(self) -> list[str]:
-        """Return the cells: paper, item, through ``attach``, estimator, command line, reproduced.
+        """Return the cells of one line.
+
+        Of a method: paper, item, through ``attach``, estimator, command line, reproduced. Else:
+        paper, item, the function that computes it, reproduced.
 
         Raises:
             ValueError: an experiment or a method that is not there.
@@ -60,15 +62,17 @@ class Item:
         head = [self.paper, f"{self.name}: {self.about}"]
         return [*head, *self._doors(), reproduced]
 
+    @property
+    def is_a_method(self) -> bool:
+        """Whether anything is trained by it."""
+        return self.method is not None or (self.theory or "").startswith("solvers.")
+
     def _doors(self) -> list[str]:
-        if self.theory is not None and self.theory.startswith("solvers."):
+        if not self.is_a_method:
+            return [f"`dpoptim.{self.theory}`" if self.theory else self.elsewhere or NOTHING]
+        if self.method is None:
             made = f"a whole run: `dpoptim.{self.theory}`, also on modules"
             return [made, self.elsewhere, self.elsewhere]
-        if self.theory is not None:
-            return [f"{NOT_A_RUN}: `dpoptim.{self.theory}`", NOT_A_RUN, NOT_A_RUN]
-        if self.method is None:
-            shown = self.experiment is not None or self.name.startswith(("Table", "Figure"))
-            return [self.elsewhere or (NOT_A_METHOD if shown else NOT_A_RUN)] * 3
         if self.method not in method_names():
             raise ValueError(f"method={self.method!r} is not in the registry.")
         made, trained, command = self._solver() if entry(self.method).solver else self._steps()
@@ -235,7 +239,19 @@ ITEMS = (
 
 
 def table() -> str:
-    """Return the table of the documentation, in Markdown."""
-    head = ["paper", "item", "`attach`", "estimator", "command line", "reproduced"]
-    rows = [head, ["---"] * len(head), *(item.row() for item in ITEMS)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    """Return the tables of the documentation, in Markdown: of what runs, and of the rest."""
+    doors = ["`attach`", "estimator", "command line"]
+    methods = [item.row() for item in ITEMS if item.is_a_method]
+    others = [item.row() for item in ITEMS if not item.is_a_method]
+    return "\n\n".join(
+        [
+            "## Methods",
+            _lines(["paper", "item", *doors, "reproduced"], methods),
+            "## Theorems, tables and figures",
+            _lines(["paper", "item", "computed by", "reproduced"], others),
+        ]
+    )
+
+
+def _lines(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])

@@ -174,6 +174,8 @@ def certificate(result: RunResult) -> dict[str, Any]:
         "plan": json.loads(plan.to_json()) if private else None,
         "verify": account_command(plan) if private else None,
         "versions": result.versions,
+        # earlier versions named none
+        **({} if result.files is None else {"files": result.files}),
         "finished": result.finished,
     }
     return with_digest(document)

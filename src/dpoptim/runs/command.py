@@ -15,9 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_settings import PERSONS
+from dpoptim.accounting.ledger_settings import named
 from dpoptim.data import Data
-from dpoptim.files import make_folder, write_atomically
+from dpoptim.files import make_folder
 from dpoptim.installed import SOURCES, digests
 from dpoptim.methods import WholeRun
 from dpoptim.optimizers import optimizer
@@ -29,7 +29,14 @@ from dpoptim.runs.inputs import BUNDLED, advice, load
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
-from dpoptim.runs.outcome import entry_of, parameters_of, print_summary, result_of, write_run
+from dpoptim.runs.outcome import (
+    entry_of,
+    parameters_of,
+    print_summary,
+    result_of,
+    try_writing,
+    write_run,
+)
 from dpoptim.runs.plans import defaults_of, plan_of, relation_kept
 from dpoptim.runs.processes import launched, refused_together
 from dpoptim.runs.result import kind_of_model
@@ -96,7 +103,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                 plan,
                 optimization,
                 ledger=ledger,
-                label=f"{data.name[:150]} {kind}",
+                label=f"training of {kind} on {data.name[:150]}",
                 noise_seed=request.noise_seed,
                 on_step=count,
             )
@@ -208,9 +215,11 @@ def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:
     unit = "record" if data.persons is None else "person"
     if request.budget is not None and request.ledger is None:
         raise ValueError("--budget is kept by a ledger file; name one with --ledger.")
+    if request.dataset is not None and request.ledger is None:
+        raise ValueError("--dataset names a ledger's records; name their ledger with --ledger.")
     if request.budget is None:
         # a file belongs to one data set
-        dataset = None if request.ledger is None else charged_to(data)
+        dataset = None if request.ledger is None else charged_to(request, data)
         return Ledger(request.ledger, dataset=dataset, neighboring=neighboring).of_units(unit)
     try:
         epsilon, delta = (float(part) for part in request.budget.split(","))
@@ -220,16 +229,16 @@ def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:
         ) from None
     return Ledger(
         request.ledger,
-        dataset=charged_to(data),
+        dataset=charged_to(request, data),
         epsilon=epsilon,
         delta=delta,
         neighboring=neighboring,
     ).of_units(unit)
 
 
-def charged_to(data: Data) -> str:
+def charged_to(request: TrainRequest, data: Data) -> str:
     """The data set's name in its ledger: of persons and of records, which do not add up."""
-    return data.name if data.persons is None else data.name + PERSONS
+    return named(request.dataset or data.name, "record" if data.persons is None else "person")
 
 
 def prepare_folder(request: TrainRequest, data: Data) -> Path:
@@ -249,13 +258,6 @@ def prepare_folder(request: TrainRequest, data: Data) -> Path:
         raise ValueError(f"--out {folder} is not empty; name another folder, or allow --overwrite.")
     make_folder(folder)
     return folder
-
-
-def try_writing(folder: Path) -> None:
-    """Fail before training if the folder cannot be written; older results stay as they are."""
-    trial = folder / ".trial"
-    write_atomically(trial, b"0" * 4096)
-    trial.unlink()
 
 
 @contextmanager

@@ -1,8 +1,11 @@
 """``dpoptim evaluate``: a saved model's noisy score on private records, charged beforehand."""
 
+import datetime
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_settings import PERSONS
+from dpoptim.accounting.ledger_settings import PERSONS, named
 from dpoptim.data import Floats, Schema
+from dpoptim.data.damaged_files import name_of
 from dpoptim.data.encoding import encode_table
 from dpoptim.data.table_files import is_table
 from dpoptim.evaluation import (
@@ -20,8 +24,22 @@ from dpoptim.evaluation import (
     evaluate_classifier,
     evaluate_regressor,
 )
+from dpoptim.evaluation.evaluate import APART, LABEL
+from dpoptim.printable import printable
+from dpoptim.runs.evaluations import (
+    TRAINING,
+    Evaluation,
+    Records,
+    evaluated,
+    plan_in,
+    read_evaluations,
+    together,
+)
+from dpoptim.runs.outcome import try_writing
 from dpoptim.runs.predict import outputs_of
-from dpoptim.runs.saved_model import SavedModel, load_model
+from dpoptim.runs.result import LedgerEntry
+from dpoptim.runs.saved_model import SavedModel, load_model, model_file
+from dpoptim.runs.verify import read_certificate, read_document, read_text
 from dpoptim.statistics import ask_first
 from dpoptim.target_range import TargetRange
 
@@ -35,11 +53,13 @@ def evaluate_run(
     epsilon: float,
     delta: float,
     ledger: Path | None = None,
+    dataset: str | None = None,
+    records: Records | None = None,
     neighboring: str | None = None,
     n: int | None = None,
     confidence: float = 0.95,
     noise_seed: int | None = None,
-) -> ClassifierScores | RegressorScores:
+) -> Evaluation:
     """Score a saved model on private records: `evaluate_classifier`, `evaluate_regressor`.
 
     Args:
@@ -48,10 +68,17 @@ def evaluate_run(
         epsilon, delta: what the evaluation may cost.
         ledger: the file in which it is charged, made without a budget if it does not exist; None:
             nowhere, which the guarantee then says.
-        neighboring: None: the ledger's relation, else ``"zero-out"``.
+        dataset: the ledger's name for its records; None: its file's name, or as it is stored.
+        records: ``"hold-out"``, or ``"training"``: among those that the model was trained on. None:
+            a hold-out, where neither ledger nor file is known to be of the training.
+        neighboring: None: the ledger's relation; else ``"add-or-remove-one"`` with ``n``, and
+            ``"zero-out"`` without.
         n: public number of records (of persons, where the schema names a person column).
         confidence: of the intervals, in (0, 1).
         noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
+
+    Returns:
+        the scores, and how they were charged; `evaluations.keep` writes it down.
 
     Raises:
         FileNotFoundError, ValueError: naming file, column and fix; before anything is spent.
@@ -60,7 +87,8 @@ def evaluate_run(
     **Guarantee.** ``guarantee`` of the scores, charged before the noise is drawn. Each record is
     encoded and goes through the model by itself, so that no record's score depends on another.
     Where the schema names a person column, only the first record of each person counts, and the
-    guarantee is per person.
+    guarantee is per person. It is that of the scores alone: for records that the model was trained
+    on, the training comes on top, as their ledger counts it.
     """
     saved = load_model(run)
     if not isinstance(saved.encoding, Schema):
@@ -74,15 +102,21 @@ def evaluate_run(
         raise ValueError(
             f"{data}: the model was trained on a table; give one with the same columns."
         )
+    file = model_file(run)
+    folder = file.parent
+    together(read_evaluations(folder)["evaluations"], plan_in(folder))  # which comes after this one
+    try_writing(folder)
+    model = hashlib.sha256(file.read_bytes()).hexdigest()
     unit = "record" if saved.encoding.person is None else "person"
-    with opened(ledger, neighboring, unit) as charged:
-        relation = (neighboring or "zero-out") if charged is None else charged.neighboring
+    with opened(ledger, dataset, neighboring, unit, n) as charged:
+        relation = charged.neighboring
         if relation == "add-or-remove-one" and n is None:
             raise ValueError(
                 "--n is missing: add-or-remove-one hides how many records there are, and the "
                 "ledger, if one is named, keeps to it. Fix: --n, a public estimate; or a ledger "
                 "under zero-out."
             )
+        kind = kind_of_records(folder, data, charged, records)
         ask_first(charged, epsilon=epsilon, delta=delta, neighboring=relation)
         outputs, y = outputs_and_targets(saved, saved.encoding, data)
         common: dict[str, Any] = {
@@ -92,29 +126,95 @@ def evaluate_run(
             "neighboring": relation,
             "n": n,
             "ledger": charged,
+            "label": label_of(folder, model),
             "noise_seed": noise_seed,
         }
         scores = scores_of(saved, outputs, y, common)
-    notes = scores.guarantee.notes if ledger is not None else (*scores.guarantee.notes, NO_LEDGER)
-    return replace(scores, guarantee=replace(scores.guarantee, unit=unit, notes=notes))
+        charge = next(each for each in charged.entries() if each.id == charged.made[-1])
+        left = str(charged.remaining())
+        entry = LedgerEntry(str(ledger), charged.dataset, charge.id, left)
+    trusted = {"hold-out": APART, "training": TRAINING}[kind]
+    notes = [trusted if note == APART else note for note in scores.guarantee.notes]
+    notes += [] if ledger is not None else [NO_LEDGER]
+    return Evaluation(
+        replace(scores, guarantee=replace(scores.guarantee, unit=unit, notes=tuple(notes))),
+        name_of(data),
+        kind,
+        charge.event,
+        None if ledger is None else entry,
+        model,
+        datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
+
+
+def label_of(folder: Path, model: str) -> str:
+    """The evaluation in a ledger: it names run and model, by which `verify` finds it."""
+    return f"{LABEL} of {folder.resolve().name[:100]}, {evaluated(model)}"
+
+
+def kind_of_records(folder: Path, data: Path, ledger: Ledger, said: Records | None) -> Records:
+    """Kind of records, by what is public; a doubt is for the caller to settle.
+
+    Raises:
+        ValueError: the ledger, or the file's name, is that of the training, and nothing was said;
+            or what was said cannot be.
+    """
+    trained_on, reservation = training_of(folder)
+    counted = reservation is not None and any(each.id == reservation for each in ledger.entries())
+    if said == "training" and not counted:
+        raise ValueError(
+            "--records training: their ledger counts the training, too, and the one named does "
+            "not hold its charge. Fix: --ledger, the training's own; or a hold-out."
+        )
+    if said is not None:
+        return said
+    if counted or name_of(data) == trained_on:
+        why = (
+            "the ledger holds the charge of this model's own training"
+            if counted
+            else f"the model was trained on a file of the same name, {printable(name_of(data))!r}"
+        )
+        raise ValueError(
+            f"{why}, so these records may be those it was trained on, whose scores say nothing of "
+            "new ones. Fix: --records hold-out, if a rule or coin for each record alone kept them "
+            "from the training (on your word, which is written down); --records training, if not; "
+            "or the ledger of a hold-out of its own."
+        )
+    return "hold-out"
+
+
+def training_of(folder: Path) -> tuple[str | None, str | None]:
+    """The training's data set and its charge, where the run directory names them."""
+    if (folder / "certificate.json").is_file():
+        written = read_document(folder / "certificate.json", read_certificate)
+        return written["data"]["name"], (written["ledger"] or {}).get("reservation")
+    if (folder / "tune.json").is_file():
+        found = json.loads(read_text(folder / "tune.json"))
+        return found.get("data"), found.get("reservation")
+    return None, None
 
 
 @contextmanager
-def opened(path: Path | None, neighboring: str | None, unit: str) -> Iterator[Ledger | None]:
-    """The ledger file; a new one takes the relation named, or zero-out. None: no ledger.
+def opened(
+    path: Path | None, dataset: str | None, neighboring: str | None, unit: str, n: int | None
+) -> Iterator[Ledger]:
+    """The ledger file, or one in memory.
+
+    A new one takes the relation named, or as in `dpoptim train` add-or-remove-one where n is
+    public, else zero-out.
 
     Raises:
         ValueError: it counts what persons spend and the evaluation is per record, or the other way
             round.
     """
-    if path is None:
-        yield None
-        return
-    existing = path.exists()
-    relation = neighboring if existing else neighboring or "zero-out"
-    name = None if existing else path.stem + (PERSONS if unit == "person" else "")
+    existing = path is not None and path.exists()
+    usual = "zero-out" if n is None else "add-or-remove-one"
+    relation = neighboring if existing else neighboring or usual
+    name = None if path is None or existing else dataset or path.stem
+    name = dataset if name is None else name
+    name = None if name is None else named(name, unit)
     with Ledger(path, dataset=name, neighboring=relation) as ledger:
-        if ledger.dataset.endswith(PERSONS) != (unit == "person"):
+        if path is not None and ledger.dataset.endswith(PERSONS) != (unit == "person"):
             raise ValueError(
                 f"{path} is the ledger of {ledger.dataset!r}, and this evaluation's guarantee is "
                 f"per {unit}; guarantees of records and of persons do not add up. Fix: name "
@@ -164,12 +264,3 @@ def first_of_each(persons: list[str], seen: set[str]) -> list[int]:
 def outputs_of_one(saved: SavedModel, x: Floats) -> NDArray[np.float64]:
     """One record through the model alone: in a batch, its last digits could depend on others."""
     return outputs_of(saved, x[None])[0]
-
-
-def to_json(scores: ClassifierScores | RegressorScores) -> dict[str, Any]:
-    """The scores as strict JSON can hold them."""
-    found = {**asdict(scores), "guarantee": scores.guarantee.to_json()}
-    if isinstance(scores, ClassifierScores):
-        found["confusion"] = scores.confusion.tolist()
-        found["histogram"] = scores.histogram.tolist()
-    return found

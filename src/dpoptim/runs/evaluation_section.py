@@ -1,16 +1,18 @@
 """The report's section on private hold-out records: what `dpoptim evaluate` has released, drawn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from dpoptim.accounting.guarantee import rounded_up
+from dpoptim.documents import dump, sha256_of, with_digest
 from dpoptim.evaluation import ClassifierScores, RegressorScores
 from dpoptim.evaluation.evaluate import HIDDEN
 from dpoptim.evaluation.intervals import Interval, receiver_curve
-from dpoptim.files import write_atomically
+from dpoptim.files import turn_in, write_atomically
 from dpoptim.runs.drawing import (
     ACCENT,
     INK,
@@ -22,40 +24,80 @@ from dpoptim.runs.drawing import (
     power_of_ten,
     titles,
 )
-from dpoptim.runs.page import escape, facts, figure, number, percent
+from dpoptim.runs.evaluations import (
+    FORMAT,
+    NAME,
+    SELECTED,
+    TRAINING,
+    Evaluation,
+    Records,
+    headline,
+    in_words,
+    plan_in,
+    read_evaluations,
+    together,
+)
+from dpoptim.runs.page import escape, facts, figure, grid, number, percent
 
 BEGIN, END = "<!-- evaluation -->", "<!-- end of evaluation -->"
 NO_EVALUATION = BEGIN + END  # in a report, until there is one
 MOST_CLASSES = 30  # of a table that people can read
+REPORT = "report.html"
+HEADINGS = ("#", "time", "records", "score", "alone", "ledger")
 TICKS = (0, 0.25, 0.5, 0.75, 1)
 
 
-def add_to_report(
-    report: Path, scores: ClassifierScores | RegressorScores, classes: Sequence[str]
-) -> bool:
-    """Draw the scores into a run's report, in place of those of an earlier evaluation.
+def keep(folder: Path, found: Evaluation, classes: Sequence[str]) -> bool:
+    """Write an evaluation down beside the model, and draw all of them into the run's report.
 
-    False: there is no report, or none that has a place for them.
+    A signature of those before is removed: it does not cover this one.
+
+    Args:
+        classes: their names; public. None of a model that predicts a number.
+
+    Returns:
+        whether there is a report that has a place for them.
 
     Raises:
-        OSError: naming the path; what was there before is untouched.
+        ValueError: the file there is damaged or was edited. OSError: naming the path.
     """
-    if not report.is_file():
-        return False
-    before, begin, rest = report.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        return False
-    section = evaluation_section(scores, classes)
-    write_atomically(report, f"{before}{BEGIN}{section}{END}{after}")
-    return True
+    with turn_in(folder):
+        entries = [*read_evaluations(folder)["evaluations"], found.to_json()]
+        sums = together(entries, plan_in(folder))
+        section = evaluation_section(found.scores, classes, found.records)
+        section = section + all_of_them(entries, sums)
+        report = folder / REPORT
+        parts = None if not report.is_file() else parts_of(report.read_text(encoding="utf-8"))
+        document = {
+            "format": FORMAT,
+            "evaluations": entries,
+            "together": sums,
+            "report_section_sha256": None if parts is None else sha256_of(section),
+        }
+        (folder / NAME).with_suffix(".sig").unlink(missing_ok=True)
+        write_atomically(folder / NAME, dump(with_digest(document)) + "\n")
+        if parts is not None:
+            write_atomically(report, f"{parts[0]}{BEGIN}{section}{END}{parts[2]}")
+    return parts is not None
 
 
-def evaluation_section(scores: ClassifierScores | RegressorScores, classes: Sequence[str]) -> str:
+def parts_of(page: str) -> tuple[str, str, str] | None:
+    """A report before, in and after its section of evaluations; None of a page without one."""
+    before, begin, rest = page.partition(BEGIN)
+    section, end, after = rest.partition(END)
+    return (before, section, after) if begin and end else None
+
+
+def evaluation_section(
+    scores: ClassifierScores | RegressorScores,
+    classes: Sequence[str],
+    records: Records = "hold-out",
+) -> str:
     """The scores as HTML.
 
     Args:
         classes: their names; public. None of a model that predicts a number.
+        records: what they were to the model.
 
     **Guarantee.** Made from released figures alone.
     """
@@ -69,20 +111,53 @@ def evaluation_section(scores: ClassifierScores | RegressorScores, classes: Sequ
     notes = "".join(
         f'<p class="note">{escape(note)}</p>'
         for note in guarantee.notes
-        if "not for release" in note
+        if "not for release" in note or note == TRAINING
     )
+    where = {
+        "hold-out": "private hold-out records",
+        "training": "the private records that it was trained on",
+    }
+    of = {"hold-out": " of the hold-out", "training": ""}[records]
     return (
-        "<section><h2>How good it is on private hold-out records</h2>"
-        '<p class="lead">Noisy figures, released once for '
+        f"<section><h2>How good it is on {where[records]}</h2>"
+        '<p class="lead">Noisy figures, released for '
         f"ε ≤ {rounded_up(guarantee.epsilon)} at δ = {power_of_ten(guarantee.delta)} per "
-        f"{escape(guarantee.unit)} of the hold-out, on top of the training. Intervals of "
+        f"{escape(guarantee.unit)}{of}, on top of the training. Intervals of "
         f"{confidence:g} % count the noise and the sample.</p>{notes}{drawn}"
         f'<p class="small">{escape(str(guarantee))}</p></section>'
     )
 
 
+def all_of_them(entries: Sequence[Mapping[str, Any]], sums: Sequence[Mapping[str, Any]]) -> str:
+    """Every evaluation that the run directory knows of, and what they cost together, as HTML."""
+    rows = []
+    for place, entry in enumerate(entries, 1):
+        measure, score = headline(entry)
+        rows.append(
+            (
+                str(place),
+                entry["made"][:16].replace("T", " "),
+                f"{entry['data']}, {entry['records']}",
+                f"{measure} {score}",
+                f"ε ≤ {rounded_up(float(entry['guarantee']['epsilon']))}",
+                "none" if entry["ledger"] is None else entry["ledger"]["file"],
+            )
+        )
+    chosen = f'<p class="note">{SELECTED[0].upper()}{SELECTED[1:]}.</p>' * (len(entries) > 1)
+    apart = '<p class="small">Of different relations or units each has a sum of its own.</p>'
+    costs = "".join(f'<p class="small">{escape(in_words(found))}</p>' for found in sums)
+    costs += apart * (len(sums) > 1)
+    return (
+        f"<section><h2>Every evaluation that was kept</h2>{chosen}"
+        f'<div class="card">{grid(HEADINGS, rows)}</div>{costs}</section>'
+    )
+
+
 def _classifier(scores: ClassifierScores, classes: Sequence[str]) -> str:
-    cells = [("Accuracy", percent(scores.accuracy.value), between(scores.accuracy, percent))]
+    cells = [
+        ("Accuracy", percent(scores.accuracy.value), between(scores.accuracy, percent)),
+        ("Largest class", percent(scores.majority.value), "accuracy of naming it always"),
+    ]
     if scores.auc is not None:
         cells.append(
             ("AUC", "\N{EN DASH}", HIDDEN)
@@ -135,14 +210,16 @@ def confusion_table(scores: ClassifierScores, classes: Sequence[str]) -> str:
     for name, counts in zip(classes, scores.confusion, strict=True):
         total = max(float(counts.clip(0).sum()), 1.0)
         body = "".join(
-            f'<td style="--share:{100 * max(0.0, float(count)) / total:.0f}%">{count:,.0f}</td>'
-            for count in counts
+            f'<td style="--share:{100 * float(count) / total:.0f}%">{count:,.0f}</td>'
+            for count in counts.clip(0)
         )
         rows += f'<tr><th scope="row">{escape(name)}</th>{body}</tr>'
+    lost = int((scores.confusion < 0).sum())
+    below = '<p class="small">Counts that the noise took below 0 are shown as 0.</p>' * (lost > 0)
     return (
         '<h3>Noisy counts</h3><div class="scroll"><table class="grid confusion"><thead><tr>'
         f"<th>true \N{DOWNWARDS ARROW} predicted \N{RIGHTWARDS ARROW}</th>{top}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>"
+        f"<tbody>{rows}</tbody></table></div>{below}"
     )
 
 

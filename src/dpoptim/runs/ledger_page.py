@@ -12,6 +12,7 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_runs import Reservation
+from dpoptim.accounting.ledger_text import delta_of
 from dpoptim.runs.drawing import (
     ACCENT,
     WARM,
@@ -24,7 +25,6 @@ from dpoptim.runs.drawing import (
 )
 from dpoptim.runs.page import escape, facts, figure, grid, page, pairs
 
-DELTA = 1e-6  # where a ledger without a budget states its runs
 MOST_ROWS = 200
 FOOTER = (
     "Every line was written before the noise it stands for was drawn. Public figures only: which "
@@ -45,10 +45,6 @@ def ledger_page(ledger: Ledger) -> str:
     sections.append(check(ledger))
     remark = f"{len(entries)} run{'' if len(entries) == 1 else 's'}"
     return page("Privacy ledger", f"Ledger of {ledger.dataset}", remark, sections, FOOTER)
-
-
-def delta_of(ledger: Ledger) -> float:
-    return DELTA if ledger.budget is None else ledger.budget.delta
 
 
 def hero(ledger: Ledger, entries: list[Reservation]) -> str:
@@ -82,7 +78,7 @@ def hero(ledger: Ledger, entries: list[Reservation]) -> str:
             f'style="width:{used:.1%}"></div></div><div class="scale"><span>0 %</span>'
             f"<span>{escape(room)}</span></div></div>"
         )
-    terms = f"at δ = {power_of_ten(delta_of(ledger))} · {ledger.neighboring}"
+    terms = f"at δ = {power_of_ten(delta_of(ledger.budget))} · {ledger.neighboring}"
     return (
         f'<div class="card hero {kind}"><div><span class="badge">{badge}</span>'
         f'<p class="epsilon">ε <small>≤</small> '
@@ -97,7 +93,7 @@ def shown(epsilon: float) -> str:
 
 
 def spent_so_far(ledger: Ledger, entries: list[Reservation]) -> str:
-    return shown(ledger.spent(delta_of(ledger)).epsilon) if entries else "0"
+    return shown(ledger.spent(delta_of(ledger.budget)).epsilon) if entries else "0"
 
 
 def key_facts(ledger: Ledger, entries: list[Reservation]) -> str:
@@ -130,7 +126,7 @@ def history(ledger: Ledger, entries: list[Reservation]) -> str:
 
 def what_is_left(ledger: Ledger, entries: list[Reservation]) -> list[tuple[str, str]]:
     dearest = max(
-        compute_epsilon(e.event, delta_of(ledger), e.neighboring).epsilon for e in entries
+        compute_epsilon(e.event, delta_of(ledger.budget), e.neighboring).epsilon for e in entries
     )
     rows = [
         ("Dearest run, alone", f"ε ≤ {rounded_up(dearest)}" if math.isfinite(dearest) else "∞"),
@@ -154,7 +150,7 @@ def runs(ledger: Ledger, entries: list[Reservation]) -> str:
             str(number),
             entry.time[:16].replace("T", " "),
             entry.label,
-            f"ε ≤ {alone(entry, delta_of(ledger))}",
+            f"ε ≤ {alone(entry, delta_of(ledger.budget))}",
             "—" if math.isnan(share) else f"{share:.1%}",
             entry.state + (f", resumed {entry.resumed} times" if entry.resumed else ""),
         )
@@ -164,8 +160,8 @@ def runs(ledger: Ledger, entries: list[Reservation]) -> str:
     lead = f" The oldest {older:,} are left out." if older else ""
     return (
         '<section><h2>Run by run</h2><p class="lead">"Alone" is what a run would guarantee at '
-        f"δ = {power_of_ten(delta_of(ledger))} if it were the only one; such figures do not simply "
-        f"add up.{lead}</p>"
+        f"δ = {power_of_ten(delta_of(ledger.budget))} if it were the only one; such figures do not "
+        f"simply add up.{lead}</p>"
         f'<div class="card">{grid(HEADINGS, rows)}</div></section>'
     )
 
@@ -201,7 +197,7 @@ def shares_figure(shares: list[float]) -> str:
 
 def epsilons_figure(ledger: Ledger, entries: list[Reservation]) -> str:
     """Epsilon of the runs so far, after each of at most 20 of them."""
-    delta, counts = delta_of(ledger), sorted({*np.linspace(1, len(entries), 20).astype(int)})
+    delta, counts = delta_of(ledger.budget), sorted({*np.linspace(1, len(entries), 20).astype(int)})
     found = [
         compute_epsilon(
             dp_accounting.ComposedDpEvent([entry.event for entry in entries[:count]]),

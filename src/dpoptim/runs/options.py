@@ -45,6 +45,13 @@ LedgerOption = Annotated[
     Path | None,
     typer.Option(help="Ledger file of these records; charged before anything is drawn."),
 ]
+DatasetOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The ledger's name for these records; default the file's name. Needed where the file "
+        "is called otherwise than when the ledger was made."
+    ),
+]
 BudgetOption = Annotated[
     str | None, typer.Option(help="Total budget of a new ledger over all runs: EPSILON,DELTA.")
 ]
@@ -218,6 +225,7 @@ class TrainRequest:
     seed: Annotated[int, typer.Option(help="Initialisation and splits; never the noise.")] = 0
     noise_seed: NoiseSeedOption = None
     ledger: LedgerOption = None
+    dataset: DatasetOption = None
     budget: BudgetOption = None
     compare: Annotated[
         bool | None,

@@ -1,6 +1,8 @@
 """Outcome of a run: its files, and a summary."""
 
 import datetime
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -8,8 +10,10 @@ from rich.table import Table
 from torch import nn
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.assumptions import Assumption, trusted
 from dpoptim.data import Data, Schema
 from dpoptim.data.schema_files import to_toml
+from dpoptim.documents import sha256_of
 from dpoptim.files import write_atomically
 from dpoptim.methods import WholeRun
 from dpoptim.noise.correlated.workload import in_words
@@ -17,7 +21,7 @@ from dpoptim.plan import Plan
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.inputs import describe_encoding
 from dpoptim.runs.options import TrainRequest
-from dpoptim.runs.report import write_report
+from dpoptim.runs.report import report
 from dpoptim.runs.result import LedgerEntry, RunResult
 from dpoptim.runs.train import Optimization, Trained, package_versions
 from dpoptim.terminal import cell
@@ -43,7 +47,7 @@ def result_of(
         parameters=parameters,
         plan=plan,
         guarantee=trained.guarantee,
-        basis=trained.basis,
+        basis=(*trained.basis, *known_by_name(request, ledger)),
         settings={
             **printable_settings(request, data, plan, optimization),
             **({"ended": trained.ended} if trained.ended else {}),
@@ -59,13 +63,33 @@ def result_of(
     )
 
 
+def known_by_name(request: TrainRequest, entry: LedgerEntry | None) -> Iterator[Assumption]:
+    """Trust that a ledger rests on, since it compares no records."""
+    if entry is not None and entry.path is not None:
+        by = "the file's name" if request.dataset is None else "the name that --dataset gave"
+        yield trusted(
+            "every other use of these records is charged to the same ledger, which knows them by "
+            f"name alone: {entry.dataset!r}, {by}"
+        )
+
+
 def write_run(folder: Path, result: RunResult, data: Data) -> None:
     """Write plan, schema, certificate and report."""
     write_atomically(folder / "plan.json", result.plan.to_json() + "\n")
+    texts = {"report.html": report(result)}  # which shows nothing of the digests, its own included
     if isinstance(data.encoding, Schema):
-        write_atomically(folder / "schema.toml", to_toml(data.encoding))
-    write_certificate(folder / "certificate.json", result)
-    write_report(folder / "report.html", result)
+        texts["schema.toml"] = to_toml(data.encoding)
+    digests = {name: sha256_of(text) for name, text in texts.items()}
+    write_certificate(folder / "certificate.json", replace(result, files=digests))
+    for name, text in texts.items():
+        write_atomically(folder / name, text)
+
+
+def try_writing(folder: Path) -> None:
+    """Fail before training if the folder cannot be written; older results stay as they are."""
+    trial = folder / ".trial"
+    write_atomically(trial, b"0" * 4096)
+    trial.unlink()
 
 
 def parameters_of(model: nn.Module) -> int:

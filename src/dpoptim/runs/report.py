@@ -4,11 +4,9 @@ It says what the certificate says, and draws it. `page` is its frame.
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
-from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
 from dpoptim.plan.words import of_each
 from dpoptim.runs import report_figures as figures
@@ -27,15 +25,6 @@ _SIGNS = {
     "none": "\N{MULTIPLICATION X}",
 }
 FOOTER = "This report holds public figures only."
-
-
-def write_report(path: Path, result: RunResult) -> None:
-    """Write the report as one self-contained HTML file, whole or not at all.
-
-    Raises:
-        OSError: naming the path and the fix; what was there before is untouched.
-    """
-    write_atomically(path, report(result))
 
 
 def report(result: RunResult) -> str:

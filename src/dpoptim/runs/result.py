@@ -35,6 +35,7 @@ class RunResult:
         versions: package name -> version; and what formed gradients of single records.
         finished: local date and time, ISO 8601.
         model_sha256: of the file that holds the model; None if it was not written.
+        files: SHA-256 of other files of the run, by name; see `run_files`. None: not known.
     """
 
     data_name: str
@@ -52,6 +53,7 @@ class RunResult:
     versions: dict[str, str]
     finished: str
     model_sha256: str | None = None
+    files: dict[str, str] | None = None
 
     @property
     def measure(self) -> str:

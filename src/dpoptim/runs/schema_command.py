@@ -1,5 +1,6 @@
 """``dpoptim schema new``: a draft for the owner of a table to complete."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dpoptim.data.schema_files import draft, from_public_table, to_toml
@@ -19,8 +20,12 @@ def new_schema(
     encoding: str,
     out: Path | None,
     overwrite: bool,
+    said: Mapping[str, Sequence[str]],
 ) -> tuple[Path, int]:
     """Write a schema for ``data``; returns its file, and how many columns are to be filled in.
+
+    Args:
+        said: by kind, the columns that are said to be of it; see `named_kinds`.
 
     Raises:
         FileNotFoundError, ValueError: no table, no such column, or the file to write is there
@@ -42,6 +47,11 @@ def new_schema(
         raise ValueError(f"{file} exists; name another file with --out, or allow --overwrite.")
     known_encoding(encoding, "--encoding")
     if public:
+        if any(said.values()):
+            raise ValueError(
+                f"--{next(filter(said.get, said))} is for a draft; of public data kinds are read "
+                "off the values. Fix: leave it out, or --data-is-public."
+            )
         if target is None:
             raise ValueError("--target is missing: name the column to predict.")
         found = from_public_table(
@@ -49,6 +59,6 @@ def new_schema(
         )
         text = to_toml(found)
     else:
-        text = draft(data, target=target, person=person, encoding=encoding)
+        text = draft(data, target=target, person=person, encoding=encoding, said=said)
     write_atomically(file, text)
     return file, sum(FILL_IN in table for table in text.split("[columns.")[1:])

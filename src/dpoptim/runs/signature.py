@@ -1,4 +1,4 @@
-"""Signatures of certificates by an organisation's key: Ed25519, in a file beside them.
+"""Signatures of certificates and evaluations by an organisation's key: Ed25519, beside them.
 
 Make a key with ``openssl genpkey -algorithm ed25519 -out key.pem``, and publish what
 ``openssl pkey -in key.pem -pubout`` prints.
@@ -12,13 +12,23 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 
 from dpoptim.files import write_atomically
 from dpoptim.printable import printable
+from dpoptim.runs.evaluations import NAME
 
-CERTIFICATE, SIGNATURE = "certificate.json", "certificate.sig"
-PURPOSE = b"dpoptim certificate 1\n"  # so that a signature for something else does not fit
+CERTIFICATE = "certificate.json"
+PURPOSES = {  # so that a signature for something else does not fit
+    CERTIFICATE: b"dpoptim certificate 1\n",
+    NAME: b"dpoptim evaluations 1\n",
+}
 
 
-def sign(folder: Path, key: Path) -> Path:
-    """Sign the certificate in a run directory, and return the signature's file.
+def signature_of(document: str) -> Path:
+    return Path(document).with_suffix(".sig")
+
+
+def sign(folder: Path, key: Path) -> list[Path]:
+    """Sign certificate and evaluations in a run directory, and return the signatures' files.
+
+    The certificate names digests of model, schema and report.
 
     Args:
         key: a PEM file with a private Ed25519 key, without a password.
@@ -35,20 +45,31 @@ def sign(folder: Path, key: Path) -> Path:
             f"{printable(str(key))} holds no private Ed25519 key without a password. Fix: openssl "
             "genpkey -algorithm ed25519 -out key.pem"
         )
-    signature = private.sign(PURPOSE + (folder / CERTIFICATE).read_bytes())
-    path = folder / SIGNATURE
-    write_atomically(path, signature.hex() + "\n")
-    return path
+    paths = []
+    for name in documents_of(folder):
+        signature = private.sign(PURPOSES[name] + (folder / name).read_bytes())
+        paths.append(folder / signature_of(name))
+        write_atomically(paths[-1], signature.hex() + "\n")
+    return paths
 
 
-def check_signature(folder: Path, key: Path) -> None:
-    """Check the signature of the certificate in a run directory.
+def documents_of(folder: Path) -> list[str]:
+    """Names of the documents that a signature covers; the certificate is always one."""
+    return [name for name in PURPOSES if name == CERTIFICATE or (folder / name).exists()]
+
+
+def check_signatures(folder: Path, key: Path) -> tuple[list[str], list[str]]:
+    """Check the signatures of the documents in a run directory.
 
     Args:
         key: a PEM file with a public Ed25519 key.
 
+    Returns:
+        names of documents that are signed by it, and of evaluations that nobody signed.
+
     Raises:
-        ValueError: there is no signature, or it is not by this key over this certificate.
+        ValueError: the certificate is not signed, or a signature is not by this key over what is
+            there.
     """
     try:
         public = load_pem_public_key(key.read_bytes())
@@ -59,18 +80,28 @@ def check_signature(folder: Path, key: Path) -> None:
             f"{printable(str(key))} holds no public Ed25519 key. Fix: openssl pkey -in key.pem "
             "-pubout"
         )
-    path = folder / SIGNATURE
-    if not path.is_file():
-        raise ValueError(
-            f"{printable(str(path))} is missing: the certificate was not signed (dpoptim sign)."
-        )
+    signed = []
+    for name in documents_of(folder):
+        path = folder / signature_of(name)
+        if path.is_file():
+            check(public, folder, name)
+            signed.append(name)
+        elif name == CERTIFICATE:
+            raise ValueError(
+                f"{printable(str(path))} is missing: the certificate was not signed (dpoptim sign)."
+            )
+    return signed, [name for name in documents_of(folder) if name not in signed]
+
+
+def check(public: Ed25519PublicKey, folder: Path, name: str) -> None:
+    """Raise ValueError unless the signature of a document is by this key."""
+    path = folder / signature_of(name)
     try:
         public.verify(
             bytes.fromhex(path.read_bytes().decode("ascii").strip()),
-            PURPOSE + (folder / CERTIFICATE).read_bytes(),
+            PURPOSES[name] + (folder / name).read_bytes(),
         )
     except (InvalidSignature, ValueError):
         raise ValueError(
-            f"{printable(str(path))} is not this key's signature of the certificate; do not trust "
-            "it."
+            f"{printable(str(path))} is not this key's signature of {name}; do not trust it."
         ) from None

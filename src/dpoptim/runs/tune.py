@@ -15,10 +15,11 @@ from dpoptim.data import Data
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
 from dpoptim.estimators.linear_fit import MOMENTUM_SHARE
 from dpoptim.files import make_folder, write_atomically
-from dpoptim.runs.command import open_ledger, try_writing
+from dpoptim.runs.command import open_ledger
 from dpoptim.runs.inputs import load
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
+from dpoptim.runs.outcome import try_writing
 from dpoptim.runs.plans import read_value, relation_kept
 from dpoptim.runs.saved_model import save_model
 from dpoptim.runs.train_solver import row_norm
@@ -35,6 +36,7 @@ class Tuned:
 
     Attributes:
         settings: of the winner. score: its noisy score. guarantee: of settings, score and model.
+        data_name: of the records. reservation: the search's charge; None: in no ledger file.
     """
 
     settings: Mapping[str, Any]
@@ -42,6 +44,8 @@ class Tuned:
     measure: str
     guarantee: Guarantee
     folder: Path
+    data_name: str
+    reservation: str | None
 
 
 def grid_of(texts: Sequence[str] | None, data: Data, estimator: Any) -> dict[str, list[Any]]:
@@ -151,13 +155,22 @@ def tune_privately(
             ledger=ledger if ledger.durable else None,  # and then the guarantee says so
             noise_seed=request.noise_seed,
         ).fit(flat(data), data.y, persons=data.persons)
+        charge = ledger.made[-1] if ledger.durable else None
     save_model(
         out / "model.pt", as_network(search.best_estimator_, data), "softmax", data, row_norm(data)
     )
     measure = "accuracy"
     if data.target_bounds is not None:  # as of targets scaled to [-1, 1]
         measure = "minus the squared error, of half the bounds' width as 1"
-    tuned = Tuned(search.best_params_, search.best_score_, measure, search.privacy_, out)
+    tuned = Tuned(
+        search.best_params_,
+        search.best_score_,
+        measure,
+        search.privacy_,
+        out,
+        data.name,
+        charge,
+    )
     write_atomically(out / "tune.json", to_json(tuned))
     return tuned
 
@@ -183,5 +196,7 @@ def to_json(tuned: Tuned) -> str:
         "score": tuned.score,
         "measure": tuned.measure,
         "guarantee": tuned.guarantee.to_json(),
+        "data": tuned.data_name,
+        "reservation": tuned.reservation,
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"

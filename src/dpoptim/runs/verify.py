@@ -6,14 +6,14 @@ digest in the certificate shows damage to it, and a signature any change.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import SEEDED
-from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.assumptions import Assumption
 from dpoptim.documents import DIGEST, load
 from dpoptim.installed import SOURCES, digests
@@ -22,6 +22,7 @@ from dpoptim.plan.text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import FORMAT, certificate
 from dpoptim.runs.result import LedgerEntry, RunResult
+from dpoptim.runs.verify_files import check_files
 from dpoptim.training.assumptions import PACKAGE
 
 T = TypeVar("T")
@@ -34,16 +35,21 @@ class Verified:
     Attributes:
         checked: one line for each thing that was checked.
         open: one line for each thing that was not, and what would check it.
+        unknown: one line for each file that is no part of a run.
     """
 
     plan: Plan
     certificate: dict[str, Any]
     checked: tuple[str, ...]
     open: tuple[str, ...]
+    unknown: tuple[str, ...]
 
 
-def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
-    """Compare the certificate in a run directory with plan, model and, if given, ledger.
+def verify_run(folder: Path, *, ledgers: Sequence[Path] = ()) -> Verified:
+    """Compare the certificate in a run directory with plan, files and ledgers.
+
+    Args:
+        ledgers: each holds the charge of the training, or of an evaluation.
 
     Raises:
         ValueError: naming every entry that is not as it should be, or the file that cannot be read.
@@ -80,22 +86,35 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
         "plan and certificate have their own digests",
     ]
     unchecked = [
-        "names, scores, times, which charge is its own and what attaching found: they stand in the "
-        "certificate alone (dpoptim sign)"
+        "certificate.json: names, scores, times, which charge is its own and what attaching found "
+        "stand there alone (dpoptim sign)"
     ]
-    if (folder / "report.html").is_file():
-        unchecked.append("report.html: where it says another thing, certificate.json counts")
     same, line = compared_package(written)
     (checked if same else unchecked).append(line)
     same, line = check_model(folder / "model.pt", written)
     (checked if same else unchecked).append(line)
-    if ledger is not None:
-        checked.append(check_ledger(ledger, plan, written))
+    opened = {path: open_verified(path) for path in ledgers}
+    files = check_files(folder, written, plan, list(opened.values()))
+    if files.wrong:
+        raise ValueError(f"{_shown(folder)}: {'; '.join(files.wrong)}. Do not trust it.")
+    charges = [
+        check_ledger(path, charge_of(path, ledger, written), plan)
+        for path, ledger in opened.items()
+        if of_training(ledger, written) or not files.of_evaluations(ledger)
+    ]
+    if charges:
+        checked += charges
     elif written["ledger"] is not None:
         unchecked.append(
             f"the charge {printable(str(written['ledger']['reservation']))} (--ledger FILE)"
         )
-    return Verified(plan, written, tuple(checked), tuple(unchecked))
+    return Verified(
+        plan,
+        written,
+        (*checked, *files.checked),
+        (*unchecked, *files.open),
+        tuple(files.unknown),
+    )
 
 
 def rebuilt(plan: Plan, written: dict[str, Any]) -> RunResult:
@@ -127,6 +146,7 @@ def rebuilt(plan: Plan, written: dict[str, Any]) -> RunResult:
         versions=written["versions"],
         finished=written["finished"],
         model_sha256=written["model"]["sha256"],
+        files=written.get("files"),
     )
 
 
@@ -208,16 +228,27 @@ def check_model(path: Path, written: dict[str, Any]) -> tuple[bool, str]:
     return True, "model.pt is the model that the certificate is about"
 
 
-def check_ledger(path: Path, plan: Plan, written: dict[str, Any]) -> str:
-    """The ledger holds the run's charge, and as much as the plan costs."""
-    if written["ledger"] is None:
-        raise ValueError(
-            f"{_shown(path)}: the certificate names no charge, so no ledger can hold it."
-        )
+def open_verified(path: Path) -> Ledger:
+    """The ledger, which is whole. FileNotFoundError if there is none."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no ledger at {_shown(path)}.")
     ledger = Ledger(path)
     ledger.verify()
+    return ledger
+
+
+def of_training(ledger: Ledger, written: dict[str, Any]) -> bool:
+    """Whether the ledger holds the charge that the certificate names."""
+    named = (written["ledger"] or {}).get("reservation")
+    return any(entry.id == named for entry in ledger.entries())
+
+
+def charge_of(path: Path, ledger: Ledger, written: dict[str, Any]) -> Reservation:
+    """The run's charge. ValueError if the ledger is another, or holds none."""
+    if written["ledger"] is None:
+        raise ValueError(
+            f"{_shown(path)}: the certificate names no charge, so no ledger can hold it."
+        )
     if ledger.dataset != (stated := written["ledger"]["dataset"]):
         raise ValueError(
             f"{_shown(path)} is the ledger of {printable(ledger.dataset)!r}, the run was charged "
@@ -230,6 +261,11 @@ def check_ledger(path: Path, plan: Plan, written: dict[str, Any]) -> str:
             f"{_shown(path)} holds no charge {printable(str(identity))}, which the certificate "
             "names."
         )
+    return found
+
+
+def check_ledger(path: Path, found: Reservation, plan: Plan) -> str:
+    """The charge is as much as the plan costs, and a line that says so."""
     charged = compute_epsilon(found.event, plan.delta, found.neighboring)
     if found.neighboring != plan.neighboring or charged.epsilon < plan.guarantee.epsilon * (
         1 - 1e-6

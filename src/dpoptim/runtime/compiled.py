@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 WHOLE, REAL, PLACE = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p  # types of arguments
-LIBRARY = Path(__file__).with_name("_compiled.so")
+PACKAGE = Path(__file__).parent.parent
+LIBRARY = PACKAGE / "_compiled.so"
 SWITCH = "DPOPTIM_NATIVE"
 
 
@@ -75,5 +76,5 @@ def function(name: str, *arguments: Any, result: Any = None) -> Callable[..., An
 
 def digest_of_sources() -> str:
     """SHA-256 of the package's C files, which every build and installation has."""
-    files = sorted(Path(__file__).parent.rglob("*.[ch]"))
+    files = sorted(PACKAGE.rglob("*.[ch]"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

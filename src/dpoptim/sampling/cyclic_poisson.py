@@ -23,7 +23,6 @@ part mixes runs of that kind in the same way in both worlds, by which divergence
 QED. (parts = 1 is Poisson sampling.)
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,7 +32,7 @@ import numpy as np
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling.events import composed
 from dpoptim.sampling.poisson import SamplingByCoins
-from dpoptim.sampling.sampler import Floats, Indices, Position
+from dpoptim.sampling.sampler import Floats, Indices, Position, rarely_exceeded
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class CyclicPoissonSampling(SamplingByCoins):
 
     def capacity(self, n: int) -> int:
         expected = n * self.sample_rate
-        return min(n, math.ceil(expected + 9 * math.sqrt(expected) + 32))
+        return rarely_exceeded(expected, expected, n)
 
     def promise(self) -> str:
         return (

@@ -34,7 +34,7 @@ from dpoptim.accounting.min_separation import MOST_WORK, MinSeparationDpEvent
 from dpoptim.accounting.replicas import states_of
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling.poisson import SamplingByCoins
-from dpoptim.sampling.sampler import Floats, Indices, Position
+from dpoptim.sampling.sampler import Floats, Indices, Position, rarely_exceeded
 
 MOST_STEPS = 20_000  # each sample of the accounting takes so many numbers: about a minute
 GRID = 1e-3  # of rows, in logarithms
@@ -145,7 +145,7 @@ class MinSeparationSampling(SamplingByCoins):
 
     def capacity(self, n: int) -> int:
         expected = n * self.sample_rate
-        return min(n, math.ceil(expected + 9 * math.sqrt(expected) + 32))
+        return rarely_exceeded(expected, expected, n)
 
     def promise(self) -> str:
         return (

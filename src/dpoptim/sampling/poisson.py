@@ -9,7 +9,7 @@ import dp_accounting
 
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling.events import composed
-from dpoptim.sampling.sampler import Floats, Indices, Position, Sampler
+from dpoptim.sampling.sampler import Floats, Indices, Position, Sampler, rarely_exceeded
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class PoissonSampling(SamplingByCoins):
         if self.sample_rate == 1:
             return n
         expected = n * self.sample_rate
-        return min(n, math.ceil(expected + 9 * math.sqrt(expected * (1 - self.sample_rate)) + 32))
+        return rarely_exceeded(expected, expected * (1 - self.sample_rate), n)
 
     def promise(self) -> str:
         if self.sample_rate == 1:

@@ -39,6 +39,15 @@ class Draws(Protocol):
         ...
 
 
+def rarely_exceeded(expected: float, variance: float, n: int) -> int:
+    """A size that a batch of independent records exceeds with a chance below e^-40.
+
+    By Bernstein's inequality: ``exp(-t^2 / (2 variance + 2 t / 3))`` at ``t = 9 sqrt(variance) +
+    32``.
+    """
+    return min(n, math.ceil(expected + 9 * math.sqrt(variance) + 32))
+
+
 class Sampler(ABC):
     """Rule of who takes part in which step; frozen, and made of public numbers only.
 

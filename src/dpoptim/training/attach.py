@@ -113,13 +113,14 @@ def attach(
             own, without a look at values. Whoever has fewer is filled up with rows that count as
             zero; losses are one a row.
         isolation: how records are kept apart. ``"rules"``: by hooks on layers, the fastest;
-            modules without a rule are vectorised. ``"vmap"``: the model's forward pass is one
+            modules without a rule are vectorised, or, where nobody can, run once for each record
+            inside a batch's forward pass. ``"vmap"``: the model's forward pass is one
             vectorised call with a row of parameters for each record; numbers that it returns
             without an axis come back as one for each record. ``"alone"``: microbatches of one
             record, for any model and any loss. ``"auto"``: the fastest that gives each record its
             own gradient, for each part of the model, tried on made-up records (and for ``loss``, if
-            given); where it is not rules for layers, a warning says why, and how much longer it
-            takes.
+            given); where it is not rules for layers, a warning says why, what would be faster, and
+            how much longer a step of the plan's expected batch takes.
         batch_axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...);
             None: found out.
         process_group: of the processes that train this model together, each calling `attach` in

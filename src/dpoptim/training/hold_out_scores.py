@@ -1,22 +1,21 @@
 """Scores of a model on private hold-out records, on the ledger of its training."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpoptim.distributed.rank_signals import EVALUATE
 from dpoptim.errors import PrivacyError
+from dpoptim.evaluation import ClassifierScores, RegressorScores
 from dpoptim.target_range import TargetBound
 from dpoptim.training.batches.batch_loader import BatchLoader
 from dpoptim.training.batches.collation import collate_records
 from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.training.batches.repeated_records import refuse_repeated_records
+from dpoptim.training.hold_out import evaluate_hold_out
 from dpoptim.training.public_figures import PublicFigures
-
-if TYPE_CHECKING:
-    from dpoptim.evaluation import ClassifierScores, RegressorScores
 
 
 class HoldOutScores(PublicFigures):
@@ -37,7 +36,7 @@ class HoldOutScores(PublicFigures):
         outputs: Callable[[nn.Module, Any], tuple[Tensor, Tensor]] | None = None,
         confidence: float = 0.95,
         noise_seed: int | None = None,
-    ) -> "ClassifierScores | RegressorScores":
+    ) -> ClassifierScores | RegressorScores:
         """Score the model as it is on *private* records, with noise, charged to this run's ledger.
 
         Of several processes all call it after the same step, with the same records; one scores.
@@ -75,8 +74,6 @@ class HoldOutScores(PublicFigures):
         **Guarantee.** The scores' ``guarantee``, under the plan's relation and unit, charged before
         the noise is drawn. Scores may decide what happens next, such as `finish`, as outputs may.
         """
-        from dpoptim.evaluation.hold_out import evaluate_hold_out
-
         self._require_attached()
         if self._steps.state not in ("idle", "released"):
             raise PrivacyError(

@@ -1,4 +1,4 @@
-"""Other libraries' doings, and habits of plain training, in a private loop: refused by name."""
+"""Refusals and hints for other libraries, and for habits of plain training, in a private loop."""
 
 from collections.abc import Iterable
 from types import TracebackType

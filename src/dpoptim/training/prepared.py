@@ -25,6 +25,7 @@ from dpoptim.training.engines import engine_for, training_method
 from dpoptim.training.refusals import refuse_engine, refuse_other_unit, refuse_unsupported
 from dpoptim.training.request import Request
 from dpoptim.training.tables import totals_of_tables
+from dpoptim.training.trials.costs import with_cost
 from dpoptim.training.trials.deterministic_runs import same_made_up_records
 from dpoptim.training.trials.first_passes import OutputsMixedError
 from dpoptim.training.trials.isolation import Chosen, after_loss, choose_isolation
@@ -91,7 +92,9 @@ class Prepared:
                 if not self._may_be_slower():
                     raise
                 self._by_loss = True
-                chosen, loss = self._by_another_way(chosen, error.reason)
+                chosen, loss = self._by_another_way(chosen, error)
+            batch = -(-self.plan.batch_size * self.units.rows.per_record // self._ranks.size)
+            chosen = with_cost(chosen, self.model, self.wrapping, batch)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
 
     def _alone_by_loss(self) -> tuple[Chosen, LossCheck | None]:
@@ -115,15 +118,23 @@ class Prepared:
             and training_method(self.plan).value_bound is None
         )
 
-    def _by_another_way(self, chosen: Chosen, reason: str) -> tuple[Chosen, LossCheck | None]:
+    def _by_another_way(
+        self, chosen: Chosen, error: NotByThisWayError
+    ) -> tuple[Chosen, LossCheck | None]:
         """By the first way that the loss allows; with records alone, any loss does."""
-        for other in self._other_ways(chosen, reason):
-            with suppress(PrivacyError):
+        reason, fix = error.reason, error.fix
+        for other in self._other_ways(chosen, error):
+            try:
                 return other, self._checked_loss(other)
-        other = after_loss(Isolation.of("alone"), None, reason)
+            except NotByThisWayError as also:
+                if also.fix not in ("", error.fix):  # another cause, which is the one to mend
+                    reason, fix = f"{error.reason}, and in a faster way {also.reason}", also.fix
+            except PrivacyError:
+                continue
+        other = after_loss(Isolation.of("alone"), chosen.sample, reason, fix)
         return other, self._checked_loss(other)
 
-    def _other_ways(self, chosen: Chosen, reason: str) -> Iterator[Chosen]:
+    def _other_ways(self, chosen: Chosen, error: NotByThisWayError) -> Iterator[Chosen]:
         """With records on the second axis, which some models take as well; by ``vmap``."""
         axis = chosen.isolation.batch_axis
         if axis == 0 and self._request.batch_axis is None:
@@ -132,7 +143,8 @@ class Prepared:
                 if turned.sample is not None and not turned.isolation.alone:
                     yield turned
         if not chosen.isolation.enforced:
-            yield after_loss(Isolation.of("vmap", axis), chosen.sample, reason)
+            vectorised = Isolation.of("vmap", axis)
+            yield after_loss(vectorised, chosen.sample, error.reason, error.fix)
 
     def chosen_now(self) -> Chosen:
         """How the model's records would be kept apart as it is now."""

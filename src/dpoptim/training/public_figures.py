@@ -95,7 +95,7 @@ class PublicFigures:
     @property
     def clip_norm(self) -> float:
         """The current clip norm; public. With a `PrivateQuantile` ``nan`` until it is found."""
-        found = self._steps.choice is None or self._steps.choice.found
+        found = self._steps.clip_norm.found
         return self._engine.clipping.norm if found else math.nan
 
     @property
@@ -115,7 +115,7 @@ class PublicFigures:
 
         Gradients within 9 % of the clip norm count in part, so that no rounding turns a vote.
         """
-        return math.nan if self._steps.choice is None else self._steps.choice.share_below
+        return self._steps.clip_norm.share_below
 
     def remaining(self) -> str:
         """Steps and budget that remain, for a person to read."""

@@ -204,7 +204,7 @@ class Moving:
         self._before = versions(optimizer)
 
     def clean_up(self) -> bool:
-        """Take out a new optimizer's state, useless by half; return whether any was written."""
+        """Delete state that a failed step left half made; return whether anything changed."""
         for p in list(self.optimizer.state):
             if p not in self._remembered:
                 del self.optimizer.state[p]

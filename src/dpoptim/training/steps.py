@@ -11,6 +11,7 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine
+from dpoptim.methods.sensitive_state import FixedClipNorm, NothingKept
 from dpoptim.noise.few_rows import Vector
 from dpoptim.plan import Plan
 from dpoptim.training.batches.microbatches import BatchQueue, Microbatch
@@ -51,19 +52,19 @@ class Steps:
         self._state: State = "idle"
         self.microbatches = 0  # of this step, delivered
         method = training_method(plan)
-        self._side = method.sensitive_state(plan)
-        if self._side is not None:
-            units = engine.clipping.units(engine.layers)
-            self._side.attach(partial(engine.totals.by_unit, units), ranks)
-        self.choice = method.adaptive_clip_norm(plan)
-        self.noise_std = self._noise_of(self.done, 1.0 if self.choice is None else self.choice.gain)
-        self.noise_shares: Sequence[float] | None = None
-        if self.choice is not None:
-            self.choice.meet(ranks)
-            entries = [p.numel() for p in engine.parameters]
-            self.choice.see(entries, engine.totals.own_views, plan.query.released_deviation)
-            self.noise_shares = self.choice.shares
-            engine.clipping, engine.observer = self.choice.rule, self.choice.observe
+        self._memory = method.sensitive_state(plan) or NothingKept()
+        units = engine.clipping.units(engine.layers)
+        self._memory.attach(partial(engine.totals.by_unit, units), ranks)
+        adaptive = method.adaptive_clip_norm(plan)
+        self.clip_norm = adaptive or FixedClipNorm(engine.clipping)
+        self.noise_std = self._noise_of(self.done, self.clip_norm.gain)
+        self.clip_norm.meet(ranks)
+        entries = [p.numel() for p in engine.parameters]
+        self.clip_norm.see(entries, engine.totals.own_views, plan.query.released_deviation)
+        self.noise_shares = self.clip_norm.shares
+        engine.clipping = self.clip_norm.rule
+        if adaptive is not None:  # norms of gradients are looked at for it alone
+            engine.observer = adaptive.observe
 
     def end(self, *, refund: bool) -> None:
         """Take no further step; see `PrivateTraining.finish`."""
@@ -84,8 +85,7 @@ class Steps:
         """Begin a loop; a step left midway starts again with its records, nothing released."""
         self.refuse_interrupted()
         self._engine.restart()
-        if self.choice is not None:
-            self.choice.forget()
+        self.clip_norm.forget()
         self._state, self.microbatches = "idle", 0
 
     def begin(self, microbatch: Microbatch) -> None:
@@ -106,25 +106,23 @@ class Steps:
     def release(self) -> None:
         """Let the gate release this step's sums, and write the noisy mean into ``.grad``.
 
-        Nothing remembers the step before its noise is drawn: if that is interrupted, the step is
-        done again. Over it is with `settle`.
+        Nothing remembers the step before its noise is drawn: if drawing is interrupted, the step
+        is done again. `settle` ends the step.
         """
         self._ranks.begin(RELEASE, self.done)
         self.gate.open()  # first: a refusal must leave the sums as they were
         sums, query = self._sums_and_query()
-        trains = self.choice is None or self.choice.found
+        trains = self.clip_norm.found
         noisy = self.gate.release_sum(query)
         # if what follows is interrupted, the run is over: the step must not happen twice
         self._state = "released"
-        if self._side is not None and trains:
-            self._side.released(sums)
-        elif self._side is not None:
-            self._side.skipped()
-        gain = 1.0 if self.choice is None else self.choice.gain
-        shares = None if self.choice is None else self.choice.shares
-        released = noisy if self.choice is None else self.choice.answer(noisy)
-        if self.choice is not None:
-            self._engine.clipping = self.choice.rule
+        if trains:
+            self._memory.released(sums)
+        else:
+            self._memory.skipped()
+        gain, shares = self.clip_norm.gain, self.clip_norm.shares
+        released = self.clip_norm.answer(noisy)
+        self._engine.clipping = self.clip_norm.rule
         self._queue.released()
         self.done += 1
         # else the step was for the clip norm: optimizers find no gradients, and move nothing
@@ -142,12 +140,9 @@ class Steps:
         """This step's sums where something but the gate reads them, and what the gate gets."""
         if self.gate.joined:
             return [], self._engine.take_by_parameter()
-        sums = self._engine.take_sums()
-        if self.choice is not None:
-            sums = self.choice.scaled(sums)
-        trains = self.choice is None or self.choice.found
-        query = self._side.query(sums) if self._side is not None and trains else sums[0]
-        return sums, query if self.choice is None else self.choice.query(query)
+        sums = self.clip_norm.scaled(self._engine.take_sums())
+        query = self._memory.query(sums) if self.clip_norm.found else sums[0]
+        return sums, self.clip_norm.query(query)
 
     def _noise_of(self, step: int, gain: float) -> float:
         return gain * self._plan.query.released_deviation(step) / self._plan.expected_batch(step)
@@ -166,8 +161,8 @@ class Steps:
         return {
             "steps_done": self.done,
             "queue": self._queue.secret_state(),
-            "side": None if self._side is None else self._side.secret_state(),
-            "choice": None if self.choice is None else self.choice.state(),
+            "memory": self._memory.secret_state(),
+            "clip_norm": self.clip_norm.state(),
             "noise": {
                 "std": self.noise_std,
                 "shares": None if self.noise_shares is None else list(self.noise_shares),
@@ -180,8 +175,6 @@ class Steps:
         self.done = secret["steps_done"]
         self._queue.restore(secret["queue"])
         self.noise_std, self.noise_shares = secret["noise"]["std"], secret["noise"]["shares"]
-        if self._side is not None:
-            self._side.restore(secret["side"])
-        if self.choice is not None:
-            self.choice.restore(secret["choice"])
-            self._engine.clipping = self.choice.rule
+        self._memory.restore(secret["memory"])
+        self.clip_norm.restore(secret["clip_norm"])
+        self._engine.clipping = self.clip_norm.rule

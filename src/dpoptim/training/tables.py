@@ -101,7 +101,7 @@ def refuse_other_use(name: str, module: nn.Module) -> None:
 def refuse_lookups(name: str, isolation: Isolation) -> None:
     """Refuse tables whose lookups are not told apart record by record."""
     layer = name.rpartition(".")[0]
-    unseen = {*isolation.by_vmap, *isolation.shared, *isolation.both, *isolation.outside}
+    unseen = {*isolation.apart, *isolation.shared, *isolation.both, *isolation.outside}
     if isolation.alone or any(
         layer == each or layer.startswith(f"{each}." if each else "") for each in unseen
     ):

@@ -23,17 +23,18 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.public_numbers import stated_delta
 from dpoptim.arguments import positive_number, real_number, whole_number
-from dpoptim.distributed.alone import alone
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import per_person, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
-from dpoptim.estimators.table import READ_OFF, stated_delta
+from dpoptim.estimators.table import READ_OFF
 from dpoptim.estimators.weights import notes_of_weights
 from dpoptim.gate import TrialsGate
+from dpoptim.gate.one_process import alone
 from dpoptim.noise.stream import KeyStream
 from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
 from dpoptim.tuning.records import Records

@@ -6,6 +6,7 @@ sees them made.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -78,6 +79,7 @@ class ComputedWeights(OwnForward):
     ) -> None:
         super().__init__(module, forward)
         self._hooks, self._outside = hooks, outside
+        self._making: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @classmethod
     def of(cls, module: nn.Module, label: str) -> "ComputedWeights | None":
@@ -92,10 +94,20 @@ class ComputedWeights(OwnForward):
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            self._compute()
+            with self._making():
+                self._compute()
             return self._forward(*args, **kwargs)
         finally:
             self._hide()  # what is computed for records may not stay
+
+    @contextmanager
+    def made_in(self, making: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Compute weights in this context meanwhile."""
+        self._making = making
+        try:
+            yield
+        finally:
+            self._making = nullcontext
 
     def _hide(self) -> None:
         for name, outside in self._outside.items():

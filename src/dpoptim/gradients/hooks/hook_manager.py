@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction
@@ -19,12 +19,13 @@ from dpoptim.gradients.hooks.forwards import (
     PerSampleForward,
     StillForward,
 )
-from dpoptim.gradients.hooks.model_hooks import FrozenHook, InputHook, OutputHook
+from dpoptim.gradients.hooks.model_hooks import FrozenHook, InputHook, ModeHook, OutputHook
 from dpoptim.gradients.hooks.seen_outputs import SeenOutputs
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters, for_records
-from dpoptim.gradients.layers.folded import FoldedRule
+from dpoptim.gradients.layers.folded import FoldedLayer, FoldedRule
 from dpoptim.gradients.layers.frozen import faster_forward
+from dpoptim.gradients.layers.looped import LoopedLayer
 from dpoptim.gradients.layers.outside import OutsideUseError, ReadOutside
 from dpoptim.gradients.layers.registry import rule_for, runner_for, takes_more_axes
 from dpoptim.gradients.layers.rule import AnyRule
@@ -68,9 +69,10 @@ class HookManager:
         self._inside = False  # of the model's forward pass
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
         self._computed: dict[str, ComputedWeights] = {}  # by the names of their modules
-        self._watched = refusals.watch_batch_statistics(model)
         self._state: ModelWatch | None = None
         try:
+            for name, layer in refusals.watch_batch_statistics(model):
+                self._undo.append(layer.register_forward_pre_hook(ModeHook(name)).remove)
             self._hold_still()
             self._hook(model, "")
             # in the engine's order
@@ -107,11 +109,8 @@ class HookManager:
                 self._state.note_iterated()
 
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note how many records the model is given, and that no layer uses batch statistics."""
+        """Note how many records the model is given."""
         self._inside = True
-        for name, layer in self._watched:
-            if layer.training:
-                raise refusals.batch_statistics(name, layer)
         one = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         leaves = args if one else pytree.tree_leaves((args, kwargs))
         refusals.refuse_nested(leaves)
@@ -159,6 +158,8 @@ class HookManager:
             runner = runner_for(self.recorder, module, label, keys, self.isolation)
             if runner is None or runner.hooks_children:
                 for key, child in module.named_children():
+                    if key == "parametrizations" and is_parametrized(module):
+                        continue  # its forward pass has their parameters
                     self._hook(child, f"{name}.{key}" if name else key)
             way = None if runner is None else self._runs(runner)
         if way is not None:
@@ -171,6 +172,10 @@ class HookManager:
         isolation, recorder = self.isolation, self.recorder
         if name in isolation.by_vmap:
             return self._runs(VmapLayer(recorder, module, label, keys, isolation.batch_axis))
+        if name in isolation.by_loop and name in isolation.folded:
+            return self._runs(FoldedLayer(recorder, module, label, keys, LoopedLayer))
+        if name in isolation.by_loop:
+            return self._runs(LoopedLayer(recorder, module, label, keys, isolation.batch_axis))
         bare = partial(BareParameters, isolation=isolation, sees_records=False)
         if name in isolation.shared:
             return self._runs(bare(recorder, module, label, keys))
@@ -181,6 +186,8 @@ class HookManager:
         run = partial(self._run_layer, rule, module, label)
         if name in isolation.folded:
             run = partial(self._run_folded, rule, module, label)
+        elif name in isolation.interleaved:
+            run = partial(self._run_interleaved, partial(self._run_folded, rule, module, label))
         elif name in isolation.time_first:
             run = partial(run_time_first, run)
         if name in isolation.both:
@@ -272,6 +279,13 @@ class HookManager:
         unfolded = x.unflatten(0, (self.rows, positions))
         return self._run_layer(rule, module, label, unfolded).flatten(0, 1)
 
+    def _run_interleaved(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Run a layer on positions and records that are folded together, positions first."""
+        if not self.rows or x.shape[0] % self.rows:
+            return run(x)
+        output = run(x.unflatten(0, (-1, self.rows)).transpose(0, 1).flatten(0, 1))
+        return output.unflatten(0, (self.rows, -1)).transpose(0, 1).flatten(0, 1)
+
     def _run_alone(
         self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
@@ -294,8 +308,8 @@ class HookManager:
                 "F.linear(x, layer.weight), a weight of tasks that the loss reads, or a penalty on "
                 "the weights): that part of its gradient would escape clipping. Fix: call the "
                 "module itself; let what the loss reads be a module's own, which is called with "
-                "the losses; apply weight decay in the optimizer; or dpoptim.attach(..., "
-                'isolation="alone").',
+                "the losses; use the optimizer's weight_decay instead of a penalty on the weights; "
+                'or dpoptim.attach(..., isolation="alone").',
                 layer=name.rpartition(".")[0],
             )
         self.recorder.reached(place)
@@ -309,5 +323,5 @@ def run_either(
 
 
 def run_time_first(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Run a layer on (time, records, ...)."""
-    return run(x.transpose(0, 1)).transpose(0, 1)
+    """Run a layer on (time, records, ...): what it returns lies in memory as its own would."""
+    return run(x.transpose(0, 1)).transpose(0, 1).contiguous()

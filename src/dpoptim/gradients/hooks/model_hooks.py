@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.backward_pass import BackwardRecorder, narrow_dtype
+from dpoptim.gradients.hooks.refusals import batch_statistics
+from dpoptim.gradients.layers.running_statistics import Normalisation, sees_batch
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
 from dpoptim.runtime.torch_internals import never_compiled
 
@@ -75,3 +77,24 @@ class FrozenHook:
 
     def __reduce__(self) -> tuple[type["FrozenHook"], tuple[None, str]]:
         return FrozenHook, (None, self._label)
+
+
+class ModeHook:
+    """Refuses each forward pass of a layer that would mix records in its mode as it is then.
+
+    **Guarantee.** While a model is attached, no batch normalisation of it has run that would see
+    the batch, whoever called it, and whatever was switched after attaching.
+    """
+
+    def __init__(self, label: str | None) -> None:
+        self._label = label
+
+    def __call__(self, module: Normalisation, args: tuple[Any, ...]) -> None:
+        if self._label is not None and sees_batch(module):
+            raise batch_statistics(self._label, module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ModeHook":
+        return ModeHook(None)
+
+    def __reduce__(self) -> tuple[type["ModeHook"], tuple[None]]:
+        return ModeHook, (None,)

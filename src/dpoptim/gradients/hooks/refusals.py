@@ -14,8 +14,7 @@ from dpoptim.gradients.hooks.device_map import (
 )
 from dpoptim.gradients.hooks.forwards import OwnForward
 from dpoptim.gradients.layers.registry import rule_for
-
-Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
+from dpoptim.gradients.layers.running_statistics import Normalisation, sees_batch
 
 
 def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = False) -> None:
@@ -62,22 +61,17 @@ def runs_as_it_is(module: nn.Module) -> bool:
     return not attached and not compiled and (bare or mixed_precision)
 
 
-def watch_batch_statistics(model: nn.Module) -> list[tuple[str, Coupling]]:
-    """Layers that may mix records or keep running statistics; refuse those that would.
+def watch_batch_statistics(model: nn.Module) -> list[tuple[str, Normalisation]]:
+    """Layers whose mode decides whether records meet in them; refuse those in which they would.
 
-    Frozen ones in evaluation mode use constants only, and are watched to see that it stays so.
+    Those that normalise by statistics they hold are watched to see that it stays so.
     """
     watched = []
     for name, module in model.named_modules():
-        if not isinstance(module, Coupling):
-            continue
-        instance = isinstance(module, nn.modules.instancenorm._InstanceNorm)
-        if instance and not module.track_running_stats:
-            continue  # normalises each record by itself
-        frozen = all(not p.requires_grad for p in module.parameters())
-        if module.training or not module.track_running_stats or not frozen:
-            raise batch_statistics(name, module)
-        watched.append((name, module))
+        if isinstance(module, Normalisation):
+            if sees_batch(module):
+                raise batch_statistics(name, module)
+            watched.append((name, module))
     return watched
 
 
@@ -112,6 +106,7 @@ def batch_statistics(name: str, layer: nn.Module) -> PrivacyError:
     return PrivacyError(
         f"layer {name!r} ({type(layer).__name__}) normalises records by their batch, or keeps "
         "running statistics of them, which no clipping bounds. Fix: "
-        "dpoptim.replace_batchnorm(model), which puts nn.GroupNorm in its place; or freeze it and "
-        "keep it in eval() mode."
+        "dpoptim.replace_batchnorm(model), which puts nn.GroupNorm in its place; or, to go by the "
+        "running statistics that it has, eval() for this layer after every model.train() (its "
+        "weight and bias may train)."
     )

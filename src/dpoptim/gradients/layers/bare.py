@@ -1,14 +1,16 @@
 """Modules that use parameters of their own, which all records share (see `shared`)."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder
-from dpoptim.gradients.hooks.device_map import forward_of
+from dpoptim.gradients.hooks.computed_weights import computed_weights
+from dpoptim.gradients.hooks.device_map import forward_of, replace_forward
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.expanded import Owner
 from dpoptim.gradients.layers.folded import FoldedLayer
@@ -65,7 +67,7 @@ class BareParameters:
             with suppress(PrivacyError):  # which vectorising does not serve either
                 return self.fallback(rows, args, kwargs)
         self.owner.see_constants()
-        self.owner.rows = rows
+        self.owner.begin(rows)
         self.owner.sees_constants_only = not self.sees_records or not tensors
         self.owner.first_axes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
         try:
@@ -94,11 +96,29 @@ class BareParameters:
     @contextmanager
     def _shared_parameters(self) -> Iterator[None]:
         """Put what looks at every operation in the places of the parameters."""
-        try:
+        with ExitStack() as around:
+            around.callback(setattr, self.owner, "sees_constants_only", False)
             for place, name, parameter in self.owner.places:
                 vars(place)[name] = SharedParameter.of(self.owner, parameter)
+                around.callback(vars(place).pop, name, None)
+            for chain in chains_of(self.module):
+                around.callback(replace_forward(chain, Making(self.owner, forward_of(chain))))
+            if (computed := computed_weights(self.module)) is not None:
+                around.enter_context(computed.made_in(self.owner.making))
             yield
-        finally:
-            self.owner.sees_constants_only = False
-            for place, name, _ in self.owner.places:
-                vars(place).pop(name, None)
+
+
+class Making:
+    """The forward pass of what computes a weight: see `Owner.making`."""
+
+    def __init__(self, owner: Owner, forward: Callable[..., Any]) -> None:
+        self._owner, self._forward = owner, forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._owner.making():
+            return self._forward(*args, **kwargs)
+
+
+def chains_of(module: nn.Module) -> list[nn.Module]:
+    """The chains of parametrisations, each of which computes a weight."""
+    return [*module.get_submodule("parametrizations").children()] if is_parametrized(module) else []

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters
+from dpoptim.gradients.layers.recurrent import is_as_in_torch
 from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.runtime.torch_internals import pytree
 
@@ -19,9 +20,7 @@ KINDS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 
 
 def is_cell(module: nn.Module) -> bool:
-    """Whether the module is torch's recurrent cell, with its forward pass and parameters."""
-    kind = next((kind for kind in KINDS if isinstance(module, kind)), None)
-    return kind is not None and type(module).forward is kind.forward and not list(module.children())
+    return is_as_in_torch(module, KINDS)
 
 
 class CellLayer(BareParameters):

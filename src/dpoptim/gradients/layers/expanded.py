@@ -1,11 +1,13 @@
 """One row per record of what all records share, and the way back to the parameters' gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.errors import PrivacyError, quoted
 from dpoptim.gradients.arithmetic.batch_invariant import sum_over
@@ -20,6 +22,7 @@ from dpoptim.gradients.backward_pass import (
 from dpoptim.gradients.layers.functional import layer_of
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import holder
+from dpoptim.gradients.layers.vmap_internals import vmap
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.runtime.torch_internals import graph_task
 
@@ -27,12 +30,17 @@ Values = dict[int, Tensor]  # by id: parameters, and what was made of them so fa
 
 
 def places_of(module: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
-    """The holder and name of a module's trainable parameters, those in lists and dicts too."""
-    containers = [
+    """The holder and name of a module's trainable parameters, those in lists and dicts too.
+
+    And those that it computes its weights of.
+    """
+    containers: list[nn.Module] = [
         child
         for child in module.children()
         if isinstance(child, nn.ParameterList | nn.ParameterDict)
     ]
+    if is_parametrized(module):
+        containers += [*module.get_submodule("parametrizations").modules()]
     return [
         (place, name, p)
         for place in (module, *containers)
@@ -57,9 +65,23 @@ class Owner:
         self.constants: set[int] = set()
         self.sees_constants_only = False  # for now: the module runs on what is no data
         self.rows: int | None = None  # records in the model's current input, where known
+        self.differentiates = False  # whether the forward pass is one for gradients
         self.first_axes: set[int] = set()  # of the tensors that the module was called with
         self._layers: dict[tuple[Any, ...], nn.Module] = {}
         self._holders: dict[tuple[int, ...], nn.Module] = {}
+
+    def begin(self, rows: int | None) -> None:
+        """A forward pass over so many records begins."""
+        self.rows, self.differentiates = rows, torch.is_grad_enabled()
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """While weights are computed: from parameters and constants, and no data."""
+        before, self.sees_constants_only = self.sees_constants_only, True
+        try:
+            yield
+        finally:
+            self.sees_constants_only = before
 
     def records_on(self, axis: int) -> int | None:
         """How many records a first axis of this length has; None: it is none of records."""
@@ -73,6 +95,18 @@ class Owner:
     def has_windows(self, axis: int) -> bool:
         """Whether a first axis of this length has several rows for each record."""
         return bool(self.windows and self.rows and axis != self.rows and axis % self.rows == 0)
+
+    @property
+    def behind_autograd(self) -> bool:
+        """Whether what is made now has no gradient, or that of a custom function around it."""
+        return self.differentiates and not torch.is_grad_enabled()
+
+    def is_constant(self, t: Tensor) -> bool:
+        """Whether a tensor is no data."""
+        if t.requires_grad:
+            return False
+        one_for_all = t.dim() == 0 or (t.shape[0] == 1 and self.rows not in (None, 1))
+        return one_for_all or self.sees_constants_only or id(t) in self.constants
 
     def see_constants(self) -> None:
         """Tensors of the module that are no data: buffers and frozen parameters."""
@@ -192,7 +226,7 @@ def pull_back(
         return tuple(torch.func.vjp(again, *values)[1](g))
 
     try:
-        rows = torch.func.vmap(one, randomness="error")(never_alone(g))
+        rows = vmap(one, randomness="error")(never_alone(g))
     except RuntimeError as error:
         raise PrivacyError(
             f"what module {label!r} makes of its parameters before they meet data cannot be "

@@ -55,18 +55,24 @@ class FoldedRule(LayerRule[nn.Module]):
 class FoldedLayer:
     """Runs a module without a rule on one tensor: all positions of a record go with its own row.
 
-    See `VmapLayer`.
+    Args:
+        by: see there.
     """
 
     hooks_children = False
 
     def __init__(
-        self, recorder: BackwardRecorder, module: nn.Module, label: str, trainable: Sequence[str]
+        self,
+        recorder: BackwardRecorder,
+        module: nn.Module,
+        label: str,
+        trainable: Sequence[str],
+        by: type[VmapLayer] = VmapLayer,
     ) -> None:
-        self._folded = VmapLayer(
+        self._folded = by(
             recorder, module, label, trainable, forward=of_records(forward_of(module))
         )
-        self._plain = VmapLayer(recorder, module, label, trainable)
+        self._plain = by(recorder, module, label, trainable)
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         one = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)

@@ -87,7 +87,7 @@ def groups_of(module: InGroups) -> int:
 
 
 class GroupNormRule(LayerRule[InGroups]):
-    """Serves InstanceNorm, too (without running statistics, which would mix records)."""
+    """Serves InstanceNorm, too, where it holds no statistics: see `RunningStatisticsRule`."""
 
     at_once = True
 

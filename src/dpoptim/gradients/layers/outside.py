@@ -30,7 +30,7 @@ class ReadOutside:
     def begin(self, rows: int | None) -> None:
         """The model is given so many records."""
         for owner in self.owners:
-            owner.rows = rows
+            owner.begin(rows)
             for place, name, parameter in owner.places:
                 vars(place)[name] = SharedParameter.of(owner, parameter)
 

@@ -31,8 +31,12 @@ KINDS = (nn.LSTM, nn.GRU, nn.RNN)
 
 
 def is_recurrent(module: nn.Module) -> bool:
-    """Whether the module is torch's recurrent layer, with its forward pass and parameters."""
-    kind = next((kind for kind in KINDS if isinstance(module, kind)), None)
+    return is_as_in_torch(module, KINDS)
+
+
+def is_as_in_torch(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether the module is one of torch's, with its forward pass and parameters alone."""
+    kind = next((kind for kind in kinds if isinstance(module, kind)), None)
     return kind is not None and type(module).forward is kind.forward and not list(module.children())
 
 

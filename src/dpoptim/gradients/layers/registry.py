@@ -23,7 +23,7 @@ from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule,
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
-from dpoptim.gradients.layers.vmapped import VmapLayer
+from dpoptim.gradients.layers.running_statistics import RunningStatisticsRule, holds_statistics
 
 RULES: dict[type[nn.Module], AnyRule] = {
     nn.Linear: LinearRule(),
@@ -51,10 +51,14 @@ def rule_for(module: nn.Module) -> AnyRule | None:
         return None
     if is_transposed_linear(module):
         return TransposedLinearRule()
+    own = {name for name, parameter in module.named_parameters() if parameter is not None}
+    if not own <= {"weight", "bias"}:
+        return None
+    if holds_statistics(module):
+        return RunningStatisticsRule()
     for kind, rule in RULES.items():
         if type(module).forward is kind.forward and isinstance(module, kind):
-            own = {name for name, parameter in module.named_parameters() if parameter is not None}
-            return rule if own <= {"weight", "bias"} else None
+            return rule
     return None
 
 
@@ -83,7 +87,7 @@ def runner_for(
     """Runs a module without a rule; None: its children hold all."""
     if is_parametrized(module) or computed_weights(module) is not None:
         # its weights are computed inside it
-        return VmapLayer(recorder, module, label, trainable)
+        return BareParameters(recorder, module, label, trainable, isolation)
     by_class = not has_own_forward(module)
     own = registered_rule(module)
     if own is not None and by_class:

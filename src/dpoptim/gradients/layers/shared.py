@@ -12,6 +12,8 @@ tensor that looks at every operation it takes part in:
   first axis, is read off how long it is: in the first call, best one on made-up records of a
   number unlike every other axis. Without those it is on trust, as for all layers.)
 * with data, in a function that is a layer (``F.linear``), that layer's rule does it;
+* where gradients are switched off in a pass that is for gradients, as inside a custom function of
+  autograd, whose backward pass nobody knows, nothing is made of them;
 * anything else raises `UnsupportedUseError`, upon which the whole module goes through the
   fallback.
 
@@ -38,6 +40,7 @@ from dpoptim.gradients.layers.expanded import (
     Values,
 )
 from dpoptim.gradients.layers.folded import FoldedRule
+from dpoptim.gradients.layers.made import layer_of_made_weights
 from dpoptim.gradients.layers.operations import (
     ELEMENTWISE,
     LIKE_ANOTHER,
@@ -138,13 +141,12 @@ class SharedParameter(torch.Tensor):
             raise operation.unsupported()
         if alone:
             return operation.derived()
-        if all(each.itself for each in operation.shared):
-            if operation.weight_first:
-                return F.linear(args[1].mT, args[0]).mT
-            found = owner.layer(name, *pytree.tree_map(as_parameter, (args, kwargs)))
-            if found is not None:
-                return run_layer(owner, *found)
-        return operation.per_record()
+        itself = all(each.itself for each in operation.shared)
+        if itself and operation.weight_first:
+            return F.linear(args[1].mT, args[0]).mT
+        given = pytree.tree_map(as_parameter, (args, kwargs))
+        found = owner.layer(name, *given) if itself else layer_of_made_weights(operation)
+        return operation.per_record() if found is None else run_layer(owner, *found)
 
     def plain(self) -> Tensor:
         with DisableTorchFunctionSubclass():
@@ -211,7 +213,7 @@ class Operation:
         """Tensors that may hold records."""
         owner = self.shared[0].owner
         others = (leaf for leaf in self.leaves if not isinstance(leaf, SharedParameter))
-        found = [t for t in others if not constant(t, owner)]
+        found = [t for t in others if not owner.is_constant(t)]
         if owner.windows and self.name == "__getitem__":
             # Rows that data choose are no copies: they fit nobody.
             return [t for t in found if t.is_floating_point()]
@@ -251,6 +253,8 @@ class Operation:
 
     def per_record(self) -> Any:
         """The result, on a row of each shared parameter for each record."""
+        if self.shared[0].owner.behind_autograd:
+            raise self.unsupported()
         if self.name == "__setitem__" and set_where(self):
             return None
         if (result := rewritten(self)) is not None:
@@ -287,6 +291,8 @@ class Operation:
         leaves, structure = pytree.tree_flatten(result)
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
+                if first.owner.behind_autograd and leaf.is_floating_point():
+                    raise self.unsupported()
                 leaves[i] = SharedParameter._wrap(
                     *(leaf, first.owner, self._make(i, leaf), parameters, self._copies(leaf))
                 )
@@ -341,10 +347,3 @@ class Operation:
 
 def as_parameter(leaf: Any) -> Any:
     return leaf.parameters[0] if isinstance(leaf, SharedParameter) else leaf
-
-
-def constant(t: Tensor, owner: Owner) -> bool:
-    if t.requires_grad:
-        return False
-    one_for_all = t.dim() == 0 or (t.shape[0] == 1 and owner.rows not in (None, 1))
-    return one_for_all or owner.sees_constants_only or id(t) in owner.constants

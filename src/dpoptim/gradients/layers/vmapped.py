@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from dpoptim.errors import PrivacyError, quoted
 from dpoptim.gradients.arithmetic.precision import widened
@@ -27,16 +25,26 @@ from dpoptim.gradients.backward_pass import (
     refuse_nested_backward,
 )
 from dpoptim.gradients.hooks.device_map import forward_of
+from dpoptim.gradients.layers.by_hand import ByHand
 from dpoptim.gradients.layers.other_parameters import called_with
 from dpoptim.gradients.layers.runner import holder
+from dpoptim.gradients.layers.vmap_internals import vmap
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.runtime.torch_internals import graph_task, pytree
 
+One = Callable[..., tuple[Tensor, ...]]  # a record's results, of its parameters and its tensors
 # Whether layers inside a module that is vectorised run without hooks.
 AS_THEY_ARE = ContextVar("layers run as they are", default=False)
 TENSOR = object()  # marks the place of a tensor among a call's arguments or results
 # results that are the same for every record
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
+# What to write instead, by what is in an error of ``torch.func``; the first that is found.
+INSTEAD = {
+    "setup_context": "setup_context and generate_vmap_rule = True in the custom autograd.Function",
+    "inplace": "operations that write nothing in place into tensors that are made there",
+    "vmap": "torch.where in place of numbers read with item(), masks that pick rows, and branches "
+    "that data decide",
+}
 # beside an axis: where a result has its records
 SHARED, FLATTENED, EACH = "shared", "flattened", "each"
 
@@ -49,6 +57,10 @@ def as_they_are() -> Iterator[None]:
         yield
     finally:
         AS_THEY_ARE.reset(before)
+
+
+class NotVectorisedError(PrivacyError):
+    """A module that ``torch.func`` cannot vectorise; it may run record by record."""
 
 
 class OwnForwardOf(nn.Module):
@@ -91,26 +103,6 @@ class OneRowARecord(torch.autograd.Function):
             )
         ctx.recorder.enter(LayerUse(ctx.label, ctx.held, ctx.rows, lambda: found))
         return (None,) * (4 + len(gradients))
-
-
-class PaddingByHand(TorchFunctionMode):
-    """Embeddings whose padding has no gradient, which ``vmap`` over tables does not heed."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
-        padding = given.get("padding_idx")
-        if func is not F.embedding or padding is None:
-            return func(*args, **kwargs)
-        looked_up = func(given["input"], given["weight"])
-        padding = padding + given["weight"].shape[0] if padding < 0 else padding
-        return torch.where((given["input"] == padding)[..., None], looked_up.detach(), looked_up)
 
 
 @dataclass(frozen=True)
@@ -185,7 +177,8 @@ class VmapLayer:
         if all(axis is None for axis in inputs):
             raise self._refusal("none of the tensors that it got has the batch on its first axis")
         with torch.no_grad(), as_they_are():
-            args, kwargs = fill(skeleton, structure, tensors)
+            copies = [t.clone() for t in tensors]  # which may be written in place
+            args, kwargs = fill(skeleton, structure, copies)
             results = pytree.tree_leaves(self.shim.original(*args, **kwargs))
         shapes = [r.shape for r in results if isinstance(r, Tensor)]
         layout = Layout(inputs, tuple(self._place(shape, rows) for shape in shapes))
@@ -217,7 +210,8 @@ class VmapLayer:
         parameters = OneRowARecord.apply(
             self.recorder, self.name, self._held, rows, *(named[name] for name in self._names)
         )
-        found: list[Any] = []  # the results' structure, and what is no tensor among them
+        # the results' structure, and what is no tensor among them, by call
+        found: list[tuple[Any, list[Any]]] = []
 
         def one(parameters: tuple[Tensor, ...], *record: Tensor) -> tuple[Tensor, ...]:
             whole = [
@@ -227,23 +221,48 @@ class VmapLayer:
             args, kwargs = fill(skeleton, structure, whole)
             own = {f"inner.{n}": p for n, p in zip(self._names, parameters, strict=True)}
             results, spec = pytree.tree_flatten(called_with(self.shim, own, args, kwargs))
-            found[:] = [spec, [TENSOR if isinstance(r, Tensor) else plain(r) for r in results]]
+            found.append((spec, [TENSOR if isinstance(r, Tensor) else plain(r) for r in results]))
             return tuple(r for r in results if isinstance(r, Tensor))
 
-        in_front = (0, *layout.inputs)
-        try:
-            with as_they_are(), sdpa_kernel(SDPBackend.MATH), PaddingByHand():
-                results = torch.func.vmap(one, in_dims=in_front, randomness="different")(
-                    parameters, *tensors
-                )
-        except (RuntimeError, ValueError) as error:
-            raise self._refusal(f"torch.func cannot vectorise it: {quoted(error)}") from None
-        spec, others = found
+        results = self._of_each(one, parameters, tensors, layout.inputs)
+        spec, others = self._same_for_all(found)
         back = [
             self._together(r, place, rows) for r, place in zip(results, layout.outputs, strict=True)
         ]
         fresh = iter(back)
         return pytree.tree_unflatten([next(fresh) if o is TENSOR else o for o in others], spec)
+
+    def _of_each(
+        self,
+        one: One,
+        parameters: tuple[Tensor, ...],
+        tensors: list[Tensor],
+        axes: tuple[int | None, ...],
+    ) -> tuple[Tensor, ...]:
+        """Results of all records, (rows, *a record's): those of ``one``, a record's each.
+
+        Args:
+            axes: where the tensors have their records; None: all share them.
+        """
+        try:
+            with as_they_are(), sdpa_kernel(SDPBackend.MATH), ByHand():
+                return vmap(one, in_dims=(0, *axes), randomness="different")(parameters, *tensors)
+        except (RuntimeError, ValueError, TypeError) as error:
+            reason = quoted(error).split(". For more details", 1)[0].split(", please file", 1)[0]
+            fix = next((f"{INSTEAD[key]}; or " for key in INSTEAD if key in reason), "")
+            raise NotVectorisedError(
+                self._without_rule(
+                    f"torch.func cannot vectorise it: {reason}. Fix: {fix}"
+                    'dpoptim.attach(..., isolation="alone").'
+                ),
+                layer=self.name,
+            ) from None
+
+    def _same_for_all(self, found: list[tuple[Any, list[Any]]]) -> tuple[Any, list[Any]]:
+        """The structure of a call's results, and what is no tensor among them."""
+        if any(each != found[0] for each in found):
+            raise self._refusal("what it returns beside tensors is not the same for all records")
+        return found[0]
 
     def _together(self, result: Tensor, place: int | str, rows: int) -> Tensor:
         """One resulting tensor of a batch, from those of its records: (rows, *a record's)."""
@@ -253,6 +272,8 @@ class VmapLayer:
             return result.flatten(0, 1)
         axis = place if isinstance(place, int) else 0
         if place == SHARED and not result.requires_grad:
+            if vary(result):
+                raise self._refusal("what it returns without records is not the same for all")
             return result[0]
         if result.shape[axis + 1] != 1:
             raise self._refusal("it returns a tensor whose first axis is not the batch")
@@ -260,12 +281,16 @@ class VmapLayer:
 
     def _refusal(self, reason: str) -> PrivacyError:
         return PrivacyError(
-            f"module {self.name!r} ({type(self.module).__name__}) has no rule of its own, and "
-            f"{reason}. Fix: keep the batch "
-            "axis first in what it is given and returns; or dpoptim.attach(..., "
-            'isolation="alone").',
+            self._without_rule(
+                f"{reason}. Fix: keep the batch axis first in what it is given and returns; or "
+                'dpoptim.attach(..., isolation="alone").'
+            ),
             layer=self.name,
         )
+
+    def _without_rule(self, rest: str) -> str:
+        kind = type(self.module).__name__
+        return f"module {self.name!r} ({kind}) has no rule of its own, and {rest}"
 
 
 def fill(
@@ -281,3 +306,11 @@ def fill(
 def plain(value: Any) -> Any:
     """A result that is no tensor; None if it might hold tensors, which ``vmap`` makes void."""
     return value if isinstance(value, PLAIN) else None
+
+
+def vary(result: Tensor) -> bool:
+    """Whether records have something else in a result each."""
+    if result.stride(0) == 0 or len(result) == 1:
+        return False
+    first = result[:1]
+    return bool(((result != first) & ~(result.isnan() & first.isnan())).any())

@@ -24,9 +24,18 @@ def collate_records(records: list[Any]) -> Any:
 
     These, nested ones as well, become one of their kind with each field collated.
 
+    Raises:
+        PrivacyError: the records' tensors do not fit together; how long they are is not told.
+
     **Guarantee.** None: private. No field depends on another one.
     """
-    return collate_by_type(records, collate_fn_map=COLLATED)
+    try:
+        return collate_by_type(records, collate_fn_map=COLLATED)
+    except RuntimeError:  # with two records' lengths
+        raise PrivacyError(
+            "records of train_set have tensors of different shapes, which make no batch. Fix: "
+            "dpoptim.attach(..., collate_fn=...), which pads each record to the same length."
+        ) from None
 
 
 @dataclass(frozen=True)

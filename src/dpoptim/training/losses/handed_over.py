@@ -1,11 +1,13 @@
 """Losses as a loop hands them over: one for each record, or a scalar made of them."""
 
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from dpoptim.errors import PrivacyError, axes_of
+from dpoptim.gradients.arithmetic.products import COMMON_FACTOR_ERROR
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.losses import without_single_axes
 from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
@@ -13,9 +15,11 @@ from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import ONE_BY_ONE, Reading, read_reduction
 from dpoptim.training.trials.made_up_records import Returned
 
+MOST_LOST = 0.02  # of the clip norm, by a mean, without a word
 FACTOR = (
     "the loss is a sum over the batch that was divided or multiplied by a number: by a constant, "
-    "such as the batch size in the plan, it stays a sum; by the length of each batch it is a mean; "
+    "such as the batch size in the plan, it stays a sum; by the length of each batch it is a mean "
+    '(such as reduction="batchmean" of F.kl_div); '
     "and by what records hold, such as a count of tokens, neither. One batch does not show which. "
 )
 
@@ -56,6 +60,7 @@ class HandedOver:
         self.declared, self.checked, self._whole = declared, checked, whole
         self.returned = returned
         self._factors: tuple[float, ...] | None = None  # of the first scalar; private
+        self._warned = False
 
     def backward(self, engine: Engine, losses: Tensor) -> None:
         """Let the engine differentiate losses; see `BatchLoop.backward`."""
@@ -85,6 +90,9 @@ class HandedOver:
             records = engine.rows_open // engine.rows.per_record
             loss, divisor = times_rows(engine, loss), records if divisor is None else divisor
         engine.backward(loss, found.reduction, "scalar", divisor)
+        if found.reduction == "mean" and not self._warned:
+            self._warned = True
+            warn_of_large_means(engine)
         self.keep(found)
 
     def read(self, engine: Engine, loss: Tensor) -> Scalar | None:
@@ -165,6 +173,19 @@ def refuse_complex_losses(losses: Tensor) -> None:
         raise PrivacyError(
             "losses are complex, and have no order in which to go down. Fix: hand over real "
             "numbers, such as output.abs().square(), or losses.real."
+        )
+
+
+def warn_of_large_means(engine: Engine) -> None:
+    """Warn of what rounding takes from the clip norm of large means: see `products.margin`."""
+    lost = 0.0 if engine.fixed_shape else engine.capacity * COMMON_FACTOR_ERROR
+    if lost > MOST_LOST:
+        warnings.warn(
+            "the loss is a mean over the batch, which rounds every record's gradient by how many "
+            f"others there are. Batches of this plan may be so large that {lost:.0%} of the clip "
+            "norm are left to that, and clipped away, while the noise stays. Fix: hand over the "
+            'losses as they are, one for each record (reduction="none"), or their sum.',
+            stacklevel=5,
         )
 
 

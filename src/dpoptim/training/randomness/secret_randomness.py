@@ -1,4 +1,4 @@
-"""Random numbers of models and data sets (dropout, augmentation) from seeds nobody knows."""
+"""Secret seeds for the random numbers of models and data sets (dropout, augmentation)."""
 
 import hashlib
 import threading

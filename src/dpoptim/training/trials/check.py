@@ -38,7 +38,7 @@ from dpoptim.training.trials.loss_refusals import (
     refuse_single_failures,
     same_losses,
 )
-from dpoptim.training.trials.made_up_records import odd_batch_size
+from dpoptim.training.trials.made_up_batches import odd_batch_size
 from dpoptim.training.trials.tolerances import computed_dtypes, tolerance_of
 from dpoptim.training.trials.variations import Units, with_padding
 from dpoptim.training.trials.within_memory import within_memory

@@ -22,9 +22,11 @@ from dpoptim.runtime.torch_internals import pytree
 from dpoptim.training.other_libraries import hint_of
 from dpoptim.training.trials.deterministic_runs import MOVED, other_weights
 from dpoptim.training.trials.fixed_noise import drawn_for
-from dpoptim.training.trials.isolation_words import first_sentence
+from dpoptim.training.trials.isolation_words import first_sentence, fix_of
 from dpoptim.training.trials.tolerances import TOLERANCE, settled
 from dpoptim.training.trials.wider_copies import reads, widened, widened_batch
+
+ONCE = "call the model on the whole batch, so that each layer has the records on its first axis"
 
 
 def meant_by(error: Exception) -> PrivacyError:
@@ -193,11 +195,13 @@ class Comparison:
 
     def _not_by_this_way(self, error: PrivacyError) -> NotByThisWayError:
         reason = first_sentence(str(error)).split(". Usual causes: ", maxsplit=1)[0]
+        vectorised = any(way.tier == "vmap" for way in self._ways)
+        named = '"alone"' if vectorised else '"vmap", or "alone"; "auto" finds out which'
         return NotByThisWayError(
             f"{error} Or attach in a slower way, which suits this loss, as each record's gradient "
-            'is its own: isolation="vmap", or "alone"; "auto" finds out which, where a record '
-            "has one row.",
+            f"is its own: isolation={named}, where a record has one row.",
             reason=reason,
+            fix=ONCE if isinstance(error, SamplesInteractError) else fix_of(str(error)),
         )
 
     def _interaction(self, gradients: RecordsAlone, worst: str) -> SamplesInteractError:

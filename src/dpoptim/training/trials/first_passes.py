@@ -82,7 +82,8 @@ def working_sample(
     """`first_sample`, which puts everything back."""
     reasons = []
     for candidate in samples(model, train_set, collate, loss):
-        sample = candidate.time_first() if batch_axis == 1 and not candidate.axis else candidate
+        on_first = not candidate.axis and not candidate.second
+        sample = candidate.time_first() if batch_axis == 1 and on_first else candidate
         try:
             sample = sample.tried(model)
             if sample.returned:

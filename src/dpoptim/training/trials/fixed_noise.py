@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpoptim.gradients.layers.looped import RECORD
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
 from dpoptim.runtime.torch_internals import DispatchMode, pytree
 
@@ -34,6 +35,12 @@ def drawn_for(rows: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         ROWS.reset(before)
+
+
+def rows_that_run() -> Sequence[int] | None:
+    """The rows of `drawn_for`; of a module that runs record by record the one at its place."""
+    rows, place = ROWS.get(), RECORD.get()
+    return rows if rows is None or place is None else [rows[place]]
 
 
 class FixedNoise(DispatchMode):
@@ -129,7 +136,7 @@ class FixedNoise(DispatchMode):
 
     def _axis_of_rows(self, drawn: Tensor, name: str) -> int | None:
         """The axis along which rows have numbers of their own; None: there is none."""
-        rows, looks = ROWS.get(), (name, drawn.dim())
+        rows, looks = rows_that_run(), (name, drawn.dim())
         if rows is None:
             return None
         follows = not self._is_for_any(len(rows), name, drawn.shape)
@@ -160,7 +167,7 @@ class FixedNoise(DispatchMode):
         """In (0, 1), for each row and each place in it; other rows and longer ones change none."""
         unit = torch.full_like(drawn, self._uniform)
         for of, size in enumerate(drawn.shape):
-            at: Any = range(size) if of != axis else ROWS.get()
+            at: Any = range(size) if of != axis else rows_that_run()
             step = GOLDEN_RATIO if of == axis else PLASTIC_RATIO ** (drawn.dim() - of)
             along = torch.tensor(list(at), device=drawn.device, dtype=drawn.dtype) * step
             unit += along.reshape(-1, *[1] * (drawn.dim() - of - 1))

@@ -32,17 +32,17 @@ from dpoptim.training.trials.isolation_fallback import (
     Failure,
     places_of_records,
     promoted,
-    told_outside,
+    told_more,
 )
 from dpoptim.training.trials.isolation_trials import Trials, with_gaps
 from dpoptim.training.trials.isolation_words import (
     ALONE,
-    WAYS_IN_WORDS,
     WHOLE,
     basis_of,
     forgets,
     message_of,
     not_probed,
+    slower,
 )
 from dpoptim.training.trials.made_up_records import Sample
 from dpoptim.training.trials.neighbours import (
@@ -66,7 +66,8 @@ class Chosen:
         isolation: how records are kept apart.
         basis: what to say of it among what a guarantee rests on.
         sample: a call of the model on made-up records; None where nobody knows how it is called.
-        message: what to tell the user once; empty where rules serve every layer.
+        message: what to tell the user once, but for what it costs; empty where rules serve every
+            layer.
     """
 
     isolation: Isolation
@@ -181,14 +182,17 @@ def chosen_by_trials(
     if not trials.finite:
         unknown = not_probed("gradients on random input are not finite")
         return Chosen(isolation, (unknown,), None)
-    first = failure = trials.failure(isolation)
+    failure = trials.failure(isolation)
+    if failure is not None and choice == "rules":
+        isolation, failure = with_places(model, sample, trials, isolation, [failure])
     if failure is not None and choice != "auto":
-        raise trials.refusal(failure)
+        raise trials.refusal(failure, choice)
+    failures = [] if failure is None else [failure]
     if failure is not None:
-        isolation = slower_way(model, sample, trials, isolation, failure)
-    if isolation.folded and (gaps := with_gaps(model, sample, placement, isolation)):
-        isolation, first = Isolation.of("alone"), first or gaps
-    basis, message = basis_of(isolation, sample), message_of(trials, isolation, first)
+        isolation = slower_way(model, sample, trials, isolation, failures)
+    if isolation.folds and (gaps := with_gaps(model, sample, placement, isolation)):
+        isolation, failures = Isolation.of("alone"), [*failures, gaps]
+    basis, message = basis_of(isolation, sample), message_of(isolation, failures)
     return Chosen(isolation, basis, sample, message)
 
 
@@ -221,11 +225,8 @@ def apart_from_large(choice: Choice, sample: Sample, mixing: str) -> Chosen:
     return in_this_way(Isolation.of("alone"), sample, mixing)
 
 
-def in_this_way(isolation: Isolation, sample: Sample | None, reason: str) -> Chosen:
-    message = (
-        f"{WAYS_IN_WORDS[isolation.tier]}, because {reason}. Say isolation={isolation.tier!r} to "
-        "choose for yourself."
-    )
+def in_this_way(isolation: Isolation, sample: Sample | None, reason: str, fix: str = "") -> Chosen:
+    message = slower(isolation, reason, fix)
     return Chosen(isolation, basis_of(isolation, sample), sample, message)
 
 
@@ -244,7 +245,7 @@ def as_it_trains(model: nn.Module, chosen: Chosen, choice: Choice, placement: Pl
     if failure is None:
         return chosen
     if choice != "auto":
-        raise trials.refusal(failure)
+        raise trials.refusal(failure, choice)
     return in_this_way(Isolation.of("alone"), sample, f"in training mode {failure.reason}")
 
 
@@ -257,21 +258,30 @@ def unprobed(choice: Choice, batch_axis: int | None, reason: str) -> Chosen:
     return Chosen(untried, (not_probed(reason),), None)
 
 
-def after_loss(isolation: Isolation, sample: Sample | None, reason: str) -> Chosen:
+def after_loss(isolation: Isolation, sample: Sample | None, reason: str, fix: str = "") -> Chosen:
     """Choice of a way that suits the loss, where for that reason the model's own does not."""
-    return in_this_way(isolation, sample, f"with the loss {reason}")
+    return in_this_way(isolation, sample, f"with the loss: {reason}", fix)
 
 
 def slower_way(
-    model: nn.Module, sample: Sample, trials: "Trials", isolation: Isolation, first: Failure
+    model: nn.Module,
+    sample: Sample,
+    trials: Trials,
+    isolation: Isolation,
+    failures: list[Failure],
 ) -> Isolation:
-    """The next way after one that failed, by the first that does not."""
-    isolation, failure = with_places(model, sample, trials, isolation, first)
+    """The next way after one that failed, by the first that does not.
+
+    Args:
+        failures: of the ways that failed, here too.
+    """
+    isolation, failure = with_places(model, sample, trials, isolation, failures)
     if failure is not None and sample.folded:  # a vectorised model would return another form
         return Isolation.of("alone")
     for _ in range(MOST_TRIALS):
         if failure is None or isolation.alone:
             return isolation
+        failures.append(failure)
         isolation = promoted(model, isolation, failure)
         failure = None if isolation.alone else trials.failure(isolation)
     return Isolation.of("alone")
@@ -309,17 +319,30 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
 
 
 def with_places(
-    model: nn.Module, sample: Sample, trials: Trials, isolation: Isolation, failure: Failure
+    model: nn.Module,
+    sample: Sample,
+    trials: Trials,
+    isolation: Isolation,
+    failures: list[Failure],
 ) -> tuple[Isolation, Failure | None]:
-    """Rules again, told where layers have their records; as before, if that is no help."""
-    for lookups in (False, True):
-        told, found = places_of_records(model, sample, isolation, lookups=lookups), failure
+    """Rules again, told where layers have their records; as before, if that is no help.
+
+    Args:
+        failures: of rules; what cannot be vectorised is added.
+    """
+    failure = failures[0]
+    tellings: tuple[dict[str, bool], ...] = ({}, {"lookups": True}, {"interleaved": True})
+    for telling in tellings:
+        told, found = places_of_records(model, sample, isolation, **telling), failure
+        if "interleaved" in telling and not told.interleaved:
+            break
         for _ in range(MOST_TRIALS):
-            before, told = told, told_outside(model, told, found)
+            before, told = told, told_more(model, told, found)
             if found is not failure and told == before:
                 break  # it failed for another reason
             again = trials.failure(told)
             if again is None:
                 return told, None
             found = again
+            failures += [again] if again.unvectorised else []
     return isolation, failure

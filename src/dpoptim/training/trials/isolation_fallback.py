@@ -1,7 +1,7 @@
 """The next way of keeping records apart, by where the last failed and layers have records."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from dpoptim.runtime.torch_internals import pytree
 from dpoptim.training.trials.made_up_records import Sample
 
 NUMBER = re.compile(r"\d+")
+LARGE = 1 << 23  # parameters, of which every record of a microbatch would have a row of gradients
 
 
 @dataclass(frozen=True)
@@ -24,18 +25,27 @@ class Failure:
 
     Attributes:
         reason: in words.
+        fix: what would let it serve, without other ways of keeping records apart.
         modules: names of those where it shows; empty: unknown.
         outside: whether a parameter of these was used outside of their forward passes.
+        unvectorised: whether nobody can vectorise them.
     """
 
     reason: str
     modules: tuple[str, ...] = ()
     outside: bool = False
+    unvectorised: bool = False
+    fix: str = ""
 
 
 @torch.no_grad()
 def places_of_records(
-    model: nn.Module, sample: Sample, isolation: Isolation, *, lookups: bool
+    model: nn.Module,
+    sample: Sample,
+    isolation: Isolation,
+    *,
+    lookups: bool = False,
+    interleaved: bool = False,
 ) -> Isolation:
     """Where layers find records among input axes, by a run of the model as it is.
 
@@ -43,6 +53,8 @@ def places_of_records(
 
     Args:
         lookups: whether lookups of (1, T) indices are made once for all records, not once for each.
+        interleaved: whether layers with a rule that have records and positions on one axis have the
+            positions first.
     """
     seen: dict[str, set[str]] = {}
     rows = sample.rows
@@ -76,9 +88,12 @@ def places_of_records(
     def only(place: str) -> frozenset[str]:
         return frozenset(name for name, places in seen.items() if places == {place})
 
+    modules, folded = dict(model.named_modules()), only("folded")
+    turned = frozenset(name for name in folded if interleaved and rule_for(modules[name]))
     return replace(
         isolation,
-        folded=only("folded"),
+        folded=folded - turned,
+        interleaved=turned,
         time_first=only("time first"),
         shared=only("shared"),
         both=frozenset(name for name, places in seen.items() if {"shared", "first"} == places),
@@ -127,21 +142,65 @@ def place_in(x: Tensor, rule: AnyRule, rows: int, *, lookups: bool) -> str:
 def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
     """The next way: ``vmap`` around the failure, then of the model, then records alone.
 
-    Before that, rules that know which layers' parameters are read outside of these.
+    Before that, rules that know which layers' parameters are read outside of these; and of a module
+    that nobody can vectorise, record by record, unless it is the model, or large.
     """
     if isolation.enforced:
         return Isolation.of("alone")
+    if failure.unvectorised:
+        return looped(model, isolation, failure)
     told = told_outside(model, isolation, failure)
     if told != isolation:
         return told
     modules = dict(model.named_modules())
-    chosen = set(isolation.by_vmap)
+    chosen = {*isolation.apart}
     for name in failure.modules or (WHOLE_MODEL,):
-        kind = type(modules[surroundings(modules, chosen, name)])
-        chosen |= {key for key, module in modules.items() if type(module) is kind}
+        chosen |= alike(modules, surroundings(modules, chosen, name))
+    return kept_apart(isolation, chosen, isolation.by_loop)
+
+
+def looped(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
+    """The same, with the modules that cannot be vectorised run record by record.
+
+    Records alone, which take less memory, where that is the model, or a large part of it.
+    """
+    modules = dict(model.named_modules())
+    chosen = set[str]().union(*(alike(modules, name) for name in failure.modules))
+    of = (modules[name] for name in chosen | {*isolation.by_loop})
+    parameters = {p for module in of for p in module.parameters() if p.requires_grad}
+    if not chosen or WHOLE_MODEL in chosen or sum(p.numel() for p in parameters) > LARGE:
+        return Isolation.of("alone")
+    return kept_apart(isolation, {*isolation.apart} | chosen, chosen | {*isolation.by_loop})
+
+
+def kept_apart(isolation: Isolation, chosen: set[str], by_loop: Collection[str]) -> Isolation:
+    """The same, with the outermost of these modules kept apart, some of them record by record."""
     outermost = [v for v in chosen if not any(v != other and inside(v, other) for other in chosen)]
     outside = frozenset(o for o in isolation.outside if not any(inside(o, v) for v in outermost))
-    return replace(isolation, by_vmap=tuple(sorted(outermost)), outside=outside)
+    return replace(
+        isolation,
+        by_vmap=tuple(sorted(v for v in outermost if v not in by_loop)),
+        by_loop=tuple(sorted(v for v in outermost if v in by_loop)),
+        outside=outside,
+    )
+
+
+def alike(modules: Mapping[str, nn.Module], name: str) -> set[str]:
+    """A module and those of its class; of containers only those at its place in other blocks."""
+    kind, place = type(modules[name]), NUMBER.sub("#", name)
+    return {
+        key
+        for key, module in modules.items()
+        if type(module) is kind and (kind is not nn.Sequential or NUMBER.sub("#", key) == place)
+    }
+
+
+def told_more(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
+    """The same rules, told of what their failure shows; as before, if that is nothing new."""
+    if not failure.unvectorised:
+        return told_outside(model, isolation, failure)
+    told = looped(model, isolation, failure)
+    return isolation if told.alone else told
 
 
 def told_outside(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
@@ -158,8 +217,9 @@ def told_outside(model: nn.Module, isolation: Isolation, failure: Failure) -> Is
 def surroundings(modules: Mapping[str, nn.Module], chosen: Iterable[str], failed: str) -> str:
     """The module to take as a whole where one in it failed."""
     taken = next((v for v in chosen if inside(failed, v)), None)
-    # without children, a rule, or the lack of one, was not the reason: what is around it is
-    alone = taken is None and next(modules[failed].children(), None) is None
+    # of a layer with a rule what is around it is the reason
+    leaf = next(modules[failed].children(), None) is None
+    alone = taken is None and leaf and rule_for(modules[failed]) is not None
     start = parent(failed) if alone else failed if taken is None else parent(taken)
     while start != WHOLE_MODEL and type(modules[start]).forward is nn.Module.forward:
         start = parent(start)  # a list of modules is never called

@@ -1,7 +1,6 @@
 """Trials of a way of keeping records apart, on made-up records."""
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,13 +12,14 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
 from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.expected_sums import LEAST_BOUND, ClippedSums
-from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
+from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
 from dpoptim.gradients.layers.outside import OutsideUseError
+from dpoptim.gradients.layers.vmapped import NotVectorisedError
 from dpoptim.gradients.oracle import RecordsAlone, trainable
 from dpoptim.gradients.placement import Placement
 from dpoptim.training.trials.deterministic_runs import other_weights
 from dpoptim.training.trials.isolation_fallback import Failure
-from dpoptim.training.trials.isolation_words import first_sentence
+from dpoptim.training.trials.isolation_words import first_sentence, fix_of
 from dpoptim.training.trials.made_up_records import Sample
 from dpoptim.training.trials.probe import positions_per_layer
 from dpoptim.training.trials.tolerances import TOLERANCE, computed_dtypes, settled, tolerance_of
@@ -63,14 +63,14 @@ class Trials:
         with of_one_record():
             self._truth = gradients.clipped_sums(range(sample.rows), "sum")
         self.finite = bool(gradients.squared.isfinite().all())
-        self.seconds: dict[Isolation, float] = {}
+        self._unclipped: dict[str, float] = {}  # what `_shares` found last where nothing is clipped
         # of a model that no process holds whole, by formulas that keep no record's gradients
         positions = positions_per_layer(model, sample) if placement.spread else None
         self._sums = partial(engine_sums, placement=placement, positions=positions)
 
     def failure(self, isolation: Isolation) -> Failure | None:
         """Why this way does not give each record its own gradient; None if it does."""
-        start, shares = time.perf_counter(), dict[str, float]()
+        shares = dict[str, float]()
 
         def agrees() -> bool:
             shares.update(self._shares(isolation))
@@ -81,12 +81,18 @@ class Trials:
         found = self._outcome(isolation, agrees)
         if isinstance(found, Failure):
             return found
-        self.seconds[isolation] = time.perf_counter() - start
         if found:
             return None
         wrong = [name for name, share in shares.items() if not share <= 1]
+        # a norm that is off moves all parameters where it is clipped
+        wrong = [name for name in wrong if not self._unclipped.get(name, 0.0) <= 1] or wrong
         modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in wrong))
-        return Failure(f"the gradient of {wrong[-1]!r} was not each record's own", modules)
+        return Failure(
+            f"the gradient of {wrong[-1]!r} was not each record's own",
+            modules,
+            fix="keep records on the first axis of every layer, and call layers rather than use "
+            "their parameters",
+        )
 
     def _agrees_in_all_digits(self, isolation: Isolation, shares: dict[str, float]) -> bool:
         """Whether what few digits may hide is rounding, told by a copy that has all of them.
@@ -156,18 +162,19 @@ class Trials:
                 first_sentence(str(error)),
                 (error.layer or WHOLE_MODEL,) if known else (),
                 outside=known and isinstance(error, OutsideUseError),
+                unvectorised=isinstance(error, NotVectorisedError),
+                fix=fix_of(str(error)),
             )
         except Exception as error:  # whatever the user's model raises when it is run in another way
             return Failure(quoted(error))
 
-    def factor(self, isolation: Isolation) -> float:
-        """Time of such a pass over that of an ordinary one, on this batch."""
-        ordinary = self._clock(range(self.sample.rows))
-        if isolation.alone:
-            return self.sample.rows * self._clock(range(1)) / ordinary
-        return self.seconds[isolation] / len(self._truth) / ordinary
-
-    def refusal(self, failure: Failure) -> PrivacyError:
+    @staticmethod
+    def refusal(failure: Failure, choice: Choice) -> PrivacyError:
+        """The refusal of a way that was chosen by name, and failed."""
+        if failure.unvectorised or failure.outside:
+            fix = f"{failure.fix}; or " if failure.fix else ""
+            why = f"isolation={choice!r} does not serve this model: {failure.reason}. Fix: "
+            return PrivacyError(f'{why}{fix}isolation="auto", which finds another way.')
         return SamplesInteractError(
             "records are mixed, or the first axis of some layer is not the record: "
             f"{failure.reason}. Usual causes: positions of shape (T,) instead of (1, T), a "
@@ -175,12 +182,6 @@ class Trials:
             'isolation="auto", which finds another way; or keep the batch axis first, and records '
             "in their order (pack_padded_sequence(..., enforce_sorted=False))."
         )
-
-    def _clock(self, indices: range) -> float:
-        parameters, part = [*trainable(self.model).values()], self._part(indices)
-        start = time.perf_counter()
-        self.placement.gradients(self._loss(self.model, part), parameters)
-        return time.perf_counter() - start
 
     def _part(self, indices: range) -> tuple[Sample, list[Tensor]]:
         weights = [w[indices.start : indices.stop] for w in self._weights]  # views: these are large
@@ -201,7 +202,10 @@ class Trials:
         """By how many tolerances each parameter's sums are off, under the worse bound."""
         shares = dict.fromkeys(trainable(self.model), 0.0)
         for truth in self._truth:
-            for name, share in self._under(truth, isolation):
+            found = self._under(truth, isolation)
+            if truth is max(self._truth, key=lambda each: each.clip_norm):
+                self._unclipped = dict(found)
+            for name, share in found:
                 shares[name] = share if math.isnan(share) else max(shares[name], share)
         return shares
 

@@ -246,7 +246,7 @@ def saying(where: str) -> Iterator[None]:
     try:
         yield
     except NotByThisWayError as error:
-        raise NotByThisWayError(f"{where}: {error}", reason=error.reason) from None
+        raise NotByThisWayError(f"{where}: {error}", reason=error.reason, fix=error.fix) from None
     except SamplesInteractError as error:
         raise SamplesInteractError(f"{where}: {error}") from None
 

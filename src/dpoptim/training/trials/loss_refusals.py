@@ -31,6 +31,7 @@ def refuse_draws_elsewhere() -> None:
         'torch.rand(()) for random.random() or np.random.rand(); or isolation="alone", in which '
         "no record meets another.",
         reason=DRAWS_ELSEWHERE,
+        fix="draw from torch's generator, torch.rand(()) for random.random() or np.random.rand()",
     )
 
 
@@ -54,6 +55,7 @@ def refuse_rounded_mean(reduction: str, loss: Tensor) -> None:
             f'{reason}. Fix: one loss for each record, as by reduction="none"; or train in '
             'float32; or isolation="alone", in which each record has a mean of its own.',
             reason=reason,
+            fix='one loss for each record, as by reduction="none"; or train in float32',
         )
 
 

@@ -1,19 +1,19 @@
-"""Made-up records of the data set's form, and how the model is called with them."""
+"""Calls of the model on made-up records of the data set's form."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from dpoptim.gradients.arithmetic.precision import NARROW
 from dpoptim.gradients.hooks.seen_outputs import tensors_of
 from dpoptim.runtime.torch_internals import pytree
-from dpoptim.training.batches.records import made_up
 from dpoptim.training.trials.calls import call_of_loss, calls
 from dpoptim.training.trials.deterministic_runs import Quieted
+from dpoptim.training.trials.made_up_batches import collated_batch, made_up_batch
 from dpoptim.training.trials.wider_copies import widened_batch
 
 Model = Callable[..., Any]
@@ -50,9 +50,11 @@ class Sample:
         rows: records in it, of a number unlike every other axis in sight.
         axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...); tensors
             of one axis have them there.
-        returned: where what the model returns has records; on its second axis (time first, as CTC
-            wants it) only if nothing has them first, and folded with positions only if nothing has
-            them on an axis of their own.
+        second: places among the call's leaves of tensors that have them on the second axis, where
+            others have them first, as initial states of layers with batch_first=False do.
+        returned: where what the model returns has records; where it has them first, and is given
+            them so, not what has them on its second axis (time first, as CTC wants it), or folded
+            with positions.
         least: whole numbers are this or one more.
         whole: whether all numbers are whole, as where a table of floats holds categories.
         quieted: how the model is made deterministic on it, once that is known.
@@ -63,6 +65,7 @@ class Sample:
     kwargs: dict[str, Any]
     rows: int
     axis: int = 0
+    second: frozenset[int] = frozenset()
     returned: tuple[Returned, ...] = ()
     least: int = 0
     whole: bool = False
@@ -90,9 +93,8 @@ class Sample:
             if (place := self._place(i, leaf)) is not None:
                 kinds[place[0]].append(place[1])
         first, second, folded = kinds.values()
-        # of outputs of both other kinds nobody knows which is which
-        other = [] if second and folded else second or folded
-        return replace(self, returned=tuple(first or other))
+        given_first = first and not self.axis
+        return replace(self, returned=tuple(first if given_first else first + second + folded))
 
     def _place(self, i: int, leaf: Tensor) -> tuple[str, Returned] | None:
         """Where an output has records, and how sure that is; None where its sizes do not show."""
@@ -122,13 +124,19 @@ class Sample:
     def map_records(self, change: Callable[[Tensor], Tensor]) -> "Sample":
         """With every tensor of records changed; it is handed over with the records first."""
 
-        def map_one(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor) or no_records(leaf, self.rows):
-                return leaf
-            axis = self.axis if leaf.dim() > self.axis else 0
+        def change_one(leaf: Tensor, axis: int) -> Tensor:
             return change(leaf.movedim(axis, 0)).movedim(0, axis)
 
-        args, kwargs = pytree.tree_map(map_one, (self.args, self.kwargs))
+        return self._map_tensors(change_one)
+
+    def _map_tensors(self, change: Callable[[Tensor, int], Tensor]) -> "Sample":
+        """With every tensor of records changed, given with the records' axis."""
+        leaves, structure = pytree.tree_flatten((self.args, self.kwargs))
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and not no_records(leaf, self.rows):
+                axis = 1 if place in self.second else self.axis
+                leaves[place] = change(leaf, axis if leaf.dim() > axis else 0)
+        args, kwargs = pytree.tree_unflatten(leaves, structure)
         return replace(self, args=args, kwargs=kwargs)
 
     def widened(self) -> "Sample":
@@ -194,72 +202,11 @@ class Sample:
 
     def time_first(self) -> "Sample":
         """The same records on the second axis of whatever has two."""
-        turned = replace(self, axis=1)
 
-        def turn(leaf: Any) -> Any:
-            return (
-                leaf.transpose(0, 1).contiguous()
-                if isinstance(leaf, Tensor) and leaf.dim() > 1 and not no_records(leaf, self.rows)
-                else leaf
-            )
+        def turn(leaf: Tensor, axis: int) -> Tensor:
+            return leaf.transpose(0, 1).contiguous() if leaf.dim() > 1 and not axis else leaf
 
-        args, kwargs = pytree.tree_map(turn, (self.args, self.kwargs))
-        return replace(turned, args=args, kwargs=kwargs)
-
-
-def made_up_batch(model: nn.Module, train_set: Dataset[Any]) -> tuple[Any, int] | None:
-    """Random records of record 0's form, collated, and how many; None if that cannot be done.
-
-    **Guarantee.** Only the structure, shapes and dtypes of record 0 are used, never its values.
-    """
-    record = train_set[0]
-    try:
-        form = default_collate([record])
-    except (TypeError, RuntimeError):  # strings, graphs, classes of the user's own
-        return None
-    leaves = [leaf for leaf in pytree.tree_leaves(form) if isinstance(leaf, Tensor)]
-    if not leaves:
-        return None
-    rows = odd_batch_size(model, leaves)
-    device = next(model.parameters()).device
-
-    def fresh(path: Any, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return None
-        mask = "mask" in pytree.keystr(path)
-        made = (
-            torch.ones(rows, *leaf.shape[1:], dtype=leaf.dtype)
-            if mask
-            else random_like(leaf[0], rows)
-        )
-        return made.to(device)
-
-    return pytree.tree_map_with_path(fresh, form), rows
-
-
-def collated_batch(
-    model: nn.Module, train_set: Dataset[Any], collate: Callable[[list[Any]], Any]
-) -> tuple[Any, int] | None:
-    """As `made_up_batch`, by the loop's collate function, which may take any form of records."""
-    generator = torch.Generator().manual_seed(0)
-    row, device = train_set[0], next(model.parameters()).device
-
-    def batch_of(rows: int) -> Any:
-        found = collate([made_up(row, generator) for _ in range(rows)])
-        found = dict(found) if isinstance(found, Mapping) else found  # of another library's class
-        return pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, found)
-
-    def tensors(batch: Any) -> list[Tensor]:
-        return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-
-    try:
-        # nor with one of a record's own, which is the first of each tensor in a list of records
-        own = [leaf[None] for leaf in tensors(made_up(row, generator))]
-        rows = odd_batch_size(model, tensors(batch_of(1)) + own)
-        batch = batch_of(rows)
-    except Exception:  # whatever the user's function raises on made-up records
-        return None
-    return batch, rows
+        return replace(self._map_tensors(turn), axis=1, second=frozenset())
 
 
 def samples(
@@ -274,15 +221,20 @@ def samples(
     another one, as lists are stacked, a model may run that treats them otherwise. Last under
     autocast, without which a model may not run whose layers differ in dtype.
     """
-    found = None if collate is None else collated_batch(model, train_set, collate)
-    found = found or made_up_batch(model, train_set)
-    if found is None:
-        return
-    batch, rows = found
+    taken = set[int]()
+    for _ in range(2):
+        found = None if collate is None else collated_batch(model, train_set, collate, taken)
+        found = found or made_up_batch(model, train_set, taken)
+        if found is None:
+            return
+        batch, rows = found
+        of_loss = call_of_loss(loss, model, batch)
+        if not (taken := confused_with(rows, pytree.tree_leaves(of_loss))):
+            break
     likely = [
-        Sample(args, kwargs, rows, axis)
-        for args, kwargs in (*call_of_loss(loss, model, batch), *calls(model, batch))
-        if (axis := axis_of_records(pytree.tree_leaves((args, kwargs)), rows)) is not None
+        Sample(args, kwargs, rows, *axes)
+        for args, kwargs in (*of_loss, *calls(model, batch))
+        if (axes := axes_of_records(pytree.tree_leaves((args, kwargs)), rows)) is not None
     ]
     likely += [
         *(sample.from_one() for sample in likely),
@@ -293,38 +245,33 @@ def samples(
     yield from (replace(sample, autocast=narrow) for sample in likely)
 
 
+def confused_with(rows: int, leaves: Sequence[Any]) -> set[int]:
+    """Sizes of axes that a loss gives what it calls the model with, as long as that of records.
+
+    Such as where it cuts the first token off; of another number of records they are not.
+    """
+    shapes = [list(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
+    for shape in shapes:
+        if rows in shape:
+            shape.remove(rows)
+    return {size for shape in shapes for size in shape if size and size % rows == 0}
+
+
 def no_records(x: Tensor, rows: int) -> bool:
     """Whether a tensor is none of so many records: no axis is as long, or a multiple of it."""
     return all(size % rows for size in x.shape)
 
 
-def axis_of_records(leaves: Sequence[Any], rows: int) -> int | None:
+def axes_of_records(leaves: Sequence[Any], rows: int) -> tuple[int, frozenset[int]] | None:
     """The axis that all tensors of records have these on, the only one if they have one.
 
-    None: there is none.
+    Or 0, and the places of those that have them on the second axis instead; None: not all have.
     """
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    shapes = [tensor.shape for tensor in tensors if not no_records(tensor, rows)]
-    sizes = [[shape[a if len(shape) > a else 0] for shape in shapes] for a in (0, 1)]
-    return next((axis for axis in (0, 1) if set(sizes[axis]) == {rows}), None)
-
-
-def odd_batch_size(model: nn.Module, leaves: list[Tensor], *, least: int = 3) -> int:
-    """The least number of records from ``least`` on that no other axis can be confused with."""
-    taken = {size for leaf in leaves for size in leaf.shape[1:]}
-    taken |= {size for p in (*model.parameters(), *model.buffers()) for size in p.shape}
-    return next(
-        size
-        for size in range(max(3, least), 10**6)
-        if all(other == 0 or other % size for other in taken)
-    )
-
-
-def random_like(x: Tensor, rows: int) -> Tensor:
-    """Random inputs of a record's shape and dtype; integers are 0 or 1, as in any vocabulary."""
-    shape = (rows, *x.shape)
-    if x.is_floating_point():
-        return torch.randn(shape, dtype=x.dtype)
-    if x.dtype == torch.bool:
-        return torch.ones(shape, dtype=x.dtype)
-    return torch.randint(0, 2, shape).to(x.dtype)
+    tensors = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    shapes = {place: t.shape for place, t in tensors.items() if not no_records(t, rows)}
+    for axis in (0, 1):
+        if {shape[axis if len(shape) > axis else 0] for shape in shapes.values()} == {rows}:
+            return axis, frozenset()
+    second = frozenset(place for place, shape in shapes.items() if shape[0] != rows)
+    found = shapes and all(rows in shape[:2] for shape in shapes.values())
+    return (0, second) if found else None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_of_ranks import in_its_process
+from dpoptim.distributed.ledger_of_ranks import in_its_process
 from dpoptim.evaluation.evaluate import ClassifierScores, evaluate_classifier
 from dpoptim.evaluation.regressor import RegressorScores, evaluate_regressor
 from dpoptim.noise.stream import KeyStream

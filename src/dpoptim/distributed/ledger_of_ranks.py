@@ -7,7 +7,7 @@ import dp_accounting as dp
 
 from dpoptim.accounting.budget_words import Remaining
 from dpoptim.accounting.ledger import Ledger, Reservation
-from dpoptim.distributed.alone import alone
+from dpoptim.gate.one_process import alone
 
 FromFirst = Callable[[Callable[[], Any]], Any]
 Given = ParamSpec("Given")
@@ -41,6 +41,8 @@ class LedgerOfRanks(Ledger):
     **Guarantee.** One reservation a run, however many processes it has; it is on disk before any
     of them goes on.
     """
+
+    of_all_ranks = True
 
     def __init__(self, ledger: Ledger, from_first: FromFirst) -> None:
         self._real, self._from_first = ledger, from_first

@@ -1,0 +1,50 @@
+"""Numbers that a guarantee of a table is stated with, and that are public: n, and delta."""
+
+from dpoptim.accounting.doubts import doubts
+from dpoptim.arguments import real_number, whole_number
+
+
+def public_number_of_records(n: object, records: int, neighboring: str) -> int:
+    """The number of records that batches, steps and noise are computed from.
+
+    Args:
+        n: as given to the estimator; None where it may be read off the table.
+        records: in the table.
+
+    Raises:
+        ValueError: the relation hides the number of records, and none was given; or it is public
+            and the given one is wrong.
+    """
+    if neighboring == "add-or-remove-one":
+        if n is None:
+            raise ValueError(
+                "n is missing: neighboring='add-or-remove-one' hides how many records there are, "
+                "so batches and noise may not be computed from it. Fix: n=, a public estimate; or "
+                "neighboring='zero-out'."
+            )
+        return whole_number("n", n, least=1)
+    if n is not None and whole_number("n", n, least=1) != records:
+        raise ValueError(
+            f"n={n} is not the number of records (of persons, where they are protected), which "
+            f"neighboring={neighboring!r} takes as public. Fix: leave n out."
+        )
+    return records
+
+
+def stated_delta(
+    delta: float | str, n: int, *, epsilon: float | None
+) -> tuple[float, tuple[str, ...]]:
+    """delta, and what must be said of the budget. Args: n: a public number."""
+    said: tuple[str, ...] = ()
+    if isinstance(delta, str):
+        if delta != "auto":
+            raise ValueError(f"delta must be a number or 'auto', got {delta!r}.")
+        value = n**-1.1 if n > 1 else 1e-3
+        said = ("delta = n^-1.1, with n taken as public",)
+    else:
+        value = real_number("delta", delta)
+    if not 0 < value < 1:
+        raise ValueError(f"delta must be between 0 and 1, got {delta!r}; choose it well below 1/n.")
+    if epsilon is not None:
+        said = (*said, *doubts(real_number("epsilon", epsilon), value, n))
+    return value, said

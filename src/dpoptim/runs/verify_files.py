@@ -1,0 +1,181 @@
+"""Are the files of a run directory those that the certificate, and the evaluations, speak of?"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpoptim.accounting.event_json import event_from_json, event_text
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.documents import sha256_of
+from dpoptim.plan import Plan
+from dpoptim.plan.text import same_number
+from dpoptim.printable import printable
+from dpoptim.runs.evaluation_section import NO_EVALUATION, REPORT, parts_of
+from dpoptim.runs.evaluations import (
+    NAME,
+    evaluated,
+    headline,
+    in_words,
+    read_evaluations,
+    refuted,
+    together,
+)
+from dpoptim.runs.interrupted import SECRET
+from dpoptim.runs.signature import CERTIFICATE, signature_of
+
+SCHEMA = "schema.toml"
+ELSEWHERE = {"model.pt", "plan.json", CERTIFICATE}  # which `verify` has lines of its own for
+
+
+@dataclass
+class Found:
+    """Lines about what was looked at: right, not looked into, no part of the run, and wrong."""
+
+    checked: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    charges: set[str] = field(default_factory=set)  # of evaluations, in ledgers that were named
+
+    def of_evaluations(self, ledger: Ledger) -> bool:
+        """Whether the ledger holds the charge of an evaluation."""
+        return any(entry.id in self.charges for entry in ledger.entries())
+
+
+def check_files(
+    folder: Path, written: Mapping[str, Any], plan: Plan, ledgers: Sequence[Ledger]
+) -> Found:
+    """Look at every file of the run directory.
+
+    Args:
+        written: the certificate. ledgers: those that were named, verified.
+
+    Raises:
+        ValueError: the record of evaluations is damaged or was edited.
+    """
+    found = Found()
+    kept = read_evaluations(folder)
+    named = written.get("files") or {}
+    check_named(folder / SCHEMA, named, found, lambda text: text)
+    check_named(folder / REPORT, named, found, without_evaluations)
+    if REPORT in named and (folder / REPORT).is_file():
+        check_section(folder / REPORT, kept, found)
+    if kept["evaluations"]:
+        check_evaluations(kept, written, plan, found)
+    check_charges(kept["evaluations"], written, ledgers, found)
+    signed = {signature_of(name).name for name in (CERTIFICATE, NAME)}
+    for path in sorted(folder.iterdir()):
+        shown = printable(path.name)
+        if path.name in signed:
+            found.open.append(f"{shown}: whose signature it is (--public-key FILE)")
+        elif path.name.startswith((SECRET, "progress-")):
+            found.open.append(f"{shown}: of an unfinished run; it holds data, and is not released")
+        elif path.name not in {SCHEMA, REPORT, NAME, *ELSEWHERE}:
+            found.unknown.append(f"{shown}: no file that the certificate speaks of")
+    return found
+
+
+def check_named(
+    path: Path, named: Mapping[str, str], found: Found, read: Callable[[str], str]
+) -> None:
+    """A text file against the digest that the certificate names."""
+    if path.name not in named:
+        if path.is_file():
+            found.open.append(
+                f"{path.name}: the certificate names no digest of it; where it says another thing, "
+                "certificate.json and model.pt count"
+            )
+    elif not path.is_file():
+        found.open.append(f"{path.name}: the certificate names one, and it is not here")
+    elif sha256_of(read(text_of(path))) != named[path.name]:
+        found.wrong.append(f"{path.name} was edited, or is of another run: its SHA-256 is another")
+    else:
+        found.checked.append(f"{path.name} is the one that the certificate names")
+
+
+def text_of(path: Path) -> str:
+    """A file as text, such that no two files are the same one."""
+    return path.read_bytes().decode("utf-8", "surrogateescape")
+
+
+def without_evaluations(page: str) -> str:
+    """The report as the training left it."""
+    parts = parts_of(page)
+    return page if parts is None else f"{parts[0]}{NO_EVALUATION}{parts[2]}"
+
+
+def check_section(path: Path, kept: Mapping[str, Any], found: Found) -> None:
+    """The report's section of evaluations against the digest that their record names."""
+    parts = parts_of(text_of(path))
+    shown = "" if parts is None else parts[1]
+    stated = kept["report_section_sha256"]
+    if shown and sha256_of(shown) != stated:
+        found.wrong.append(f"{path.name} was edited: its evaluations are not those of {NAME}")
+    elif stated is not None and not shown:
+        found.open.append(f"{path.name}: it does not show the evaluations, which {NAME} lists")
+
+
+def check_evaluations(
+    kept: Mapping[str, Any], written: Mapping[str, Any], plan: Plan, found: Found
+) -> None:
+    """Each evaluation's guarantee, and their sums, computed again."""
+    entries = kept["evaluations"]
+    expected = together(entries, plan)
+    found.wrong += [f"{NAME}: {line}" for line in refuted(entries)]
+    stated = kept["together"]
+    if len(stated) != len(expected) or not all(map(same_sum, stated, expected)):
+        found.wrong.append(f"{NAME}: the sum is not that of the evaluations")
+    found.checked += [
+        f"{NAME}: evaluation {number} of {entry['data']} ({entry['records']}) cost "
+        f"{entry['guarantee']['text']}"
+        for number, entry in enumerate(entries, 1)
+    ]
+    found.checked += [f"{NAME}: {in_words(each)}" for each in expected]
+    foreign = [e for e in entries if e["model_sha256"] != written["model"]["sha256"]]
+    if foreign:
+        found.open.append(f"of these evaluations {len(foreign)} are of another model")
+    scores = ", ".join(f"{said} {score}" for said, score in map(headline, entries))
+    found.open.append(f"{NAME}: the scores stand there alone (dpoptim sign): {scores}")
+
+
+def same_sum(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    """Whether two sums say the same, but for rounding."""
+    one, other = ({**found["guarantee"]} for found in (stated, expected))
+    close = same_number(float(one.pop("epsilon")), float(other.pop("epsilon")))
+    return close and {**stated, "guarantee": one} == {**expected, "guarantee": other}
+
+
+def check_charges(
+    entries: Sequence[Mapping[str, Any]],
+    written: Mapping[str, Any],
+    ledgers: Sequence[Ledger],
+    found: Found,
+) -> None:
+    """Evaluations against the ledgers that were named, both ways."""
+    charged = {each.id: each for ledger in ledgers for each in ledger.entries()}
+    for number, entry in enumerate(entries, 1):
+        if entry["ledger"] is None:
+            continue
+        charge = charged.get(entry["ledger"]["reservation"])
+        if charge is None:
+            file = printable(str(entry["ledger"]["file"]))
+            found.open.append(f"the charge of evaluation {number}, in {file} (--ledger FILE)")
+            continue
+        found.charges.add(charge.id)
+        if event_text(charge.event) != event_text(event_from_json(entry["event"])):
+            found.wrong.append(f"{NAME}: evaluation {number} was charged otherwise than it says")
+        else:
+            found.checked.append(f"the ledger holds the charge of evaluation {number}")
+    ending = evaluated(str(written["model"]["sha256"]))
+    left_out = [
+        each
+        for each in charged.values()
+        if each.label.endswith(ending) and each.id not in found.charges
+    ]
+    found.charges |= {each.id for each in left_out}
+    if left_out:
+        found.open.append(
+            f"{len(left_out)} more evaluations of this model: the ledger holds their charges, and "
+            f"{NAME} does not list them; ask what they found"
+        )

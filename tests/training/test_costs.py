@@ -1,0 +1,136 @@
+"""A slower way's price is told at the batch that the plan expects, beside what would spare it."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.placement import IN_PLACE
+from dpoptim.training.trials import costs
+from dpoptim.training.trials.made_up_records import Sample
+
+N, BATCH, D = 60, 40, 6
+
+
+def sample() -> Sample:
+    model = nn.Linear(D, 2)
+    return Sample((torch.randn(5, D),), {}, 5).tried(model)
+
+
+def test_records_alone_cost_their_number_times_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ordinary pass takes 1 ms and 1 us a record; a record alone 2 ms, a vectorised 10 us."""
+    timed = []
+
+    def ordinary(model: nn.Module, placement: Any, some: Sample) -> float:
+        timed.append(some.rows)
+        return 1e-3 * (1 + some.rows / 1000)
+
+    def private(model: nn.Module, placement: Any, isolation: Isolation, some: Sample) -> float:
+        return 2e-3 if isolation.alone else 1e-3 * (1 + some.rows / 100)
+
+    monkeypatch.setattr(costs, "ordinary_pass", ordinary)
+    monkeypatch.setattr(costs, "private_pass", private)
+    for batch in (3, BATCH, 5000):
+        given = nn.Linear(D, 2), sample(), IN_PLACE
+        alone = costs.slowdown(*given, Isolation.of("alone"), batch)
+        vectorised = costs.slowdown(*given, Isolation.of("vmap"), batch)
+        assert alone == pytest.approx(2 * batch / (1 + batch / 1000))
+        assert vectorised == pytest.approx((1 + batch / 100) / (1 + batch / 1000))
+    assert max(timed) == costs.MOST
+
+
+def test_passes_are_timed_as_they_run() -> None:
+    model = nn.Linear(D, 2)
+    for tier in ("rules", "vmap", "alone"):
+        found = costs.slowdown(model, sample(), IN_PLACE, Isolation.of(tier), 20)
+        assert found is not None
+        assert found > 0
+    assert costs.slowdown(nn.Linear(D + 1, 2), sample(), IN_PLACE, Isolation(), 20) is None
+
+
+def said(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor]) -> str:
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=BATCH, steps=1, noise_multiplier=0.0, delta=1e-5
+    )
+    records = TensorDataset(torch.randn(N, D), torch.randint(2, (N,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        dpoptim.attach(plan, model, optimizer, records, loss=loss)
+    (message,) = [str(w.message) for w in found if w.category is dpoptim.IsolationWarning]
+    return message
+
+
+class Temperature(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(D, 2), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * g
+
+
+class Squares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Square.apply(x)
+
+
+def slopes(model: nn.Module, batch: Any) -> Tensor:
+    """A gradient penalty, which vectorised models serve."""
+    x = batch[0].clone().requires_grad_()
+    (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return g.square().sum(1)
+
+
+def entropies(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "instead"),
+    [
+        (
+            nn.Linear(D, 2),
+            lambda m, b: entropies(m, b) + 1e-3 * sum(p.pow(2).sum() for p in m.parameters()),
+            "the optimizer's weight_decay instead of a penalty",
+        ),
+        (
+            Temperature(),
+            lambda m, b: entropies(m, b) * m.scale,
+            "let what the loss reads be a module's own, which is called with the losses",
+        ),
+        (
+            nn.Sequential(nn.Linear(D, 2), Squares()),
+            slopes,
+            "setup_context and generate_vmap_rule = True in the custom autograd.Function",
+        ),
+    ],
+    ids=["penalty", "temperature", "second gradients"],
+)
+def test_a_loss_that_needs_records_alone_is_told_the_price(
+    model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], instead: str
+) -> None:
+    torch.manual_seed(0)
+    message = said(model, loss)
+    assert "records pass alone, one in each microbatch, because with the loss" in message
+    price = f"A step of {BATCH} records, as the plan expects, takes about"
+    assert message.index("To be faster: ") < message.index(instead) < message.index(price)
+    assert message.endswith("isolation='alone' takes this way without a warning.")
