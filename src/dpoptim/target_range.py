@@ -46,6 +46,10 @@ class TargetRange:
             return f"{self.half:g}"
         return f"({self.middle - self.half:g}, {self.middle + self.half:g})"
 
+    def part(self, inner: Self) -> "TargetRange":
+        """The range that is ``inner`` where this one is from -1 to 1."""
+        return TargetRange(self.middle + self.half * inner.middle, self.half * inner.half)
+
     def scaled(self, y: Floats) -> Floats:
         """Numbers cut to the range, as they are learnt: within [-1, 1].
 

@@ -143,14 +143,14 @@ def test_regression_by_sufficient_statistics() -> None:
         solver: DPLinearRegression(1.0, 1e-6, solver=solver, **settings).fit(x, y).score(x, y)
         for solver in ("auto", "sufficient-statistics", "momentum-gd")
     }
-    assert scores["auto"] == scores["sufficient-statistics"] >= scores["momentum-gd"] - 1e-3
+    assert scores["auto"] >= max(scores.values()) - 1e-3
     assert (
         scores["auto"]
         > 0.97 * np.corrcoef(y, np.hstack([x, np.ones((len(x), 1))]) @ ols(x, y))[0, 1] ** 2
     )
-    few = DPLinearRegression(1.0, 1e-6, solver="auto", **settings).fit(x[:400], y[:400])
+    few = DPLinearRegression(1.0, 1e-6, solver="auto", **settings).fit(x[:150], y[:150])
     gradients = DPLinearRegression(1.0, 1e-6, solver="momentum-gd", **settings).fit(
-        x[:400], y[:400]
+        x[:150], y[:150]
     )
     np.testing.assert_array_equal(few.coef_, gradients.coef_)
     for loss, options, error in (("huber", {}, ValueError), ("squared", {"steps": 3}, TypeError)):

@@ -86,6 +86,7 @@ def test_the_network_is_that_of_a_loop_by_the_same_optimizer(name: str) -> None:
         "adam_bc": {"betas": (0.5, 0.9)},
     }[name]
     settings = SETTINGS | {"learning_rate": 0.05, "iterate": "last", "data_norm": 2.0}
+    settings["clip_norm"] = 1.0
     model = DPSGDClassifier(**settings, optimizer=name, **given).fit(X, Y)
     plan = dpoptim.DPSGD(1.0).plan(
         n=600, batch_size=100, epochs=4, epsilon=6.0, delta=1e-4, neighboring="zero-out"

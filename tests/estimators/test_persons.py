@@ -63,7 +63,8 @@ def test_a_person_without_company_is_a_record() -> None:
     """
     alone = np.arange(len(X))
     plain, owned = (classifier().fit(X, Y, persons=each) for each in (None, alone))
-    np.testing.assert_allclose(owned.coef_, plain.coef_, rtol=1e-5)
+    # of the largest: margins and residuals round to the dtype
+    np.testing.assert_allclose(owned.coef_, plain.coef_, atol=1e-5 * np.abs(plain.coef_).max())
     model = DPLinearRegression(**COMMON, target_bound=2.0, solver="sufficient-statistics")
     plain_sums = model.fit(X, T).coef_
     np.testing.assert_allclose(model.fit(X, T, persons=alone).coef_, plain_sums, rtol=1e-9)

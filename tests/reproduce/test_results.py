@@ -223,7 +223,7 @@ def test_constants_of_defaults_are_those_that_were_chosen() -> None:
     step = solving.MOMENTUM_STEP
     assert best == {
         "DPLogisticRegression": {
-            "clipped_share": linear_fit.CLIPPED_SHARE,
+            "clipped_share": linear_fit.MOMENTUM_SHARE,
             "largest_step": step["logistic"],
             "tolerance": solving.TOLERANCE,
         },
@@ -236,7 +236,7 @@ def test_constants_of_defaults_are_those_that_were_chosen() -> None:
         "DPLinearRegression, auto": {"sharp": solving.SHARP},
         "DPSGDClassifier": {
             "rate": network_fit.NetworkFit._rate,
-            "clip_norm": networks.DPSGDClassifier().clip_norm,
+            "clip": network_fit.CLIP,
             "epochs": networks.DPSGDClassifier().epochs,
         },
         "DPSGDRegressor": {

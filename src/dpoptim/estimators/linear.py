@@ -7,9 +7,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
-from dpoptim.estimators.linear_fit import LinearFit
+from dpoptim.estimators.linear_fit import LinearFit, Run
 from dpoptim.estimators.persons import owners_of
 from dpoptim.estimators.shards import all_ranks, classes_of_all, own_part
 from dpoptim.estimators.table import (
@@ -19,7 +23,9 @@ from dpoptim.estimators.table import (
     one_label_a_row,
     public_weights,
 )
+from dpoptim.estimators.target_spread import WHOLE, can_be_narrowed, solve_in_part
 from dpoptim.estimators.weights import weights_of_rows
+from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.target_range import TargetBound, TargetRange
 
@@ -151,7 +157,9 @@ class DPLinearRegression(FitsNumbers, LinearFit):
             scatter; they draw predictions of skewed targets towards the median.
         solver: as for `DPLogisticRegression`, or ``"sufficient-statistics"`` (noisy sums of x x^T
             and x y, for a squared loss); ``"auto"`` takes these where data is plenty, else
-            ``"momentum-gd"``.
+            ``"momentum-gd"``. For a squared loss without ``clip_norm`` it first spends up to a
+            tenth of the budget's mu^2 on where targets lie in their range, if there are records
+            enough to tell, and learns in that part: three standard deviations about their mean.
 
     The other arguments, and the **Guarantee**, as for `DPLogisticRegression`. The loss is
     minimised for targets scaled to [-1, 1]: ``target_bound``, or half the range, is their unit.
@@ -170,7 +178,8 @@ class DPLinearRegression(FitsNumbers, LinearFit):
     target_bound: TargetBound | None = None
     loss: Literal["squared", "huber"] = "squared"
     huber_delta: float = 0.5
-    _targets: TargetRange = field(init=False)  # those of the chunks so far
+    _allowed: TargetRange = field(init=False)  # of the chunks so far
+    _part: TargetRange = field(init=False)  # of that, in which the weights were learnt
 
     def _learn(self, given: Given) -> None:
         with all_ranks() as ranks:
@@ -178,15 +187,17 @@ class DPLinearRegression(FitsNumbers, LinearFit):
             scaled, allowed = bounded_targets(given.y, self.target_bound, rows=len(x))
             if self.loss not in ("squared", "huber"):
                 raise ValueError(f"loss must be 'squared' or 'huber', got {self.loss!r}.")
-            if given.chunk and hasattr(self, "_chunks") and allowed != self._targets:
+            if given.chunk and hasattr(self, "_chunks") and allowed != self._allowed:
                 raise ValueError(
-                    f"target_bound={allowed} must stay {self._targets}, the unit of earlier "
-                    "chunks; or call fit anew."
+                    f"target_bound={allowed} must stay {self._allowed}, as in earlier chunks; or "
+                    "call fit anew."
                 )
             owners = owners_of(x, given.persons, self.rows_per_person)
             weights = weights_of_rows(given.weights, rows=len(x), most=self.weight_bound)
             x, scaled, weights = own_part(self, x, scaled, weights, owners, ranks)
-            self._targets = allowed
+            if allowed != getattr(self, "_allowed", None):
+                self._part = WHOLE
+            self._allowed = allowed
             model = LinearModel(
                 self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta
             )
@@ -194,8 +205,45 @@ class DPLinearRegression(FitsNumbers, LinearFit):
                 model, x, scaled, (), ranks, chunk=given.chunk, weights=weights, owners=owners
             )
         coefficients, intercept = self._split(solution)
-        self.coef_ = coefficients[0] * allowed.half
-        self.intercept_ = float(allowed.unscaled(intercept[0]))
+        targets = allowed.part(self._part)
+        self.coef_ = coefficients[0] * targets.half
+        self.intercept_ = float(targets.unscaled(intercept[0]))
+
+    def _solved(
+        self,
+        run: Run,
+        data: tuple[Any, ...],
+        budget: Budget,
+        ledger: Ledger | None,
+        ranks: Ranks,
+        *,
+        anew: bool,
+    ) -> tuple[Tensor, Guarantee]:
+        """By default in the part of the range that targets take up, found within the budget.
+
+        Weights that are gone on from keep to the part they were learnt in, which is released.
+        """
+        if anew:
+            self._part = WHOLE
+        by_itself = self.solver == "auto" and self.loss == "squared" and self.clip_norm is None
+        if (
+            anew
+            and by_itself
+            and can_be_narrowed(budget, ranks.added(len(data[1])), self.neighboring)
+        ):
+            weights, guarantee, self._part = solve_in_part(
+                run,
+                data,
+                budget,
+                neighboring=self.neighboring,
+                ledger=ledger,
+                noise_seed=self.noise_seed,
+                ranks=ranks,
+            )
+            return weights, guarantee
+        if self._part != WHOLE:  # targets may be many: no copy without need
+            data = (data[0], self._part.scaled(data[1]), *data[2:])
+        return run(data=data, budget=budget, ledger=ledger, ranks=ranks)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of shape (n,)."""

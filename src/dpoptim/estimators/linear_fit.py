@@ -1,7 +1,8 @@
 """Base of the linear estimators: bounded rows in, weights and a guarantee out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import stated_delta
 from dpoptim.arguments import bound, positive_number, real_number, whole_number
 from dpoptim.data.sparse_rows import SparseRows, rows_at_once
@@ -18,7 +21,7 @@ from dpoptim.estimators.persons import of_persons, per_person, units_in
 from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
-from dpoptim.estimators.solving import solve
+from dpoptim.estimators.solving import is_cross_entropy, solve
 from dpoptim.estimators.table import ClippedRows, public_norm, table
 from dpoptim.estimators.weights import notes_of_weights, parts_of_data
 from dpoptim.noise.stream import key_stream
@@ -27,9 +30,13 @@ from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.training.batches.privacy_units import Persons
 
+Run = Callable[..., tuple[torch.Tensor, Guarantee]]
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by
 # default
 CLIPPED_SHARE = 0.1
+# the same of gradient descent with momentum, the default, for cross-entropy. Records that a model
+# is wrong about are clipped first, so less makes probabilities too sure, and more is noise.
+MOMENTUM_SHARE = 0.2
 SQUARED_SHARE = 0.1  # of a squared loss
 
 
@@ -108,17 +115,18 @@ class LinearFit(PrivateSettings):
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
         largest = model.lipschitz(radius)
-        default = CLIPPED_SHARE * largest if np.isfinite(largest) else SQUARED_SHARE * radius
+        by_momentum = self.solver in ("auto", "momentum-gd") and is_cross_entropy(model)
+        share = MOMENTUM_SHARE if by_momentum else CLIPPED_SHARE
+        default = share * largest if np.isfinite(largest) else SQUARED_SHARE * radius
         clip_norm = default if self.clip_norm is None else bound("clip_norm", self.clip_norm)
         start, added = self._start(model, earlier)
         said = (*said, *added, *notes_of_weights(weights))
         rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
         budget = Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon))
-        solution, guarantee = solve(
+        run = partial(
+            solve,
             self.solver,
             model,
-            parts_of_data(rows, y, shares, weights),
-            budget,
             radius=radius,
             clip_norm=clip_norm,
             weight_bound=self.weight_bound,
@@ -130,10 +138,11 @@ class LinearFit(PrivateSettings):
             options=self.solver_options,
             start=start,
             neighboring=self.neighboring,
-            ledger=None if self.ledger is None else self.ledger.of_units(unit.name),
             noise_seed=self.noise_seed,
-            ranks=ranks,
         )
+        ledger = None if self.ledger is None else self.ledger.of_units(unit.name)
+        data = parts_of_data(rows, y, shares, weights)
+        solution, guarantee = self._solved(run, data, budget, ledger, ranks, anew=start is None)
         # another processor may have rounded the last step otherwise
         solution, guarantee = ranks.from_first(lambda: (solution, guarantee))
         if self.data_norm is None:
@@ -157,6 +166,24 @@ class LinearFit(PrivateSettings):
         fit = Fit(budget.event(self.neighboring), guarantee, n)
         self.privacy_ = ranks.from_first(lambda: self._counted(fit))
         return self._weights
+
+    def _solved(
+        self,
+        run: Run,
+        data: tuple[Any, ...],
+        budget: Budget,
+        ledger: Ledger | None,
+        ranks: Ranks,
+        *,
+        anew: bool,
+    ) -> tuple[torch.Tensor, Guarantee]:
+        """The weights that a solver finds, and what they cost.
+
+        Args:
+            run: `solve` with all settings but data and budget, ledger and ranks.
+            anew: whether it starts from public weights.
+        """
+        return run(data=data, budget=budget, ledger=ledger, ranks=ranks)
 
     def _split(
         self, weights: NDArray[np.float64]

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
+from dpoptim.accounting.gaussian import gdp_mu
 from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
 from dpoptim.arguments import bound, one_of, real_number, whole_number
 from dpoptim.data.sparse_rows import rows_at_once
@@ -51,6 +53,10 @@ Activation = Literal["tanh", "relu", "gelu"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 
 
+# The clip norm where noise is as long as it, and its limits; the first is from
+# benchmarks/choose_defaults.py.
+CLIP = 1.2
+LEAST_CLIP, MOST_CLIP = 1.0, 6.0
 ROWS_AT_A_TIME = 4096  # in training and in prediction, at most
 
 
@@ -69,7 +75,8 @@ class NetworkFit(PrivateSettings):
     learning_rate: float | None = None
     momentum: float | None = None
     betas: tuple[float, float] | None = None
-    clip_norm: Any = 1.0  # a number; policies are refused, with the setting to take
+    # a number; policies are refused, with the setting to take. None: see `clip_by_noise`
+    clip_norm: Any = None
     iterate: Iterate = "average"
     projection: float | None = None
     method: str = "dp-sgd"
@@ -105,12 +112,14 @@ class NetworkFit(PrivateSettings):
         n = public_number_of_records(self.n, units, self.neighboring)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         norm = public_norm(self.data_norm, features)
-        plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))
-        plan = replace(plan, unit=unit)
-        said = (*said, *notes_of_weights(weights))
+        epsilon = real_number("epsilon", self.epsilon)
         one_of("activation", self.activation, get_args(Activation))
         last = self._last(features, outputs) if self.warm_start or earlier is not None else None
         network = self._new(features, outputs) if last is None else last
+        parameters = sum(p.numel() for p in network.parameters())
+        plan = self._plan(n, delta, epsilon=epsilon, parameters=parameters)
+        plan = replace(plan, unit=unit)
+        said = (*said, *notes_of_weights(weights))
         if earlier is None and last is not None:
             said = (
                 *said,
@@ -123,7 +132,7 @@ class NetworkFit(PrivateSettings):
                 "constants",
             )
         by = optimizer(self.optimizer, momentum=self.momentum, betas=self.betas)
-        start = self._learning_rate(plan, sum(p.numel() for p in network.parameters()), by)
+        start = self._learning_rate(plan, parameters, by)
         stepper = by.make(network.parameters(), start)
         rate = PlannedRate(stepper, start, plan)
         one_of("iterate", self.iterate, get_args(Iterate))
@@ -170,8 +179,12 @@ class NetworkFit(PrivateSettings):
         *,
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
+        parameters: int = 1,
     ) -> Plan:
-        """The plan of a fit on ``n`` records, by its ``epsilon`` or its ``noise_multiplier``."""
+        """The plan of a fit on ``n`` records, by its ``epsilon`` or its ``noise_multiplier``.
+
+        By the number of ``parameters`` goes a clip norm that nobody has set, and no price.
+        """
         chosen = entry(self.method)
         if chosen.solver:
             raise ValueError(
@@ -184,7 +197,11 @@ class NetworkFit(PrivateSettings):
                 "clip_norm must be a number, by which the learning rate goes; one that changes is "
                 f"the method's. Fix: method_options={{'clip_norm': {self.clip_norm!r}}}."
             )
-        clip_norm = real_number("clip_norm", self.clip_norm)
+        clip_norm = 1.0
+        if self.clip_norm is not None:
+            clip_norm = real_number("clip_norm", self.clip_norm)
+        elif epsilon is not None and epsilon > 0:  # else refused below
+            clip_norm = clip_by_noise(n, parameters, gdp_mu(epsilon, delta))
         made: TrainingMethod = chosen.make(**{"clip_norm": clip_norm} | settings)
         return made.plan(
             n=n,
@@ -210,7 +227,10 @@ class NetworkFit(PrivateSettings):
             return self._rate * adaptive_learning_rate(parameters, plan.steps, lasting)
         noise = noise_to_signal(effective_noise(plan), parameters, plan.batch_size)
         rate = learning_rate(noise, plan.batch_size, plan.steps, by.momentum)
-        return self._rate * rate / real_number("clip_norm", self.clip_norm)
+        clip_norm = getattr(plan.method, "clip_norm", 1.0)
+        if not isinstance(clip_norm, Real):  # a policy
+            clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
+        return self._rate * rate / float(clip_norm)
 
     def epsilon_after(
         self, events: Sequence[dp_accounting.DpEvent], *, n: int, epsilon: float, delta: float
@@ -275,6 +295,17 @@ class NetworkFit(PrivateSettings):
         step = rows_at_once(self.n_features_in_, ROWS_AT_A_TIME)
         parts = (rows[start : start + step] for start in range(0, len(rows), step))
         return np.concatenate([network(torch.from_numpy(part).double()).numpy() for part in parts])
+
+
+def clip_by_noise(n: int, parameters: int, mu: float) -> float:
+    """A clip norm for cross-entropy, from public numbers: more where there is less noise.
+
+    Gradients of records that a network is wrong about are the longest, so clipping bends what it
+    learns towards scores that are too sure. Noise grows with the clip norm, from
+    ``sqrt(parameters) / (mu n)`` of it, whatever the steps. Two digits.
+    """
+    noise = math.sqrt(parameters) / (mu * n)
+    return float(f"{min(MOST_CLIP, max(LEAST_CLIP, CLIP / noise ** (1 / 3))):.2g}")
 
 
 def linear_layers(network: nn.Sequential) -> list[nn.Linear]:

@@ -48,7 +48,8 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
             numbers.
         momentum: of SGD; None: 0.9.
         betas: of Adam and AdamBC; None: (0.9, 0.999).
-        clip_norm: bound on each record's gradient.
+        clip_norm: bound on each record's gradient. None: from public numbers, 1 to 6, more where
+            there is less noise, since clipping makes probabilities too sure.
         iterate: what the network ends with: ``"average"``, the mean of the last half of the
             iterates; ``"last"``; or ``"random"``, one that coins choose among those that steps
             left.

@@ -13,7 +13,7 @@ from torch import nn
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.data import Data
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
-from dpoptim.estimators.linear_fit import CLIPPED_SHARE
+from dpoptim.estimators.linear_fit import MOMENTUM_SHARE
 from dpoptim.files import make_folder, write_atomically
 from dpoptim.runs.command import open_ledger
 from dpoptim.runs.inputs import load
@@ -72,7 +72,7 @@ def grid_of(texts: Sequence[str] | None, data: Data, estimator: Any) -> dict[str
 
 def usual_clip(data: Data) -> float:
     """The estimators' own clip norm, up to the factor of the loss."""
-    return CLIPPED_SHARE * math.hypot(row_norm(data), 1.0)
+    return MOMENTUM_SHARE * math.hypot(row_norm(data), 1.0)
 
 
 def estimator_for(data: Data, rows_per_person: int) -> Any:

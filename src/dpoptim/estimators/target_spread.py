@@ -1,0 +1,168 @@
+"""The part of their public range that targets take up, found by a small part of a budget.
+
+Noise is as large as the public range allows, so a model of targets that take up a hundredth of it
+learns from a hundredth of the signal. Where they lie, and how they scatter, is private; their mean
+and mean square are two sums, which are released in a few rounds, each in the range that the one
+before has left.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.distributed.rank_signals import RELEASE
+from dpoptim.distributed.ranks import ALONE, Ranks
+from dpoptim.gate import FilteredGate
+from dpoptim.gate.choices import event_ahead
+from dpoptim.noise.stream import key_stream
+from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.releases import PLANNED
+from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, guarantee_of
+from dpoptim.target_range import TargetRange
+
+SHARE = 0.1  # of a budget's mu^2, at most
+ROUNDS = 3
+# Half a range in standard deviations of targets, those that noise could add to them included.
+DEVIATIONS = 3.0
+# of (z, z^2 - 1/2) for |z| <= 1: its longest are at the ends
+LONGEST = math.sqrt(1.25)
+WHOLE = TargetRange(0.0, 1.0)
+
+
+def can_be_narrowed(budget: Budget, n: int, neighboring: str) -> bool:
+    """Whether noise of the first round would leave less than the whole range; public."""
+    return DEVIATIONS**2 * noise_of_mean(budget.gdp, n, neighboring) < 1
+
+
+def noise_of_mean(mu: float, n: int, neighboring: str) -> float:
+    """Standard deviation of a round's noise on a mean over n records."""
+    bound = neighbours_differ_by(neighboring) * LONGEST
+    return bound / (mu * math.sqrt(SHARE / ROUNDS) * n)
+
+
+def solve_in_part(
+    run: Callable[..., tuple[Tensor, Guarantee]],
+    data: tuple[Any, ...],
+    budget: Budget,
+    *,
+    neighboring: str,
+    ledger: Ledger | None,
+    noise_seed: int | None,
+    ranks: Ranks = ALONE,
+) -> tuple[Tensor, Guarantee, TargetRange]:
+    """Find the range that targets take up, then train on targets scaled to it, in one reservation.
+
+    Args:
+        run: a solver, which takes data and budget, ledger and ranks.
+        data: as `solve` takes it, targets in [-1, 1].
+        ledger: where the whole budget is charged, once, before the first release.
+
+    Returns:
+        the weights, what all of it cost, and the range, whose ends are the weights' -1 and 1.
+
+    Raises:
+        ValueError, TypeError: what the solver refuses, before anything is charged.
+
+    **Guarantee.** The budget's. Rounds and solver are adaptive Gaussian releases, whose mu^2 add up
+    to at most that of the budget; what is left for the solver is decided by what was released.
+    """
+    x, y, *rest = data
+    n = ranks.added(len(y))
+    if len(y):
+        first = tuple(each[:1] for each in data)
+        event_ahead(
+            lambda trial: run(data=first, budget=budget, ledger=trial, ranks=ALONE), neighboring
+        )
+    gate = FilteredGate(
+        mu=budget.gdp,
+        neighboring=neighboring,
+        ledger=ranks.ledger(Ledger(neighboring=neighboring) if ledger is None else ledger),
+        noise=key_stream(noise_seed, "range of targets"),
+        label="estimator, range of targets, auto",
+    )
+    part = spread_of_targets(gate, y, rest[0] if rest else None, n, ranks)
+    left = PLANNED * math.sqrt(budget.gdp**2 - gate.filter.spent**2)
+    gate.open(left)
+    gate.count(left)
+    weights, _ = run(
+        data=(x, part.scaled(y), *rest),
+        budget=Budget(delta=budget.delta, mu=left),
+        ledger=None,  # it is paid for
+        ranks=ranks,
+    )
+    gate.finish()
+    return weights, guarantee_of(gate, budget.delta, noise_seed=noise_seed), part
+
+
+def spread_of_targets(
+    gate: FilteredGate,
+    y: NDArray[np.float64],
+    shares: NDArray[np.float64] | None,
+    n: int,
+    ranks: Ranks = ALONE,
+) -> TargetRange:
+    """The range about the mean of targets in [-1, 1]; the whole one where noise hides it.
+
+    A range is never wider than the one before it, and where public numbers say that a round cannot
+    narrow it, nothing is released for that.
+
+    Args:
+        gate: of the whole fit; it is charged for at most `SHARE` of its mu^2.
+        y: this rank's targets in [-1, 1], (records,) or (records, rows); private.
+        shares: of the rows of records that have several, which add up to 1; else not read.
+        n: records of all ranks, public.
+
+    **Guarantee.** All rounds together are GDP of `SHARE` of the gate's mu^2, whatever y holds: a
+    record adds (z, z^2 - 1/2) to a round's sum, z its target within the last range, released
+    before, and cut to [-1, 1]; that is at most sqrt(5)/2 long, and so is a mean over its rows.
+    """
+    mu = gate.filter.mu * math.sqrt(SHARE / ROUNDS)
+    bound = LONGEST * BOUND_ROUNDING
+    noise = noise_of_mean(gate.filter.mu, n, gate.neighboring)
+    found = WHOLE
+    for number in range(ROUNDS):
+        if DEVIATIONS**2 * noise >= 1:  # if they all were the same
+            break
+        own = torch.from_numpy(bounded_sum(Terms(y, shares, found), LONGEST))
+        ranks.begin(RELEASE, number)
+        gate.open(mu)
+        total = ranks.total(own)
+        released = ranks.from_first(partial(gate.release_sum, total, norm_bound=bound, mu=mu))
+        if ranks.rank > 0:
+            gate.count(mu)
+        mean, square = (released / n).tolist()
+        variance = max(0.0, square + 0.5 - mean**2)
+        half = DEVIATIONS * math.sqrt(variance + noise)
+        if half >= 1:
+            break
+        found = found.part(TargetRange(mean, half))
+    return found
+
+
+class Terms:
+    """(z, z^2 - 1/2) of each record, made as rows are asked for; arguments as above."""
+
+    def __init__(
+        self, y: NDArray[np.float64], shares: NDArray[np.float64] | None, within: TargetRange
+    ) -> None:
+        self._y, self._shares, self._range = y, shares, within
+        self.shape = (len(y), 2)
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def __getitem__(self, rows: slice) -> NDArray[np.float64]:
+        z = self._range.scaled(self._y[rows])
+        terms = np.stack([z, np.square(z) - 0.5], axis=-1)
+        if self._shares is None or z.ndim == 1:
+            return terms
+        mean: NDArray[np.float64] = (terms * self._shares[rows][..., None]).sum(1)
+        return mean

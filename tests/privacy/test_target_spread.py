@@ -1,0 +1,70 @@
+"""Tries to falsify what is promised of the range that targets take up."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dpoptim import Ledger
+from dpoptim.audit.statistics import shifts_seen
+from dpoptim.estimators import target_spread
+from dpoptim.estimators.target_spread import ROUNDS, SHARE, spread_of_targets
+from dpoptim.gate import FilteredGate
+from dpoptim.noise.stream import key_stream
+from dpoptim.target_range import TargetRange
+
+MU = 2.0
+N = 3_000
+OTHERS = np.full(N - 1, 0.25)
+HOSTILE = [1.0, -1.0, 0.0, 0.25, 0.9, math.nan, math.inf, -1e300]
+Seen = list[tuple[Tensor, float]]
+
+
+def sums_of(
+    y: np.ndarray, shares: np.ndarray | None = None, released: Sequence[Tensor] | None = None
+) -> Seen:
+    """What the rounds hand to the gate, and the noise that it would add."""
+    with Ledger(neighboring="zero-out") as ledger, shifts_seen(released) as seen:
+        gate = FilteredGate(
+            mu=MU, neighboring="zero-out", ledger=ledger, noise=key_stream(0, "test"), label="test"
+        )
+        spread_of_targets(gate, y, shares, N)
+        assert gate.filter.spent <= MU * math.sqrt(SHARE) * (1 + 1e-9)
+    return seen
+
+
+def mu_of(record: float) -> float:
+    """The mu that a record really has in all rounds, given what they released without it."""
+    absent = sums_of(OTHERS)
+    present = sums_of(np.append(OTHERS, record), released=[total for total, _ in absent])
+    assert len(absent) == ROUNDS
+    return math.hypot(
+        *(
+            float((after - before).norm()) / deviation
+            for (before, deviation), (after, _) in zip(absent, present, strict=True)
+        )
+    )
+
+
+def test_one_target_moves_all_rounds_by_their_share() -> None:
+    claimed = MU * math.sqrt(SHARE)
+    assert 0.99 * claimed < max(map(mu_of, HOSTILE)) <= claimed * (1 + 1e-9)
+
+
+def test_targets_that_a_narrowed_range_does_not_cut_are_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TargetRange, "scaled", lambda self, y: (y - self.middle) / self.half)
+    monkeypatch.setattr(target_spread, "bounded_sum", lambda rows, bound: rows[:].sum(0))
+    assert mu_of(0.9) > MU * math.sqrt(SHARE)
+
+
+def test_rows_of_a_person_count_by_their_mean() -> None:
+    y = np.random.default_rng(0).uniform(-1, 1, (40, 3))
+    y[0] = 1.0
+    shares = np.full(y.shape, 1 / 3)
+    moved = sums_of(y, shares)[0][0] - sums_of(y[1:], shares[1:])[0][0]
+    torch.testing.assert_close(moved, torch.tensor([1.0, 0.5]).double(), atol=1e-6, rtol=0)
