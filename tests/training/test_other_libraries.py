@@ -255,7 +255,7 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     opacus_optimizer: r"Opacus' DPOptimizer.*Fix: give dpoptim\.attach your own",
     optimizer_of_another_library: r"got .*\.NotTorchs\. Fix: .*OptimWrapper",
     loader_of_their_own: r"without a batch.*Fix: .*iterate over private\.batches\(\)",
-    loop_over_epochs: r"all 4 planned steps are done.*Fix: .*islice\(steps",
+    loop_over_epochs: r"all 4 planned steps are done.*Fix: .*private\.epochs\(\)",
     unfrozen_between: r"'weight' was unfrozen.*Fix: .*attach again",
     sampled_stream: r"train_set is a stream.*samples records by index.*Fix: dpoptim\.DPFTRL",
     shuffled_stream: r'train_set is a stream.*order="shuffled".*Fix: dpoptim\.DPFTRL',
