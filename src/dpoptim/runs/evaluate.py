@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,13 +26,13 @@ from dpoptim.evaluation import (
     evaluate_regressor,
 )
 from dpoptim.evaluation.evaluate import APART, LABEL
+from dpoptim.plan import Plan
 from dpoptim.printable import printable
 from dpoptim.runs.evaluations import (
     TRAINING,
     Evaluation,
     Records,
     evaluated,
-    plan_in,
     read_evaluations,
     together,
 )
@@ -104,7 +105,8 @@ def evaluate_run(
         )
     file = model_file(run)
     folder = file.parent
-    together(read_evaluations(folder)["evaluations"], plan_in(folder))  # which comes after this one
+    together(read_evaluations(folder)["evaluations"])  # to which this one is added
+    training = event_of_training(folder)
     try_writing(folder)
     model = hashlib.sha256(file.read_bytes()).hexdigest()
     unit = "record" if saved.encoding.person is None else "person"
@@ -144,6 +146,7 @@ def evaluate_run(
         None if ledger is None else entry,
         model,
         datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        training if kind == "training" else None,
     )
 
 
@@ -192,6 +195,12 @@ def training_of(folder: Path) -> tuple[str | None, str | None]:
         found = json.loads(read_text(folder / "tune.json"))
         return found.get("data"), found.get("reservation")
     return None, None
+
+
+def event_of_training(folder: Path) -> dp_accounting.DpEvent | None:
+    """Event of the training, where its run directory has a plan."""
+    path = folder / "plan.json"
+    return read_document(path, Plan.from_json).event if path.is_file() else None
 
 
 @contextmanager
