@@ -165,3 +165,21 @@ def test_digests_of_another_form_are_named(tmp_path: Path, files: Any) -> None:
     (folder / "certificate.json").write_text(json.dumps(with_digest(document)))
     said = CliRunner().invoke(app, ["verify", str(folder)])
     assert "certificate lacks entries or has wrong ones" in re.sub(r"\s+", " ", said.output)
+
+
+def test_scores_are_written_down_before_they_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that was killed in between once left scores that only its reader knew of."""
+    folder = saved(tmp_path / "run")
+    found, kept = evaluation(None), []
+    monkeypatch.setattr("dpoptim.runs.evaluate.evaluate_run", lambda *a, **k: found)
+    monkeypatch.setattr("dpoptim.runs.saved_model.load_model", lambda _: small_run())
+    monkeypatch.setattr("dpoptim.runs.saved_model.model_file", lambda run: run / "model.pt")
+    monkeypatch.setattr(
+        "dpoptim.commands.evaluate.say", lambda _: kept.append((folder / NAME).exists())
+    )
+    monkeypatch.setattr(type(small_run()), "class_names", ("no", "yes"), raising=False)
+    arguments = ["evaluate", str(folder), "h.csv", "--epsilon", "1", "--delta", "1e-5"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert kept[0]

@@ -148,7 +148,10 @@ def check_evaluations(
     if foreign:
         found.open.append(f"of these evaluations {len(foreign)} are of another model")
     scores = ", ".join(f"{said} {score}" for said, score in map(headline, entries))
-    found.open.append(f"{NAME}: the scores stand there alone (dpoptim sign): {scores}")
+    found.open.append(
+        f"{NAME}: scores, what their records were, and that there were no others stand there alone "
+        f"(dpoptim sign): {scores}"
+    )
 
 
 def same_sum(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
