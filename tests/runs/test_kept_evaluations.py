@@ -18,6 +18,7 @@ from dpoptim.documents import sha256_of, with_digest
 from dpoptim.evaluation import evaluate_classifier
 from dpoptim.runs import evaluation_section
 from dpoptim.runs.certificate import write_certificate
+from dpoptim.runs.evaluate import training_of
 from dpoptim.runs.evaluation_section import NO_EVALUATION, keep
 from dpoptim.runs.evaluations import NAME, Evaluation, Records, evaluated, together
 from dpoptim.runs.result import LedgerEntry
@@ -165,6 +166,13 @@ def test_digests_of_another_form_are_named(tmp_path: Path, files: Any) -> None:
     (folder / "certificate.json").write_text(json.dumps(with_digest(document)))
     said = CliRunner().invoke(app, ["verify", str(folder)])
     assert "certificate lacks entries or has wrong ones" in re.sub(r"\s+", " ", said.output)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "3"])
+def test_a_damaged_search_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tune.json").write_text(text)
+    with pytest.raises(ValueError, match=r"tune\.json: it is damaged"):
+        training_of(tmp_path)
 
 
 def test_scores_are_written_down_before_they_are_shown(

@@ -40,7 +40,7 @@ from dpoptim.runs.outcome import try_writing
 from dpoptim.runs.predict import outputs_of
 from dpoptim.runs.result import LedgerEntry
 from dpoptim.runs.saved_model import SavedModel, load_model, model_file
-from dpoptim.runs.verify import read_certificate, read_document, read_text
+from dpoptim.runs.verify import read_certificate, read_document
 from dpoptim.statistics import ask_first
 from dpoptim.target_range import TargetRange
 
@@ -192,9 +192,20 @@ def training_of(folder: Path) -> tuple[str | None, str | None]:
         written = read_document(folder / "certificate.json", read_certificate)
         return written["data"]["name"], (written["ledger"] or {}).get("reservation")
     if (folder / "tune.json").is_file():
-        found = json.loads(read_text(folder / "tune.json"))
+        found = read_document(folder / "tune.json", read_search)
         return found.get("data"), found.get("reservation")
     return None, None
+
+
+def read_search(text: str) -> dict[str, Any]:
+    """The outcome of a search. ValueError for a text that is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("it is damaged. Fix: give the folder that `dpoptim tune --out` wrote.")
+    return found
 
 
 def event_of_training(folder: Path) -> dp_accounting.DpEvent | None:
