@@ -36,7 +36,7 @@ def collate_records(records: list[Any]) -> Any:
         if str(error).startswith("default_collate"):
             raise
         raise PrivacyError(
-            "records of train_set make no batch: they have tensors of different shapes, values of "
+            "the records make no batch: they have tensors of different shapes, values of "
             "different kinds, or other entries than the first. Fix: dpoptim.attach(..., "
             "collate_fn=...), which pads each record to the same length; or a data set whose "
             "records are all made alike."
