@@ -704,8 +704,13 @@ def test_a_sum_of_which_one_term_has_a_factor_is_a_sum(noisy: bool) -> None:
     assert private.steps_done == 4
 
 
-@pytest.mark.parametrize(("reduction", "told"), [("mean", 1), ("sum", 0), ("none", 0)])
-def test_a_mean_over_a_large_batch_tells_what_rounding_takes(reduction: str, told: int) -> None:
+@pytest.mark.parametrize(
+    ("reduction", "bare", "told"),
+    [("mean", False, 1), ("mean", True, 1), ("sum", False, 0), ("none", False, 0)],
+)
+def test_a_mean_over_a_large_batch_tells_what_rounding_takes(
+    reduction: str, bare: bool, told: int
+) -> None:
     data = TensorDataset(torch.randn(20_000, 2), torch.randint(2, (20_000,)))
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -716,7 +721,8 @@ def test_a_mean_over_a_large_batch_tells_what_rounding_takes(reduction: str, tol
     ):
         warnings.simplefilter("always")
         for x, y in private.batches(fixed_shape=False):
-            private.backward(F.cross_entropy(model(x), y, reduction=reduction))
+            losses = F.cross_entropy(model(x), y, reduction=reduction)
+            losses.backward() if bare else private.backward(losses)
             optimizer.step()
             optimizer.zero_grad()
     said = [str(each.message) for each in caught if "of the clip norm" in str(each.message)]

@@ -53,6 +53,18 @@ def test_there_are_as_many_as_the_plan_goes_through_the_data_set() -> None:
     assert private.steps_done == 10
 
 
+def test_batches_that_grow_make_as_many_epochs_as_the_plan_says() -> None:
+    """Of a step's first size there would be 2."""
+    model = torch.nn.Linear(3, 2)
+    plan = dpoptim.DPSGD(clip_norm=1.0, batch_schedule=((5, 3),)).plan(
+        n=40, batch_size=8, steps=10, noise_multiplier=1.0, delta=1e-3
+    )
+    data = TensorDataset(torch.randn(40, 3), torch.randint(2, (40,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = dpoptim.attach(plan, model, optimizer, data)
+    assert len(private.epochs()) == round(plan.epochs) == 4
+
+
 def test_fewer_steps_than_an_epoch_are_one() -> None:
     private, _ = attached(steps=2)
     assert [epoch.steps for epoch in private.epochs()] == [2]

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -163,10 +164,15 @@ def test_a_record_that_is_none_is_named_before_the_charge_or_in_its_batch() -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
-def test_records_that_make_no_batch_do_not_tell_how_long_they_are(options: dict[str, Any]) -> None:
-    data = [torch.zeros(length) for length in range(40)]
+@pytest.mark.parametrize("mixed", [False, True])
+def test_records_that_make_no_batch_do_not_tell_how_long_they_are(
+    options: dict[str, Any], mixed: bool
+) -> None:
+    """Nor, where one is of another kind, its place in the batch, as torch does."""
+    lengths = [torch.zeros(length) for length in range(40)]
+    data = [torch.zeros(3), 3.5] * 20 if mixed else lengths
     with pytest.raises(dpoptim.PrivacyError, match="collate_fn") as caught:
         for _ in lazily_loaded(data, 1, **options):  # type: ignore[arg-type]
             pass
     assert "[" not in str(caught.value).split("collate_fn")[-1]
-    assert "equal size" not in str(caught.value)
+    assert not re.search("equal size|element|numel", str(caught.value).split("PrivacyError")[-1])

@@ -79,12 +79,14 @@ def evaluate(
             confidence=confidence,
             noise_seed=noise_seed,
         )
-        if as_json:
-            print(json.dumps(found.to_json(), indent=2, allow_nan=False))
-        else:
-            say(found.scores)
         folder = model_file(run).parent
-        drawn = keep(folder, found, load_model(run).class_names)
+        try:  # first: nobody is to see scores that are written down nowhere
+            drawn = keep(folder, found, load_model(run).class_names)
+        finally:  # they were paid for
+            if as_json:
+                print(json.dumps(found.to_json(), indent=2, allow_nan=False))
+            else:
+                say(found.scores)
         if as_json:
             return
         say(f"kept      {folder / NAME}")

@@ -34,7 +34,7 @@ def with_steps_of(plan: Plan, argument: Any) -> Any:
 
 def warn_of_other_epochs(plan: Plan, epochs: float) -> None:
     """Warn of a number of epochs that was chosen and is not the plan's, which counts."""
-    passes = plan.steps * plan.batch_size / plan.n
+    passes = plan.epochs
     chosen = epochs != transformers.TrainingArguments.num_train_epochs
     if chosen and abs(epochs - passes) > plan.batch_size / plan.n + 0.01 * passes:
         warnings.warn(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,13 +26,13 @@ from dpoptim.evaluation import (
     evaluate_regressor,
 )
 from dpoptim.evaluation.evaluate import APART, LABEL
+from dpoptim.plan import Plan
 from dpoptim.printable import printable
 from dpoptim.runs.evaluations import (
     TRAINING,
     Evaluation,
     Records,
     evaluated,
-    plan_in,
     read_evaluations,
     together,
 )
@@ -39,7 +40,7 @@ from dpoptim.runs.outcome import try_writing
 from dpoptim.runs.predict import outputs_of
 from dpoptim.runs.result import LedgerEntry
 from dpoptim.runs.saved_model import SavedModel, load_model, model_file
-from dpoptim.runs.verify import read_certificate, read_document, read_text
+from dpoptim.runs.verify import read_certificate, read_document
 from dpoptim.statistics import ask_first
 from dpoptim.target_range import TargetRange
 
@@ -104,7 +105,8 @@ def evaluate_run(
         )
     file = model_file(run)
     folder = file.parent
-    together(read_evaluations(folder)["evaluations"], plan_in(folder))  # which comes after this one
+    together(read_evaluations(folder)["evaluations"])  # to which this one is added
+    training = event_of_training(folder)
     try_writing(folder)
     model = hashlib.sha256(file.read_bytes()).hexdigest()
     unit = "record" if saved.encoding.person is None else "person"
@@ -144,6 +146,7 @@ def evaluate_run(
         None if ledger is None else entry,
         model,
         datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        training if kind == "training" else None,
     )
 
 
@@ -189,9 +192,26 @@ def training_of(folder: Path) -> tuple[str | None, str | None]:
         written = read_document(folder / "certificate.json", read_certificate)
         return written["data"]["name"], (written["ledger"] or {}).get("reservation")
     if (folder / "tune.json").is_file():
-        found = json.loads(read_text(folder / "tune.json"))
+        found = read_document(folder / "tune.json", read_search)
         return found.get("data"), found.get("reservation")
     return None, None
+
+
+def read_search(text: str) -> dict[str, Any]:
+    """The outcome of a search. ValueError for a text that is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("it is damaged. Fix: give the folder that `dpoptim tune --out` wrote.")
+    return found
+
+
+def event_of_training(folder: Path) -> dp_accounting.DpEvent | None:
+    """Event of the training, where its run directory has a plan."""
+    path = folder / "plan.json"
+    return read_document(path, Plan.from_json).event if path.is_file() else None
 
 
 @contextmanager

@@ -27,13 +27,13 @@ from dpoptim.runs.drawing import (
 from dpoptim.runs.evaluations import (
     FORMAT,
     NAME,
+    SECTIONS,
     SELECTED,
     TRAINING,
     Evaluation,
     Records,
     headline,
     in_words,
-    plan_in,
     read_evaluations,
     together,
 )
@@ -62,23 +62,38 @@ def keep(folder: Path, found: Evaluation, classes: Sequence[str]) -> bool:
         ValueError: the file there is damaged or was edited. OSError: naming the path.
     """
     with turn_in(folder):
-        entries = [*read_evaluations(folder)["evaluations"], found.to_json()]
-        sums = together(entries, plan_in(folder))
+        before = read_evaluations(folder)
+        entries = [*before["evaluations"], found.to_json()]
+        sums = together(entries)
         section = evaluation_section(found.scores, classes, found.records)
         section = section + all_of_them(entries, sums)
         report = folder / REPORT
-        parts = None if not report.is_file() else parts_of(report.read_text(encoding="utf-8"))
+        parts = parts_of(text_of(report)) if report.is_file() else None
         document = {
             "format": FORMAT,
             "evaluations": entries,
             "together": sums,
             "report_section_sha256": None if parts is None else sha256_of(section),
+            # which the report shows until it is written: for ever, after a power cut
+            "section_before_sha256": None if parts is None else known(parts[1], before),
         }
         (folder / NAME).with_suffix(".sig").unlink(missing_ok=True)
         write_atomically(folder / NAME, dump(with_digest(document)) + "\n")
         if parts is not None:
-            write_atomically(report, f"{parts[0]}{BEGIN}{section}{END}{parts[2]}")
+            page = f"{parts[0]}{BEGIN}{section}{END}{parts[2]}"
+            write_atomically(report, page.encode("utf-8", "surrogateescape"))
     return parts is not None
+
+
+def known(section: str, document: Mapping[str, Any]) -> str | None:
+    """Digest of a report's section, if the record of evaluations names it."""
+    shown = sha256_of(section)
+    return shown if shown in [document[name] for name in SECTIONS] else None
+
+
+def text_of(path: Path) -> str:
+    """A file as text that holds each of its bytes, whatever they are."""
+    return path.read_bytes().decode("utf-8", "surrogateescape")
 
 
 def parts_of(page: str) -> tuple[str, str, str] | None:

@@ -3,6 +3,7 @@
 Each release costs, and the best of several is better than it is, so none replaces another.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,12 +17,13 @@ from dpoptim.accounting.event_json import event_from_json, event_to_json
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.documents import load
 from dpoptim.evaluation import ClassifierScores, Interval, RegressorScores
-from dpoptim.plan import Plan
 from dpoptim.plan.text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import ledger_entry
 from dpoptim.runs.result import LedgerEntry
 
+# of the report's section of evaluations, and of the one that it replaces
+SECTIONS = ("report_section_sha256", "section_before_sha256")
 NAME, FORMAT = "evaluations.json", "dpoptim.evaluations/1"
 Records = Literal["hold-out", "training"]
 SELECTED = "the best of several scores reads too high: it was chosen for its noise and luck, too"
@@ -37,6 +39,8 @@ class Evaluation:
     Attributes:
         data: name of the file. records: what they were to the model.
         event: what the evaluation released, as it was charged.
+        training: what the training released, where its records are these; None of a hold-out, and
+            where there is no plan.
         ledger: where; None: nowhere.
         made: local date and time, ISO 8601.
     """
@@ -48,6 +52,7 @@ class Evaluation:
     ledger: LedgerEntry | None
     model_sha256: str
     made: str
+    training: dp_accounting.DpEvent | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The evaluation as strict JSON can hold it."""
@@ -60,6 +65,7 @@ class Evaluation:
             "guarantee": {**guarantee.to_json(), "text": str(guarantee)},
             "scores": scores_to_json(self.scores),
             "event": event_to_json(self.event),
+            "training": None if self.training is None else event_to_json(self.training),
             "ledger": ledger_entry(self.ledger),
         }
 
@@ -83,11 +89,12 @@ def read_evaluations(folder: Path) -> dict[str, Any]:
     """Read the document; of a folder without one an empty one.
 
     Raises:
-        ValueError: naming the file, for one that is damaged or was edited.
+        ValueError: naming the file, for one that is damaged or was edited. OSError: it cannot be
+            read.
     """
     path = folder / NAME
-    if not path.is_file():
-        return {"evaluations": [], "together": [], "report_section_sha256": None}
+    if not os.path.lexists(path):  # a link that leads nowhere is no folder without evaluations
+        return {"evaluations": [], "together": [], **dict.fromkeys(SECTIONS)}
     fix = "give what `dpoptim evaluate` wrote"
     try:
         text = path.read_text(encoding="utf-8")
@@ -109,6 +116,7 @@ def require_form(document: Mapping[str, Any]) -> None:
     """Raise unless all that is read of the document later is there, and of its kind."""
     for entry in document["evaluations"]:
         event_from_json(entry["event"])
+        trained_by(entry)
         claimed_by(entry)
         measure, score = headline(entry)
         charge = {"file": "", "reservation": ""} if entry["ledger"] is None else entry["ledger"]
@@ -121,7 +129,7 @@ def require_form(document: Mapping[str, Any]) -> None:
             raise ValueError("a text, or an interval")
     for found in document["together"]:
         float(found["guarantee"]["epsilon"])
-    if not isinstance(document["report_section_sha256"], str | None):
+    if not all(isinstance(document[name], str | None) for name in SECTIONS):
         raise TypeError("a digest")
 
 
@@ -136,39 +144,37 @@ def claimed_by(entry: Mapping[str, Any]) -> Guarantee:
     return Guarantee.from_json({k: v for k, v in entry["guarantee"].items() if k != "text"})
 
 
-def plan_in(folder: Path) -> Plan | None:
-    """The plan of the training, where its run directory has one."""
-    path = folder / "plan.json"
-    return Plan.from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+def trained_by(entry: Mapping[str, Any]) -> dp_accounting.DpEvent | None:
+    """Event of the evaluated model's training, as the evaluation states it."""
+    return None if entry["training"] is None else event_from_json(entry["training"])
 
 
-def together(entries: Sequence[Mapping[str, Any]], plan: Plan | None) -> list[dict[str, Any]]:
+def together(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Cost of evaluations together, for one who is in all of them, at their least delta.
 
-    One sum for each relation and unit, which do not add up; with the training for those of its own
-    records.
+    One sum for each relation and unit, which do not add up; with the training of each model that
+    was scored on its own records.
 
     Args:
         entries: as `Evaluation.to_json` makes them.
     """
     kinds = dict.fromkeys((e["guarantee"]["neighboring"], e["guarantee"]["unit"]) for e in entries)
-    return [sum_of(alike(entries, kind), kind, plan) for kind in kinds]
+    return [sum_of(alike(entries, kind), kind) for kind in kinds]
 
 
 def alike(entries: Iterable[Mapping[str, Any]], kind: tuple[str, str]) -> list[Mapping[str, Any]]:
     return [e for e in entries if (e["guarantee"]["neighboring"], e["guarantee"]["unit"]) == kind]
 
 
-def sum_of(
-    entries: Sequence[Mapping[str, Any]], kind: tuple[str, str], plan: Plan | None
-) -> dict[str, Any]:
+def sum_of(entries: Sequence[Mapping[str, Any]], kind: tuple[str, str]) -> dict[str, Any]:
     """The sum of evaluations of one relation and unit, as strict JSON can hold it."""
     events = [event_from_json(entry["event"]) for entry in entries]
-    training = "apart"
-    if any(entry["records"] == "training" for entry in entries):
-        # whose ledger, and so relation and unit, is theirs; a search has no plan to add
-        training = "on top" if plan is None else "counted"
-        events += [] if plan is None else [plan.event]
+    # whose ledger, and so relation and unit, is theirs; a folder may have held several models
+    models = {e["model_sha256"]: trained_by(e) for e in entries if e["records"] == "training"}
+    training = "counted" if models else "apart"
+    if None in models.values():  # a search has no plan to add
+        training = "on top"
+    events += [event for event in models.values() if event is not None]
     delta = min(float(entry["guarantee"]["delta"]) for entry in entries)
     found = replace(spent(None, events, delta, kind[0]), unit=kind[1])
     if any(SEEDED in entry["guarantee"]["notes"] for entry in entries):

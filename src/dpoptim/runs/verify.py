@@ -146,8 +146,16 @@ def rebuilt(plan: Plan, written: dict[str, Any]) -> RunResult:
         versions=written["versions"],
         finished=written["finished"],
         model_sha256=written["model"]["sha256"],
-        files=written.get("files"),
+        files=files_of(written),
     )
+
+
+def files_of(written: dict[str, Any]) -> dict[str, str] | None:
+    """Digests of other files by name; None of an earlier version. ValueError for anything else."""
+    files = written.get("files")
+    if files is not None and not all(isinstance(each, str) for each in files.values()):
+        raise ValueError("a digest")
+    return files
 
 
 def differences(written: Any, expected: Any, place: str = "") -> Iterator[str]:

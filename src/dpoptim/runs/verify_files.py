@@ -5,21 +5,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
+
 from dpoptim.accounting.event_json import event_from_json, event_text
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger_runs import Reservation
 from dpoptim.documents import sha256_of
 from dpoptim.plan import Plan
 from dpoptim.plan.text import same_number
 from dpoptim.printable import printable
-from dpoptim.runs.evaluation_section import NO_EVALUATION, REPORT, parts_of
+from dpoptim.runs.evaluation_section import NO_EVALUATION, REPORT, parts_of, text_of
 from dpoptim.runs.evaluations import (
     NAME,
+    SECTIONS,
     evaluated,
     headline,
     in_words,
     read_evaluations,
     refuted,
     together,
+    trained_by,
 )
 from dpoptim.runs.interrupted import SECRET
 from dpoptim.runs.signature import CERTIFICATE, signature_of
@@ -65,6 +70,8 @@ def check_files(
         check_evaluations(kept, written, plan, found)
     check_charges(kept["evaluations"], written, ledgers, found)
     signed = {signature_of(name).name for name in (CERTIFICATE, NAME)}
+    if (folder / signature_of(NAME)).exists() and not kept["evaluations"]:
+        found.wrong.append(f"{NAME} was signed, and is not here")
     for path in sorted(folder.iterdir()):
         shown = printable(path.name)
         if path.name in signed:
@@ -94,11 +101,6 @@ def check_named(
         found.checked.append(f"{path.name} is the one that the certificate names")
 
 
-def text_of(path: Path) -> str:
-    """A file as text, such that no two files are the same one."""
-    return path.read_bytes().decode("utf-8", "surrogateescape")
-
-
 def without_evaluations(page: str) -> str:
     """The report as the training left it."""
     parts = parts_of(page)
@@ -109,8 +111,10 @@ def check_section(path: Path, kept: Mapping[str, Any], found: Found) -> None:
     """The report's section of evaluations against the digest that their record names."""
     parts = parts_of(text_of(path))
     shown = "" if parts is None else parts[1]
-    stated = kept["report_section_sha256"]
-    if shown and sha256_of(shown) != stated:
+    stated, before = (kept[name] for name in SECTIONS)
+    if shown and sha256_of(shown) == before != stated:
+        found.open.append(f"{path.name}: it does not show the last evaluation, which {NAME} lists")
+    elif shown and sha256_of(shown) != stated:
         found.wrong.append(f"{path.name} was edited: its evaluations are not those of {NAME}")
     elif stated is not None and not shown:
         found.open.append(f"{path.name}: it does not show the evaluations, which {NAME} lists")
@@ -121,8 +125,16 @@ def check_evaluations(
 ) -> None:
     """Each evaluation's guarantee, and their sums, computed again."""
     entries = kept["evaluations"]
-    expected = together(entries, plan)
+    expected = together(entries)
+    model = written["model"]["sha256"]
     found.wrong += [f"{NAME}: {line}" for line in refuted(entries)]
+    found.wrong += [
+        f"{NAME}: evaluation {number} counts another training than the plan's"
+        for number, entry in enumerate(entries, 1)
+        if entry["records"] == "training"
+        and entry["model_sha256"] == model
+        and not same_event(trained_by(entry), plan.event)
+    ]
     stated = kept["together"]
     if len(stated) != len(expected) or not all(map(same_sum, stated, expected)):
         found.wrong.append(f"{NAME}: the sum is not that of the evaluations")
@@ -132,11 +144,14 @@ def check_evaluations(
         for number, entry in enumerate(entries, 1)
     ]
     found.checked += [f"{NAME}: {in_words(each)}" for each in expected]
-    foreign = [e for e in entries if e["model_sha256"] != written["model"]["sha256"]]
+    foreign = [e for e in entries if e["model_sha256"] != model]
     if foreign:
         found.open.append(f"of these evaluations {len(foreign)} are of another model")
     scores = ", ".join(f"{said} {score}" for said, score in map(headline, entries))
-    found.open.append(f"{NAME}: the scores stand there alone (dpoptim sign): {scores}")
+    found.open.append(
+        f"{NAME}: scores, what their records were, and that there were no others stand there alone "
+        f"(dpoptim sign): {scores}"
+    )
 
 
 def same_sum(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
@@ -144,6 +159,21 @@ def same_sum(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     one, other = ({**found["guarantee"]} for found in (stated, expected))
     close = same_number(float(one.pop("epsilon")), float(other.pop("epsilon")))
     return close and {**stated, "guarantee": one} == {**expected, "guarantee": other}
+
+
+def same_event(one: dp_accounting.DpEvent | None, other: dp_accounting.DpEvent) -> bool:
+    """Whether both release the same."""
+    return one is not None and event_text(one) == event_text(other)
+
+
+def charged_for(charge: Reservation, entry: Mapping[str, Any]) -> bool:
+    """Whether a charge is of this release, of this model, under this relation and unit."""
+    stated = entry["guarantee"]
+    return (
+        same_event(event_from_json(entry["event"]), charge.event)
+        and (charge.neighboring, charge.unit) == (stated["neighboring"], stated["unit"])
+        and charge.label.endswith(evaluated(entry["model_sha256"]))
+    )
 
 
 def check_charges(
@@ -162,11 +192,13 @@ def check_charges(
             file = printable(str(entry["ledger"]["file"]))
             found.open.append(f"the charge of evaluation {number}, in {file} (--ledger FILE)")
             continue
-        found.charges.add(charge.id)
-        if event_text(charge.event) != event_text(event_from_json(entry["event"])):
+        if charge.id in found.charges:
+            found.wrong.append(f"{NAME}: evaluation {number} names the charge of another one")
+        elif not charged_for(charge, entry):
             found.wrong.append(f"{NAME}: evaluation {number} was charged otherwise than it says")
         else:
             found.checked.append(f"the ledger holds the charge of evaluation {number}")
+        found.charges.add(charge.id)
     ending = evaluated(str(written["model"]["sha256"]))
     left_out = [
         each

@@ -124,11 +124,9 @@ class BatchLoop(PublicFigures):
         **Guarantee.** As for `batches`. Where an epoch ends is public.
         """
         plan = self.plan
-        passes = max(1, round(plan.steps * plan.batch_size / plan.n))
+        passes = min(max(1, round(plan.epochs)), plan.steps)
         of_all = self.batches() if batches is None else batches
-        return epochs_of(
-            self, of_all, plan.steps, min(passes, plan.steps) if count is None else count
-        )
+        return epochs_of(self, of_all, plan.steps, passes if count is None else count)
 
     @property
     def step_is_complete(self) -> bool:

@@ -25,16 +25,21 @@ def collate_records(records: list[Any]) -> Any:
     These, nested ones as well, become one of their kind with each field collated.
 
     Raises:
-        PrivacyError: the records' tensors do not fit together; how long they are is not told.
+        PrivacyError: the records do not fit together; how, and where, is not told.
+        TypeError: of a kind that PyTorch collates none of.
 
     **Guarantee.** None: private. No field depends on another one.
     """
     try:
         return collate_by_type(records, collate_fn_map=COLLATED)
-    except RuntimeError:  # with two records' lengths
+    except Exception as error:  # with two records' lengths, or a record's place in the batch
+        if str(error).startswith("default_collate"):
+            raise
         raise PrivacyError(
-            "records of train_set have tensors of different shapes, which make no batch. Fix: "
-            "dpoptim.attach(..., collate_fn=...), which pads each record to the same length."
+            "the records make no batch: they have tensors of different shapes, values of "
+            "different kinds, or other entries than the first. Fix: dpoptim.attach(..., "
+            "collate_fn=...), which pads each record to the same length; or a data set whose "
+            "records are all made alike."
         ) from None
 
 

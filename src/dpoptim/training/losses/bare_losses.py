@@ -53,7 +53,7 @@ class BareLosses:
         with engine.handing(loss, scalar.reduction, "scalar", scalar.divisor):
             yield
         if engine.rows_open != rows:
-            self._handed_over.keep(scalar)
+            self._handed_over.keep(self._engine, scalar)
 
     def _read(self, loss: Tensor, everywhere: bool) -> Scalar | None:
         engine = self._engine

@@ -90,10 +90,7 @@ class HandedOver:
             records = engine.rows_open // engine.rows.per_record
             loss, divisor = times_rows(engine, loss), records if divisor is None else divisor
         engine.backward(loss, found.reduction, "scalar", divisor)
-        if found.reduction == "mean" and not self._warned:
-            self._warned = True
-            warn_of_large_means(engine)
-        self.keep(found)
+        self.keep(engine, found)
 
     def read(self, engine: Engine, loss: Tensor) -> Scalar | None:
         """A scalar that the loop differentiates by itself; None where its graph shows nothing.
@@ -104,8 +101,11 @@ class HandedOver:
         reading = self._reading(engine, loss)
         return None if reading is None else self._scalar_of(engine, reading)
 
-    def keep(self, scalar: Scalar) -> None:
-        """Note the factors of the first scalar that was differentiated."""
+    def keep(self, engine: Engine, scalar: Scalar) -> None:
+        """Note the factors of the first scalar that was differentiated; warn of a large mean."""
+        if scalar.reduction == "mean" and not self._warned:
+            self._warned = True
+            warn_of_large_means(engine)
         if self._factors is None and scalar.reading is not None:
             self._factors = scalar.reading.factors
 
@@ -185,7 +185,7 @@ def warn_of_large_means(engine: Engine) -> None:
             f"others there are. Batches of this plan may be so large that {lost:.0%} of the clip "
             "norm are left to that, and clipped away, while the noise stays. Fix: hand over the "
             'losses as they are, one for each record (reduction="none"), or their sum.',
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
