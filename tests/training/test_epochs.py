@@ -146,3 +146,9 @@ def test_the_usual_two_loops_are_told_of_epochs() -> None:
         train(private, optimizer, private.batches())
         with pytest.raises(PrivacyError, match=r"private\.epochs\(\)"):
             train(private, optimizer, private.batches())
+
+
+def test_epochs_are_of_the_plans_own_batches() -> None:
+    private, _ = attached()
+    with private, pytest.raises(TypeError, match=r"batches must be private\.batches"):
+        private.epochs(2, [])  # type: ignore[arg-type]

@@ -126,6 +126,11 @@ class BatchLoop(PublicFigures):
         plan = self.plan
         passes = min(max(1, round(plan.epochs)), plan.steps)
         of_all = self.batches() if batches is None else batches
+        if not isinstance(of_all, Batches):
+            raise TypeError(
+                f"batches must be private.batches(...), got {type(batches).__name__}: an epoch is "
+                "made of the plan's own batches."
+            )
         return epochs_of(self, of_all, plan.steps, passes if count is None else count)
 
     @property
