@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.utils.data import TensorDataset
 
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
@@ -18,6 +19,7 @@ from dpoptim.gradients.layers.vmapped import VmapLayer
 from dpoptim.gradients.oracle import clipped_sums, gradients_alone
 from dpoptim.gradients.per_sample import lazy
 from dpoptim.gradients.per_sample.parts import parts_of
+from dpoptim.training.trials.isolation import choose_isolation
 from support import joint_norm
 
 ROWS = 7
@@ -215,3 +217,28 @@ def test_nobody_is_warned_of_what_is_vectorised_one_after_the_other() -> None:
     assert torch.equal(found, torch.tensor([[3.0, 0.0], [0.0, 3.0]]))
     with pytest.warns(UserWarning, match="performance drop"):  # the caller's own, as ever
         torch.func.vmap(lambda x: torch.histc(x, 2, 0, 6))(rows)
+
+
+class Noisy(nn.Module):
+    """Its weights are drawn in each pass, in a shape that a parameter tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.spread = (nn.Parameter(torch.rand(3, 2)) for _ in range(2))
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.mean + self.spread * torch.randn_like(self.mean)
+        return self.head(F.linear(x, weight))
+
+
+def test_weights_of_random_numbers_are_not_made_again() -> None:
+    """By other numbers the gradient of the spread would be off by more than it is long."""
+    engine = Engine(Noisy(), Clipping(1.0), capacity=ROWS)
+    engine.attach()
+    engine.begin_microbatch(ROWS)
+    with pytest.raises(PrivacyError, match="draws random numbers to make its weights"):
+        loss(engine.model, (torch.randn(ROWS, 2),)).mean().backward()
+    engine.detach()
+    data = TensorDataset(torch.randn(ROWS, 2))
+    assert choose_isolation(Noisy(), data).isolation.enforced

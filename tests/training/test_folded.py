@@ -17,6 +17,7 @@ from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers import folded
 from dpoptim.gradients.per_sample.per_sample_grads import Dense
 from dpoptim.training.trials.isolation import IsolationWarning, choose_isolation
+from support import mismatch
 
 N, T, V = 12, 4, 11
 
@@ -165,3 +166,84 @@ def test_a_position_given_to_a_neighbour_is_found_out(monkeypatch: pytest.Monkey
     assert not choose_isolation(Frames(), videos()).isolation.alone
     monkeypatch.setattr(folded, "sum_rows", shifted)
     assert choose_isolation(Frames(), videos()).isolation.alone
+
+
+class Ragged(nn.Module):
+    """Scores the tokens that are no padding, as one of the ways of `PICKS` puts them in a row."""
+
+    def __init__(self, pick: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.table, self.layer, self.head = nn.Embedding(V, 6), nn.Linear(6, 4), nn.Linear(4, 3)
+        self.pick = pick
+
+    def forward(self, x: Tensor) -> Tensor:
+        there = x != PADDING
+        of = torch.arange(len(x))[:, None].expand_as(x)
+        left = self.layer(self.pick(self.table(x), there)).tanh()
+        owners = self.pick(of[..., None].float(), there)[:, 0].long()
+        return self.head(left.new_zeros(len(x), 4).index_add(0, owners, left))
+
+
+PADDING = 5  # unlike whatever made-up records have
+TOKENS = TensorDataset(torch.zeros(N, T, dtype=torch.int64), torch.zeros(N))
+
+
+def packed(x: Tensor, there: Tensor) -> Tensor:
+    lengths = there.sum(1)
+    return nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False).data
+
+
+def joined(x: Tensor, there: Tensor) -> Tensor:
+    return torch.cat([row[:n] for row, n in zip(x, there.sum(1).tolist(), strict=True)])
+
+
+def taken(x: Tensor, there: Tensor) -> Tensor:
+    places = torch.from_numpy(there.flatten().numpy().nonzero()[0])
+    return x.flatten(0, 1).index_select(0, places)
+
+
+def found(x: Tensor, there: Tensor) -> Tensor:
+    return x.flatten(0, 1)[there.flatten().nonzero().flatten()]
+
+
+def selected(x: Tensor, there: Tensor) -> Tensor:
+    return x.masked_select(there[..., None]).unflatten(0, (-1, x.shape[-1]))
+
+
+def of_time_first(x: Tensor, there: Tensor) -> Tensor:
+    return x.transpose(0, 1)[there.t()]
+
+
+PICKS = packed, joined, taken, found, selected, of_time_first
+
+
+@pytest.mark.parametrize("pick", PICKS)
+def test_tokens_that_are_no_padding_are_not_folded(
+    pick: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Made-up texts have none, so that all their tokens are there; of others, 6 tokens of 3 records
+    may be 1, 2 and 3 of them, and would be taken for 2 of each: one text's gradient held others'.
+    """
+    assert choose_isolation(Ragged(pick), TOKENS).isolation.alone
+
+
+def test_a_head_behind_packed_sequences_goes_by_rules() -> None:
+    """What was padded again has all records' positions, whatever was picked before."""
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.memory = nn.Embedding(V, 6), nn.LSTM(6, 4, batch_first=True)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            there = (x != PADDING).sum(1)
+            given = nn.utils.rnn.pack_padded_sequence(self.table(x), there, True, False)
+            states, _ = nn.utils.rnn.pad_packed_sequence(self.memory(given)[0], True, 0.0, T)
+            return self.head(states.flatten(0, 1)).unflatten(0, (len(x), T)).sum(1)
+
+    isolation = choose_isolation(Tagger(), TOKENS).isolation
+    assert isolation.tier == "rules"
+    assert isolation.folded == {"head"}
+    x = torch.tensor([[1, 2, 3, 4], [1, 2, 5, 5], [1, 5, 5, 5]])
+    assert mismatch(Tagger(), (x, torch.randn(3)), isolation) < 1e-5

@@ -19,7 +19,7 @@ from dpoptim.gradients.layers.rule import AnyRule, LayerRule, PerSampleGrads, Sa
 from dpoptim.gradients.layers.vmap_internals import vmap
 from dpoptim.gradients.per_sample.lazy import Lazy
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
-from dpoptim.runtime.torch_internals import pytree
+from dpoptim.runtime.torch_internals import DispatchMode, pytree
 
 
 class Call(Protocol):
@@ -56,7 +56,7 @@ def layer_of_made_weights(call: Call) -> tuple[AnyRule, nn.Module, Tensor] | Non
     rule.check(layer, owner.label)
     shared = {id(made[id(each)]): each for each in call.shared}
     of = {name: shared[id(p)] for name, p in layer.named_parameters() if id(p) in shared}
-    return MadeRule(rule, layer, of, call.parameters), owner.holder(call.parameters), x
+    return MadeRule(rule, layer, of, call.parameters, owner.label), owner.holder(call.parameters), x
 
 
 class MadeRule(LayerRule[nn.Module]):
@@ -67,15 +67,21 @@ class MadeRule(LayerRule[nn.Module]):
         layer: stands in for it, with the made weights as its parameters.
         made: these, as `SharedParameter`, by name; of others nobody asks.
         parameters: that they were made of, as the holder has them, by their places.
+        label: of the module whose weights they are.
 
     **Guarantee.** A record's gradients of the parameters are functions of its own gradients of the
     weights, and of the parameters.
     """
 
     def __init__(
-        self, rule: AnyRule, layer: nn.Module, made: dict[str, Any], parameters: Sequence[Tensor]
+        self,
+        rule: AnyRule,
+        layer: nn.Module,
+        made: dict[str, Any],
+        parameters: Sequence[Tensor],
+        label: str,
     ) -> None:
-        self.rule, self.layer, self.made = rule, layer, made
+        self.rule, self.layer, self.made, self.label = rule, layer, made, label
         self.parameters = tuple(parameters)
         self.narrow, self.casts, self.widens = rule.narrow, rule.casts, rule.widens
 
@@ -113,7 +119,7 @@ class MadeRule(LayerRule[nn.Module]):
         def again(value: Tensor) -> list[Tensor]:
             return [made.make({**known, id(parameter): value}) for made in of.values()]
 
-        with ByHand():
+        with ByHand(), NothingDrawn(self.label):
             vjp: Any = torch.func.vjp(again, values[place])
         made, derivative = vjp
 
@@ -127,6 +133,35 @@ class MadeRule(LayerRule[nn.Module]):
 
         entries = sum(weight.numel() for weight in made)
         return Lazy(form, records, parameter.numel(), 2 * entries)
+
+
+class NothingDrawn(DispatchMode):
+    """Refuses random numbers in what makes weights again, which would not be those that were used.
+
+    Args:
+        label: of the module whose weights are made.
+    """
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self._label = label
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise PrivacyError(
+                f"module {self._label!r} draws random numbers to make its weights, whose "
+                "gradients would be those of other numbers. Fix: draw them in a shape that is "
+                "given, rather than in that of a parameter; or "
+                "dpoptim.attach(..., isolation='alone').",
+                layer=self._label,
+            )
+        return func(*args, **(kwargs or {}))
 
 
 def by_record(derivative: Callable[..., Any]) -> Callable[..., Any]:

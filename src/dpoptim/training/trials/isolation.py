@@ -34,7 +34,7 @@ from dpoptim.training.trials.isolation_fallback import (
     promoted,
     told_more,
 )
-from dpoptim.training.trials.isolation_trials import Trials, with_gaps
+from dpoptim.training.trials.isolation_trials import Trials, without_gaps
 from dpoptim.training.trials.isolation_words import (
     ALONE,
     WHOLE,
@@ -190,7 +190,8 @@ def chosen_by_trials(
     failures = [] if failure is None else [failure]
     if failure is not None:
         isolation = slower_way(model, sample, trials, isolation, failures)
-    if isolation.folds and (gaps := with_gaps(model, sample, placement, isolation)):
+    isolation, gaps = without_gaps(model, trials, isolation)
+    if gaps is not None:
         isolation, failures = Isolation.of("alone"), [*failures, gaps]
     basis, message = basis_of(isolation, sample), message_of(isolation, failures)
     return Chosen(isolation, basis, sample, message)

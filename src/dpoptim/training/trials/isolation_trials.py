@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,9 +22,12 @@ from dpoptim.training.trials.deterministic_runs import other_weights
 from dpoptim.training.trials.isolation_fallback import Failure
 from dpoptim.training.trials.isolation_words import first_sentence, fix_of
 from dpoptim.training.trials.made_up_records import Sample
+from dpoptim.training.trials.picked_positions import layers_of_picked
 from dpoptim.training.trials.probe import positions_per_layer
 from dpoptim.training.trials.tolerances import TOLERANCE, computed_dtypes, settled, tolerance_of
 from dpoptim.training.trials.wider_copies import reads, widened
+
+PICKED = "data pick, by a mask or by lengths, which positions layers see"
 
 
 @contextmanager
@@ -218,15 +222,28 @@ class Trials:
         return [(name, each / allowed) for name, each in named]
 
 
-def with_gaps(
-    model: nn.Module, sample: Sample, placement: Placement, isolation: Isolation
-) -> Failure | None:
-    """Why this way fails for records with masks; None if it does not, or if they cannot be tried.
+def without_gaps(
+    model: nn.Module, trials: Trials, isolation: Isolation
+) -> tuple[Isolation, Failure | None]:
+    """This way without what rests on masks that have no gaps, and why that fails, if it does.
 
     Positions that a mask selects, of all records in a row, look folded where the mask has no gaps.
     """
+    if not isolation.folds and not isolation.windows:
+        return isolation, None
+    layers, picked = layers_of_picked(model, trials.sample)
+    if picked:
+        folded, interleaved = isolation.folded - layers, isolation.interleaved - layers
+        isolation = replace(isolation, folded=folded, interleaved=interleaved, windows=False)
+        if (failure := trials.failure(isolation)) is not None:
+            return isolation, replace(failure, reason=f"{PICKED}: {failure.reason}")
+    return isolation, with_gaps(model, trials, isolation) if isolation.folds else None
+
+
+def with_gaps(model: nn.Module, trials: Trials, isolation: Isolation) -> Failure | None:
+    """Why this way fails for records with masks; None if it does not, or cannot be tried."""
     try:
-        trials = Trials(model, sample.with_gaps(), placement)
+        gaps = Trials(model, trials.sample.with_gaps(), trials.placement)
     except Exception:  # whatever the user's model raises on such input
         return None
-    return trials.failure(isolation) if trials.finite else None
+    return gaps.failure(isolation) if gaps.finite else None
