@@ -132,7 +132,19 @@ def test_modules_whose_records_could_see_each_other_are_refused() -> None:
         problem = ModuleProblem(Counting(), record_loss, capacity=4)
         problem.clipped_sum(batch, [(1.0, problem.initial())], 1.0)
     with pytest.raises(PrivacyError, match="batch"):
-        ModuleProblem(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), record_loss, capacity=4)
+        by_batch = nn.BatchNorm1d(4, track_running_stats=False)
+        ModuleProblem(nn.Sequential(nn.Linear(4, 4), by_batch), record_loss, capacity=4)
+
+
+def test_statistics_that_are_held_are_a_map_of_each_record() -> None:
+    """Copies run in evaluation mode, in which a batch normalisation looks at no batch."""
+    x, y = torch.randn(4, 4), torch.randn(4)
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    problem = ModuleProblem(module, record_loss, capacity=4)
+    terms = [(1.0, problem.initial())]
+    together = problem.clipped_sum((x, y), terms, 0.1)
+    alone = [problem.clipped_sum((x[i : i + 1], y[i : i + 1]), terms, 0.1) for i in range(4)]
+    torch.testing.assert_close(together, sum(alone[1:], alone[0]))
 
 
 @pytest.mark.parametrize(
