@@ -27,8 +27,6 @@ SECTIONS = ("report_section_sha256", "section_before_sha256")
 NAME, FORMAT = "evaluations.json", "dpoptim.evaluations/1"
 Records = Literal["hold-out", "training"]
 SELECTED = "the best of several scores reads too high: it was chosen for its noise and luck, too"
-
-
 TRAINING = "of records that the model was trained on: no measure of how it does on new ones"
 
 

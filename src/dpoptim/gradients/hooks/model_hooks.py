@@ -82,8 +82,10 @@ class FrozenHook:
 class ModeHook:
     """Refuses each forward pass of a layer that would mix records in its mode as it is then.
 
-    **Guarantee.** While a model is attached, no batch normalisation of it has run that would see
-    the batch, whoever called it, and whatever was switched after attaching.
+    **Guarantee.** While a model is attached, no batch normalisation of it that was called as a
+    module, by the model or by the loop, has run where it would see the batch, whatever was switched
+    after attaching. (Called by its ``forward``, one with trained weights goes by the statistics it
+    holds, and one that writes statistics is found by its buffers.)
     """
 
     def __init__(self, label: str | None) -> None:

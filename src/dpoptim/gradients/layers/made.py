@@ -16,32 +16,21 @@ from dpoptim.gradients.arithmetic.precision import widened
 from dpoptim.gradients.layers.by_hand import ByHand
 from dpoptim.gradients.layers.functional import layer_of
 from dpoptim.gradients.layers.rule import AnyRule, LayerRule, PerSampleGrads, Saved
+from dpoptim.gradients.layers.spreading import Call
 from dpoptim.gradients.layers.vmap_internals import vmap
 from dpoptim.gradients.per_sample.lazy import Lazy
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
 from dpoptim.runtime.torch_internals import DispatchMode, pytree
 
 
-class Call(Protocol):
-    """A function's call: shared tensors (see `shared`) and data among its arguments.
+class CallOfMade(Call, Protocol):
+    """A function's call, which knows the parameters that its shared tensors were made of."""
 
-    Attributes:
-        parameters: that the shared tensors were made of.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def args(self) -> tuple[Any, ...]: ...
-    @property
-    def kwargs(self) -> dict[str, Any]: ...
-    @property
-    def shared(self) -> Sequence[Any]: ...
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]: ...
 
 
-def layer_of_made_weights(call: Call) -> tuple[AnyRule, nn.Module, Tensor] | None:
+def layer_of_made_weights(call: CallOfMade) -> tuple[AnyRule, nn.Module, Tensor] | None:
     """Rule, holder of parameters and input of a layer whose weights are made of these.
 
     None: the call is no such layer, or its input is none of records.
