@@ -36,7 +36,7 @@ Run = Callable[..., tuple[torch.Tensor, Guarantee]]
 CLIPPED_SHARE = 0.1
 # the same of gradient descent with momentum, the default, for cross-entropy. Records that a model
 # is wrong about are clipped first, so less makes probabilities too sure, and more is noise.
-MOMENTUM_SHARE = 0.2
+MOMENTUM_SHARE = 0.3
 SQUARED_SHARE = 0.1  # of a squared loss
 
 
