@@ -34,7 +34,7 @@ from dpoptim.training.trials.isolation_fallback import (
     promoted,
     told_more,
 )
-from dpoptim.training.trials.isolation_trials import Trials, without_gaps
+from dpoptim.training.trials.isolation_trials import Trials, with_padding, without_gaps
 from dpoptim.training.trials.isolation_words import (
     ALONE,
     WHOLE,
@@ -191,6 +191,7 @@ def chosen_by_trials(
     if failure is not None:
         isolation = slower_way(model, sample, trials, isolation, failures)
     isolation, gaps = without_gaps(model, trials, isolation)
+    gaps = gaps or with_padding(model, trials, isolation)
     if gaps is not None:
         isolation, failures = Isolation.of("alone"), [*failures, gaps]
     basis, message = basis_of(isolation, sample), message_of(isolation, failures)

@@ -18,6 +18,7 @@ from dpoptim.gradients.layers.outside import OutsideUseError
 from dpoptim.gradients.layers.vmapped import NotVectorisedError
 from dpoptim.gradients.oracle import RecordsAlone, trainable
 from dpoptim.gradients.placement import Placement
+from dpoptim.training.trials.compared_numbers import compared_numbers, with_numbers
 from dpoptim.training.trials.deterministic_runs import other_weights
 from dpoptim.training.trials.isolation_fallback import Failure
 from dpoptim.training.trials.isolation_words import first_sentence, fix_of
@@ -28,6 +29,8 @@ from dpoptim.training.trials.tolerances import TOLERANCE, computed_dtypes, settl
 from dpoptim.training.trials.wider_copies import reads, widened
 
 PICKED = "data pick, by a mask or by lengths, which positions layers see"
+IN_THEIR_ORDER = "keep records in their order (pack_padded_sequence(..., enforce_sorted=False))"
+PADDED = "with numbers in records by which the model tells padding, or the like, "
 
 
 @contextmanager
@@ -220,6 +223,23 @@ class Trials:
         allowed = truth.clip_norm * rows * self._tolerance
         named = zip(trainable(self.model), found, strict=True)
         return [(name, each / allowed) for name, each in named]
+
+
+def with_padding(model: nn.Module, trials: Trials, isolation: Isolation) -> Failure | None:
+    """Why this way fails for records with numbers that the model looks for in them.
+
+    None if it does not, or cannot be tried: where the model looks for none, or raises on them.
+    """
+    if isolation.alone or isolation.enforced:
+        return None
+    try:
+        if not (numbers := compared_numbers(model, trials.sample)):
+            return None
+        padded = Trials(model, with_numbers(trials.sample, numbers), trials.placement)
+    except Exception:  # whatever the user's model raises on such input
+        return None
+    failure = padded.failure(isolation) if padded.finite else None
+    return failure and replace(failure, reason=PADDED + failure.reason, fix=IN_THEIR_ORDER)
 
 
 def without_gaps(

@@ -123,19 +123,23 @@ class Sample:
 
     def map_records(self, change: Callable[[Tensor], Tensor]) -> "Sample":
         """With every tensor of records changed; it is handed over with the records first."""
+        return self.map_places(lambda x, _: change(x))
 
-        def change_one(leaf: Tensor, axis: int) -> Tensor:
-            return change(leaf.movedim(axis, 0)).movedim(0, axis)
+    def map_places(self, change: Callable[[Tensor, int], Tensor]) -> "Sample":
+        """The same, for what depends on a tensor's place among the call's leaves, too."""
+
+        def change_one(leaf: Tensor, axis: int, place: int) -> Tensor:
+            return change(leaf.movedim(axis, 0), place).movedim(0, axis)
 
         return self._map_tensors(change_one)
 
-    def _map_tensors(self, change: Callable[[Tensor, int], Tensor]) -> "Sample":
-        """With every tensor of records changed, given with the records' axis."""
+    def _map_tensors(self, change: Callable[[Tensor, int, int], Tensor]) -> "Sample":
+        """With every tensor of records changed, given with the records' axis and its place."""
         leaves, structure = pytree.tree_flatten((self.args, self.kwargs))
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and not no_records(leaf, self.rows):
                 axis = 1 if place in self.second else self.axis
-                leaves[place] = change(leaf, axis if leaf.dim() > axis else 0)
+                leaves[place] = change(leaf, axis if leaf.dim() > axis else 0, place)
         args, kwargs = pytree.tree_unflatten(leaves, structure)
         return replace(self, args=args, kwargs=kwargs)
 
@@ -203,7 +207,7 @@ class Sample:
     def time_first(self) -> "Sample":
         """The same records on the second axis of whatever has two."""
 
-        def turn(leaf: Tensor, axis: int) -> Tensor:
+        def turn(leaf: Tensor, axis: int, _: int) -> Tensor:
             return leaf.transpose(0, 1).contiguous() if leaf.dim() > 1 and not axis else leaf
 
         return replace(self._map_tensors(turn), axis=1, second=frozenset())
