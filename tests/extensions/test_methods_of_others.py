@@ -94,7 +94,7 @@ def test_estimators_train_with_it(
     settings: Any = {"epsilon": 4.0, "epochs": 1, "batch_size": 100, "method": method.name}
     network = DPSGDClassifier(classes=[False, True], clip_norm=0.5, **settings).fit(x, x[:, 0] > 0)
     DPSGDRegressor(target_bound=1.0, **settings).fit(x, x[:, 0])
-    assert [type(plan.method) for plan in plans] == [method, method]
+    assert {type(plan.method) for plan in plans} == {method}
     assert plans[0].method.norm_bound == 0.5
     assert 3.9 < network.privacy_.epsilon <= 4
 

@@ -2,16 +2,24 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from dpoptim import Ledger
+from dpoptim import Ledger, Plan
+from dpoptim.accounting import compute_epsilon
 from dpoptim.audit.statistics import shifts_seen
-from dpoptim.estimators import target_spread
-from dpoptim.estimators.target_spread import ROUNDS, SHARE, spread_of_targets
+from dpoptim.estimators import DPSGDRegressor, network_fit, target_spread
+from dpoptim.estimators.target_spread import (
+    LONGEST,
+    ROUNDS,
+    SHARE,
+    price_of_round,
+    spread_of_targets,
+)
 from dpoptim.gate import FilteredGate
 from dpoptim.noise.stream import key_stream
 from dpoptim.target_range import TargetRange
@@ -31,7 +39,7 @@ def sums_of(
         gate = FilteredGate(
             mu=MU, neighboring="zero-out", ledger=ledger, noise=key_stream(0, "test"), label="test"
         )
-        spread_of_targets(gate, y, shares, N)
+        spread_of_targets(gate, y, shares, N, mu=price_of_round(MU))
         assert gate.filter.spent <= MU * math.sqrt(SHARE) * (1 + 1e-9)
     return seen
 
@@ -68,3 +76,34 @@ def test_rows_of_a_person_count_by_their_mean() -> None:
     shares = np.full(y.shape, 1 / 3)
     moved = sums_of(y, shares)[0][0] - sums_of(y[1:], shares[1:])[0][0]
     torch.testing.assert_close(moved, torch.tensor([1.0, 0.5]).double(), atol=1e-6, rtol=0)
+
+
+def test_what_a_networks_fit_releases_is_what_it_is_charged_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rounds' Gaussians, and the plan of what is attached."""
+    attached: list[Plan] = []
+    honest = network_fit.attach
+
+    def spy(plan: Plan, *rest: Any, **more: Any) -> Any:
+        attached.append(plan)
+        return honest(plan, *rest, **more)
+
+    monkeypatch.setattr(network_fit, "attach", spy)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (N, 2))
+    with Ledger(neighboring="zero-out") as ledger:
+        model = DPSGDRegressor(
+            3.0, 1e-5, target_bound=1.0, epochs=1, ledger=ledger, noise_seed=0, random_state=0
+        )
+        with shifts_seen() as seen:
+            model.fit(x, 0.01 * x[:, 0])
+        (charged,) = ledger.entries()
+    rounds, network = charged.event.events
+    assert {plan.event for plan in attached} == {network}
+    assert len(seen) == ROUNDS
+    released = math.hypot(*(LONGEST / deviation for _, deviation in seen))
+    assert 0.999 / rounds.noise_multiplier < released <= 1 / rounds.noise_multiplier
+    whole = compute_epsilon(charged.event, 1e-5, "zero-out").epsilon
+    assert model.privacy_.epsilon == pytest.approx(whole)
+    assert whole <= 3.0

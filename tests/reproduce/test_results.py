@@ -241,7 +241,7 @@ def test_constants_of_defaults_are_those_that_were_chosen() -> None:
         },
         "DPSGDRegressor": {
             "rate": networks.DPSGDRegressor._rate,
-            "clip_norm": networks.DPSGDRegressor().clip_norm,
+            "clip_norm": networks.REGRESSION_CLIP,
             "epochs": networks.DPSGDRegressor().epochs,
         },
         **{f"DPSGDClassifier, {name}": {"rate": network_fit.NetworkFit._rate} for name in ADAPTIVE},

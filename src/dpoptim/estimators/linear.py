@@ -23,7 +23,12 @@ from dpoptim.estimators.table import (
     one_label_a_row,
     public_weights,
 )
-from dpoptim.estimators.target_spread import WHOLE, can_be_narrowed, solve_in_part
+from dpoptim.estimators.target_spread import (
+    WHOLE,
+    can_be_narrowed,
+    price_of_round,
+    solve_in_part,
+)
 from dpoptim.estimators.weights import weights_of_rows
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
@@ -229,7 +234,9 @@ class DPLinearRegression(FitsNumbers, LinearFit):
         if (
             anew
             and by_itself
-            and can_be_narrowed(budget, ranks.added(len(data[1])), self.neighboring)
+            and can_be_narrowed(
+                price_of_round(budget.gdp), ranks.added(len(data[1])), self.neighboring
+            )
         ):
             weights, guarantee, self._part = solve_in_part(
                 run,

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.accounting.gaussian import gdp_mu
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
 from dpoptim.arguments import bound, one_of, real_number, whole_number
 from dpoptim.data.sparse_rows import rows_at_once
@@ -43,11 +45,13 @@ from dpoptim.planning.ranking import adaptive_learning_rate, learning_rate, nois
 from dpoptim.recipes import recipe
 from dpoptim.registry import entry
 from dpoptim.training.attach import attach
+from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.training.planned_rate import PlannedRate
 from dpoptim.training.tail_average import TailAverage
 
 WIDEST = 2**31 - 1  # layer
 Activation = Literal["tanh", "relu", "gelu"]
+Run = Callable[[Tensor, Ledger | None], Guarantee]
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
@@ -117,7 +121,8 @@ class NetworkFit(PrivateSettings):
         last = self._last(features, outputs) if self.warm_start or earlier is not None else None
         network = self._new(features, outputs) if last is None else last
         parameters = sum(p.numel() for p in network.parameters())
-        plan = self._plan(n, delta, epsilon=epsilon, parameters=parameters)
+        anew = last is None
+        plan = self._plan_of_fit(n, delta, epsilon, parameters, anew=anew)
         plan = replace(plan, unit=unit)
         said = (*said, *notes_of_weights(weights))
         if earlier is None and last is not None:
@@ -133,36 +138,39 @@ class NetworkFit(PrivateSettings):
             )
         by = optimizer(self.optimizer, momentum=self.momentum, betas=self.betas)
         start = self._learning_rate(plan, parameters, by)
-        stepper = by.make(network.parameters(), start)
-        rate = PlannedRate(stepper, start, plan)
         one_of("iterate", self.iterate, get_args(Iterate))
-        average = TailAverage(network, self._averaged_from(plan.steps))
-        data = data_set_of(x, targets, weights, norm=norm)
         at_once = rows_at_once(features, ROWS_AT_A_TIME)
-        label = type(self).__name__
-        with attach(
-            plan,
-            network,
-            stepper,
-            data,
-            ledger=self.ledger,
-            label=label,
-            noise_seed=self.noise_seed,
-            persons=given.persons,
-            rows_per_record=plan.unit.most_rows,
-            projection=self.projection,
-            random_iterate=self.iterate == "random",
-        ) as private:
-            for batch, wanted, *factors in private.batches(physical_batch_size=at_once):
-                losses = loss(network(batch), wanted)
-                private.backward(losses * factors[0] if factors else losses)
-                rate.before(private.steps_done)
-                stepper.step()
-                if private.finished_step:
-                    average.update(private.steps_done)
-            swaps = {"random": private.swap_random_iterate}
-            swaps.get(self.iterate, average.swap)()
-            guarantee = private.spent()
+
+        def run(targets: Tensor, ledger: Ledger | None) -> Guarantee:
+            """Train the network, and say what that cost."""
+            stepper = by.make(network.parameters(), start)
+            rate = PlannedRate(stepper, start, plan)
+            average = TailAverage(network, self._averaged_from(plan.steps))
+            with attach(
+                plan,
+                network,
+                stepper,
+                data_set_of(x, targets, weights, norm=norm),
+                ledger=ledger,
+                label=type(self).__name__,
+                noise_seed=self.noise_seed,
+                persons=given.persons,
+                rows_per_record=plan.unit.most_rows,
+                projection=self.projection,
+                random_iterate=self.iterate == "random",
+            ) as private:
+                for batch, wanted, *factors in private.batches(physical_batch_size=at_once):
+                    losses = loss(network(batch), wanted)
+                    private.backward(losses * factors[0] if factors else losses)
+                    rate.before(private.steps_done)
+                    stepper.step()
+                    if private.finished_step:
+                        average.update(private.steps_done)
+                swaps = {"random": private.swap_random_iterate}
+                swaps.get(self.iterate, average.swap)()
+                return private.spent()
+
+        event, guarantee = self._trained(run, plan, targets, owners, anew=anew)
         self.network_: nn.Sequential = network.eval()
         self.optimizer_, self.learning_rate_ = str(by), start
         guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
@@ -170,7 +178,32 @@ class NetworkFit(PrivateSettings):
             self._chunks = Chunks(np.zeros(0), n)  # the network itself is what goes on
         else:
             guarantee = over_chunks(self.privacy_, guarantee)
-        self.privacy_ = self._counted(Fit(plan.event, guarantee, n))
+        self.privacy_ = self._counted(Fit(event, guarantee, n))
+
+    def _trained(
+        self, run: Run, plan: Plan, targets: Tensor, owners: Persons | None, *, anew: bool
+    ) -> tuple[dp_accounting.DpEvent, Guarantee]:
+        """Train, and whatever has to be found out before; the event of it all, and its guarantee.
+
+        Args:
+            run: trains on targets, charged to a ledger.
+            anew: whether the network starts from public weights.
+        """
+        return self._event(plan), run(targets, self.ledger)
+
+    def _event(self, plan: Plan) -> dp_accounting.DpEvent:
+        """Everything that a fit by this plan releases."""
+        return plan.event
+
+    def _plan_of_fit(
+        self, n: int, delta: float, epsilon: float, parameters: int, *, anew: bool
+    ) -> Plan:
+        """The plan of a fit all of whose releases cost ``epsilon``."""
+        return self._plan(n, delta, epsilon=epsilon, parameters=parameters)
+
+    def _default_clip(self, n: int, parameters: int, mu: float) -> float:
+        """The clip norm that nobody has set, from public numbers; see `clip_by_noise`."""
+        return clip_by_noise(n, parameters, mu)
 
     def _plan(
         self,
@@ -201,7 +234,7 @@ class NetworkFit(PrivateSettings):
         if self.clip_norm is not None:
             clip_norm = real_number("clip_norm", self.clip_norm)
         elif epsilon is not None and epsilon > 0:  # else refused below
-            clip_norm = clip_by_noise(n, parameters, gdp_mu(epsilon, delta))
+            clip_norm = self._default_clip(n, parameters, gdp_mu(epsilon, delta))
         made: TrainingMethod = chosen.make(**{"clip_norm": clip_norm} | settings)
         return made.plan(
             n=n,
@@ -242,7 +275,7 @@ class NetworkFit(PrivateSettings):
         """
 
         def whole(noise_multiplier: float) -> dp_accounting.DpEvent:
-            fit = self._plan(n, delta, noise_multiplier=noise_multiplier).event
+            fit = self._event(self._plan(n, delta, noise_multiplier=noise_multiplier))
             return dp_accounting.ComposedDpEvent([*events, fit])
 
         if self._plan(n, delta, epsilon=epsilon).guarantee.status != "proven":
@@ -251,9 +284,8 @@ class NetworkFit(PrivateSettings):
                 "guarantee, so its cost does not compose with others. Fix: settings with a proof."
             )
         noise = calibrate_event(whole, epsilon=epsilon, delta=delta, neighboring=self.neighboring)
-        return compute_epsilon(
-            self._plan(n, delta, noise_multiplier=noise).event, delta, self.neighboring
-        ).epsilon
+        fit = self._event(self._plan(n, delta, noise_multiplier=noise))
+        return compute_epsilon(fit, delta, self.neighboring).epsilon
 
     def _widths(self, features: int, outputs: int) -> list[int]:
         sizes: Any = self.hidden_layer_sizes

@@ -1,25 +1,34 @@
 """Small networks, private, as in scikit-learn: DP-SGD on Poisson batches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from dp_accounting import DpEvent
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpoptim.accounting.calibration import calibrate_event
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number
 from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
-from dpoptim.estimators.network_fit import NetworkFit, linear_layers
+from dpoptim.estimators.narrowed_fit import NarrowedFit
+from dpoptim.estimators.network_fit import NetworkFit, Run, linear_layers
 from dpoptim.estimators.table import (
     bounded_targets,
     public_classes,
     public_weights,
 )
+from dpoptim.estimators.target_spread import WHOLE
 from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
 from dpoptim.target_range import TargetBound, TargetRange
+from dpoptim.training.batches.privacy_units import Persons
+
+REGRESSION_CLIP = 0.3  # of a squared error; from benchmarks/choose_defaults.py
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -126,6 +135,11 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
             where 0 is not in the middle. Targets are clipped to it. It must not be read off the
             data. The error is measured in units of half the range.
 
+        clip_norm: bound on each record's gradient. None: 0.3, and up to a tenth of the budget's
+            mu^2 is first spent on where targets lie in their range, if there are records enough to
+            tell: the network learns in that part, three standard deviations about their mean. Any
+            number, or one among ``method_options``: the whole range.
+
     The other arguments, and the **Guarantee**, as for `DPSGDClassifier`.
 
     The first predictions are all the middle of the range, and without a ``learning_rate`` steps are
@@ -148,27 +162,74 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
     _steps_to_swing = 25
 
     target_bound: TargetBound | None = None
-    clip_norm: Any = 0.3
-    _targets: TargetRange = field(init=False)  # those that the network has learnt
+    _allowed: TargetRange = field(init=False)  # of the chunks so far
+    _part: TargetRange = field(init=False)  # of that, in which the network has learnt
 
     def _learn(self, given: Given) -> None:
         x = self._rows(given)
         targets, allowed = bounded_targets(given.y, self.target_bound, rows=len(x))
-        if given.chunk and hasattr(self, "_targets") and allowed != self._targets:
+        if given.chunk and hasattr(self, "_allowed") and allowed != self._allowed:
             raise ValueError(
-                f"target_bound={allowed} must stay {self._targets}, the unit of earlier chunks; or "
+                f"target_bound={allowed} must stay {self._allowed}, the unit of earlier chunks; or "
                 "call fit anew."
             )
-        scaled = torch.from_numpy(targets.astype(np.float32))
-        self._train(x, scaled[:, None], 1, squared_errors, (), given)
-        self._targets = allowed
+        if allowed != getattr(self, "_allowed", None):
+            self._part = WHOLE
+        self._allowed = allowed
+        self._train(x, torch.from_numpy(targets), 1, squared_errors, (), given)
+
+    def _plan_of_fit(
+        self, n: int, delta: float, epsilon: float, parameters: int, *, anew: bool
+    ) -> Plan:
+        plan = super()._plan_of_fit(n, delta, epsilon, parameters, anew=anew)
+        if self._narrowed(plan, anew=anew) is None:
+            return plan
+        noise = calibrate_event(
+            lambda noise: self._event(replace(plan, noise_multiplier=noise)),
+            epsilon=epsilon,
+            delta=delta,
+            neighboring=self.neighboring,
+            start=plan.noise_multiplier,
+        )
+        return replace(plan, noise_multiplier=noise)
+
+    def _event(self, plan: Plan) -> DpEvent:
+        by_itself = self.clip_norm is None and "clip_norm" not in (self.method_options or {})
+        return NarrowedFit(plan, self.noise_seed).event if by_itself else plan.event
+
+    def _narrowed(self, plan: Plan, *, anew: bool) -> NarrowedFit | None:
+        """The fit, if it is to find out where targets lie; None: in the range it is given."""
+        if not anew or plan.guarantee.status != "proven" or self._event(plan) == plan.event:
+            return None
+        return NarrowedFit(plan, self.noise_seed)
+
+    def _trained(
+        self, run: Run, plan: Plan, targets: Tensor, owners: Persons | None, *, anew: bool
+    ) -> tuple[DpEvent, Guarantee]:
+        """In the part of the range that targets take up; from other weights, in theirs."""
+        y = targets.numpy()
+
+        def train(part: TargetRange, ledger: Ledger | None) -> Guarantee:
+            return run(torch.from_numpy(part.scaled(y).astype(np.float32))[:, None], ledger)
+
+        if anew:
+            self._part = WHOLE
+        fit = self._narrowed(plan, anew=anew)
+        if fit is None:
+            return plan.event, train(self._part, self.ledger)
+        guarantee, self._part = fit.run(train, y, owners, self.ledger)
+        return fit.event, guarantee
+
+    def _default_clip(self, n: int, parameters: int, mu: float) -> float:
+        return REGRESSION_CLIP
 
     def _learning_rate(self, plan: Plan, parameters: int, by: OptimizerSettings) -> float:
         rate = super()._learning_rate(plan, parameters, by)
         if self.learning_rate is not None or by.kind.adaptive:
             return rate
+        clip_norm = REGRESSION_CLIP if self.clip_norm is None else self.clip_norm
         longest = max(1.0, plan.steps / self._steps_to_swing)
-        return min(rate, longest * (1 - by.momentum) / real_number("clip_norm", self.clip_norm))
+        return min(rate, longest * (1 - by.momentum) / real_number("clip_norm", clip_norm))
 
     def _new(self, features: int, outputs: int) -> nn.Sequential:
         """A network that predicts 0: those of random weights are further off than the mean."""
@@ -181,7 +242,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of shape (n,)."""
         outputs = self._outputs(X)[:, 0]
-        return self._targets.unscaled(outputs)
+        return self._allowed.part(self._part).unscaled(outputs)
 
 
 def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:

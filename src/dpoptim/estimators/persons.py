@@ -68,15 +68,21 @@ def of_persons(
     """
     x, y, of_rows, weights = data
     mine = np.arange(len(owners))
-    brought = owners.bring(coins, mine if sharded else equal_part(mine, ranks))
-    items, there = present_rows(brought)
-    index = items.reshape(brought.shape)
-    present = np.ones(brought.shape) if there is None else there.numpy().astype(np.float64)
-    shares = present / present.sum(1, keepdims=True)
+    index, shares = rows_brought(owners, mine if sharded else equal_part(mine, ranks), coins)
     if of_rows is not None:
         shares = shares * of_rows[index]
     rows = x[index] if held_in_memory(x) else RowsOfPersons(x, index)
     return rows, y[index], shares, None if weights is None else weights[index]
+
+
+def rows_brought(
+    owners: Persons, persons: NDArray[np.int64], coins: KeyStream
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Row numbers of persons, (persons, K), and their shares; as above."""
+    brought = owners.bring(coins, persons)
+    items, there = present_rows(brought)
+    present = np.ones(brought.shape) if there is None else there.numpy().astype(np.float64)
+    return items.reshape(brought.shape), present / present.sum(1, keepdims=True)
 
 
 class RowsOfPersons:

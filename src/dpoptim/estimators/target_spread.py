@@ -37,15 +37,19 @@ LONGEST = math.sqrt(1.25)
 WHOLE = TargetRange(0.0, 1.0)
 
 
-def can_be_narrowed(budget: Budget, n: int, neighboring: str) -> bool:
-    """Whether noise of the first round would leave less than the whole range; public."""
-    return DEVIATIONS**2 * noise_of_mean(budget.gdp, n, neighboring) < 1
+def price_of_round(mu: float) -> float:
+    """The mu of a round, where all rounds are `SHARE` of a budget's mu^2."""
+    return mu * math.sqrt(SHARE / ROUNDS)
+
+
+def can_be_narrowed(mu: float, n: int, neighboring: str) -> bool:
+    """Whether noise of a round at this price would leave less than the whole range; public."""
+    return DEVIATIONS**2 * noise_of_mean(mu, n, neighboring) < 1
 
 
 def noise_of_mean(mu: float, n: int, neighboring: str) -> float:
-    """Standard deviation of a round's noise on a mean over n records."""
-    bound = neighbours_differ_by(neighboring) * LONGEST
-    return bound / (mu * math.sqrt(SHARE / ROUNDS) * n)
+    """Standard deviation of noise at this price on a mean over n records."""
+    return neighbours_differ_by(neighboring) * LONGEST / (mu * n)
 
 
 def solve_in_part(
@@ -88,7 +92,8 @@ def solve_in_part(
         noise=key_stream(noise_seed, "range of targets"),
         label="estimator, range of targets, auto",
     )
-    part = spread_of_targets(gate, y, rest[0] if rest else None, n, ranks)
+    round_mu = price_of_round(budget.gdp)
+    part = spread_of_targets(gate, y, rest[0] if rest else None, n, mu=round_mu, ranks=ranks)
     left = PLANNED * math.sqrt(budget.gdp**2 - gate.filter.spent**2)
     gate.open(left)
     gate.count(left)
@@ -107,6 +112,8 @@ def spread_of_targets(
     y: NDArray[np.float64],
     shares: NDArray[np.float64] | None,
     n: int,
+    *,
+    mu: float,
     ranks: Ranks = ALONE,
 ) -> TargetRange:
     """The range about the mean of targets in [-1, 1]; the whole one where noise hides it.
@@ -115,18 +122,18 @@ def spread_of_targets(
     narrow it, nothing is released for that.
 
     Args:
-        gate: of the whole fit; it is charged for at most `SHARE` of its mu^2.
+        gate: of the whole fit.
         y: this rank's targets in [-1, 1], (records,) or (records, rows); private.
         shares: of the rows of records that have several, which add up to 1; else not read.
         n: records of all ranks, public.
+        mu: the price of each of at most `ROUNDS` rounds.
 
-    **Guarantee.** All rounds together are GDP of `SHARE` of the gate's mu^2, whatever y holds: a
-    record adds (z, z^2 - 1/2) to a round's sum, z its target within the last range, released
-    before, and cut to [-1, 1]; that is at most sqrt(5)/2 long, and so is a mean over its rows.
+    **Guarantee.** Each round is mu-GDP, whatever y holds, and charged to the gate: a record adds
+    (z, z^2 - 1/2) to a round's sum, z its target within the last range, released before, and cut to
+    [-1, 1]; that is at most sqrt(5)/2 long, and so is a mean over its rows.
     """
-    mu = gate.filter.mu * math.sqrt(SHARE / ROUNDS)
     bound = LONGEST * BOUND_ROUNDING
-    noise = noise_of_mean(gate.filter.mu, n, gate.neighboring)
+    noise = noise_of_mean(mu, n, gate.neighboring)
     found = WHOLE
     for number in range(ROUNDS):
         if DEVIATIONS**2 * noise >= 1:  # if they all were the same

@@ -4,6 +4,7 @@ Made-up records have none of them but by chance, so that all look equally long: 
 its records by lengths leaves these where they are. Records with such numbers do not.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,7 +112,7 @@ def compared_numbers(model: nn.Module, sample: Sample) -> dict[int, list[float]]
         known = () if x.is_floating_point() else x.unique().tolist()
         new = [n for n in found if n not in known and representable(n, x)]
         if new:  # in one order in every process, NaN first
-            numbers[place] = sorted(new, key=lambda n: (n == n, n))[:MOST_NUMBERS]
+            numbers[place] = sorted(new, key=lambda n: (not math.isnan(n), n))[:MOST_NUMBERS]
     return numbers
 
 
