@@ -9,8 +9,8 @@ import torch
 
 import dpoptim
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.errors import PrivacyError
-from dpoptim.gate import FilteredGate, Gate, GaussianSum, SelectionGate
+from dpoptim.errors import LedgerError, PrivacyError
+from dpoptim.gate import FilteredGate, Gate, GaussianSum, SelectionGate, charged_together
 from dpoptim.gate import planned as gate_module
 from dpoptim.noise.stream import KeyStream
 
@@ -216,3 +216,57 @@ def test_a_forked_process_releases_nothing(kind: str, monkeypatch: pytest.Monkey
                 selection.select([0.0, 1.0])
         monkeypatch.undo()
         assert not ledger.entries()
+
+
+PARTS = [dp_accounting.GaussianDpEvent(4.0), dp_accounting.GaussianDpEvent(3.0)]
+
+
+def release(ledger: Ledger, mu: float) -> None:
+    gate = FilteredGate(
+        mu=mu,
+        neighboring="zero-out",
+        ledger=ledger,
+        noise=KeyStream.from_seed(0, "test"),
+        label="part",
+    )
+    gate.release_sum(torch.zeros(1).double(), norm_bound=1.0, mu=mu)
+
+
+def test_parts_of_a_run_are_charged_as_one_before_the_first() -> None:
+    with Ledger(neighboring="zero-out", epsilon=2.0, delta=1e-5) as ledger:
+        paying = charged_together(ledger, PARTS, neighboring="zero-out", label="whole")
+        with paying as inner:
+            assert not ledger.entries()
+            for part in PARTS[::-1]:
+                release(inner, 1 / part.noise_multiplier)
+                assert len(ledger.entries()) == 1
+        (charged,) = ledger.entries()
+        assert charged.event == dp_accounting.ComposedDpEvent(PARTS)
+        assert charged.state == "committed"
+
+
+@pytest.mark.parametrize("mu", [1 / 4, 1 / 2])
+def test_nothing_but_the_parts_is_released_and_each_of_them_once(mu: float) -> None:
+    with Ledger(neighboring="zero-out") as ledger:
+        paying = charged_together(ledger, PARTS, neighboring="zero-out", label="whole")
+        with paying as inner, pytest.raises(LedgerError, match="something else than what was"):
+            for _ in range(2):
+                release(inner, mu)
+        assert len(ledger.entries()) == (mu == 1 / 4)
+
+
+def test_parts_of_which_a_ledger_refuses_the_whole_are_not_begun() -> None:
+    with Ledger(neighboring="zero-out", epsilon=1.0, delta=1e-5) as ledger:
+        paying = charged_together(ledger, PARTS, neighboring="zero-out", label="whole")
+        with pytest.raises(dpoptim.BudgetExceeded), paying:
+            raise AssertionError("begun")
+        assert not ledger.entries()
+
+
+def test_who_leaves_early_has_paid_for_all_parts() -> None:
+    with Ledger(neighboring="zero-out") as ledger:
+        paying = charged_together(ledger, PARTS, neighboring="zero-out", label="whole")
+        with pytest.raises(KeyboardInterrupt), paying as inner:
+            release(inner, 1 / 4)
+            raise KeyboardInterrupt
+        assert ledger.entries()[0].event == dp_accounting.ComposedDpEvent(PARTS)

@@ -145,7 +145,7 @@ def test_pipelines_and_searches_are_charged_once_and_learn_what_one_process_does
     """
     (alone,) = run_ranks(1, work.together, str(tmp_path / "alone.sqlite"), group=False)
     everyone = run_ranks(2, work.together, str(tmp_path / "ledger.sqlite"))
-    assert len(alone["entries"]) == 3  # scaler, estimator, search
+    assert len(alone["entries"]) == 2  # pipeline, search
     assert everyone[0]["entries"] == alone["entries"]
     for each in everyone:
         for name in ("pipeline", "search"):

@@ -77,7 +77,8 @@ def test_steps_are_fitted_where_the_ledger_is(backend: str) -> None:
             clone(whole).set_params(last__data_norm="1").fit(X, Y)
         assert not ledger.entries()
         assert 1.9 < whole.fit(X, Y).privacy_.epsilon <= 2.0
-    assert len(ledger.entries()) == 3
+    (charged,) = ledger.entries()
+    assert len(charged.event.events) == 3
     assert whole[0].n_jobs == 2
 
 
@@ -118,23 +119,23 @@ def test_a_pipeline_of_transformers_pays_for_what_it_gives() -> None:
     assert len(ledger.entries()) == 1
     whole = pipeline(scaler(), ledger=ledger).fit(X, Y)
     whole[:-1].fit_transform(X)
-    assert len(ledger.entries()) == 4
+    assert len(ledger.entries()) == 3
     within = Pipeline([("columns", columns_to_learn(ledger)), ("last", model(ledger=ledger))])
     assert within.fit(X, Y)[0].privacy_.epsilon <= 0.5
-    assert len(ledger.entries()) == 6
+    assert len(ledger.entries()) == 5
 
 
-@pytest.mark.parametrize("epsilon", [0.6, 1.05, 1.5])
+@pytest.mark.parametrize("epsilon", [0.6, 0.99, 1.0, 1.5])
 def test_a_budget_for_some_of_the_steps_is_left_whole(epsilon: float) -> None:
     """The scaler was charged, and then the last step refused: it had been paid for in vain."""
     ledger = dpoptim.Ledger(neighboring="zero-out", epsilon=epsilon, delta=1e-5)
     whole = pipeline(scaler(), epsilon=1.0, ledger=ledger)
-    if epsilon > 1.4:
+    if epsilon >= 1.0:
         whole.fit(X, Y)
     else:
         with pytest.raises(dpoptim.BudgetExceeded):
             whole.fit(X, Y)
-    assert len(ledger.entries()) == (2 if epsilon > 1.4 else 0)
+    assert len(ledger.entries()) == (1 if epsilon >= 1.0 else 0)
 
 
 @pytest.mark.parametrize("union", [False, True])
@@ -143,7 +144,8 @@ def test_an_inner_pipeline_has_what_the_outer_one_gives(union: bool) -> None:
     inner: Any = columns_to_learn()
     whole = pipeline(FeatureUnion([("columns", inner)]) if union else inner, ledger=ledger)
     assert 1.9 < whole.fit(X, Y).privacy_.epsilon <= 2.0
-    assert len(ledger.entries()) == 2
+    (charged,) = ledger.entries()
+    assert len(charged.event.events) == 2
     assert inner.epsilon == 0.5
     free = PrivatePipeline([("scale", scaler()), ("range", DPMinMaxScaler(-1, 1))]).fit(X)
     assert 0 < free.privacy_.epsilon <= 1.0

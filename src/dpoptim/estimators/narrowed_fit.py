@@ -20,14 +20,13 @@ from dpoptim.estimators.target_spread import (
     price_of_round,
     spread_of_targets,
 )
-from dpoptim.gate import FilteredGate
-from dpoptim.gate.choices import event_ahead
+from dpoptim.gate import FilteredGate, charged_together, event_ahead
 from dpoptim.noise.stream import key_stream
 from dpoptim.plan import Plan
 from dpoptim.target_range import TargetRange
 from dpoptim.training.batches.privacy_units import Persons
 
-LABEL = "DPSGDRegressor, range of targets"
+LABEL = "DPSGDRegressor"
 MOST_EXPONENT = 50.0  # of a plan with almost no noise
 
 
@@ -39,7 +38,9 @@ class NarrowedFit:
         noise_seed: repeatable noise, for tests; None: secret.
 
     Attributes:
-        event: everything that is released; the plan's alone where noise would hide the range.
+        narrows: whether noise leaves something of the range to be found; else nothing is released
+            for that.
+        parts: the events of what is released, in turn.
     """
 
     def __init__(self, plan: Plan, noise_seed: int | None) -> None:
@@ -49,11 +50,16 @@ class NarrowedFit:
         whole = plan.batch_size / plan.n * math.sqrt(plan.steps * strength / (1 - SHARE))
         self._mu = price_of_round(whole)
         self._of_rounds = self._mu * math.sqrt(ROUNDS) * (1 + 1e-9)  # rounding is covered
-        self.event: dp_accounting.DpEvent = plan.event
-        if can_be_narrowed(self._mu, plan.n, plan.neighboring):
+        self.parts: list[dp_accounting.DpEvent] = [plan.event]
+        self.narrows = can_be_narrowed(self._mu, plan.n, plan.neighboring)
+        if self.narrows:
             differ = neighbours_differ_by(plan.neighboring)
-            rounds = dp_accounting.GaussianDpEvent(differ / self._of_rounds)
-            self.event = dp_accounting.ComposedDpEvent([rounds, plan.event])
+            self.parts.insert(0, dp_accounting.GaussianDpEvent(differ / self._of_rounds))
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """Everything that is released."""
+        return dp_accounting.ComposedDpEvent(self.parts) if self.narrows else self.plan.event
 
     def run(
         self,
@@ -79,23 +85,26 @@ class NarrowedFit:
         **Guarantee.** The event's, by adaptive composition: rounds are Gaussian releases of a sum
         of bounded terms, each mu-GDP, and ``train`` is private whatever range it is given.
         """
-        plan = self.plan
-        event_ahead(lambda trial: train(WHOLE, trial), plan.neighboring)
-        gate = FilteredGate(
-            mu=self._of_rounds,
-            neighboring=plan.neighboring,
-            ledger=Ledger(neighboring=plan.neighboring) if ledger is None else ledger,
-            noise=key_stream(self._seed, "range of targets"),
-            label=LABEL,
-            afterwards=plan.event,
-        )
+        plan, relation = self.plan, self.plan.neighboring
+        event_ahead(lambda trial: train(WHOLE, trial), relation)
         shares = None
         if owners is not None:
             coins = key_stream(self._seed, "rows of persons, range of targets")
             index, shares = rows_brought(owners, np.arange(len(owners)), coins)
             y = y[index]
-        part = spread_of_targets(gate, y, shares, plan.n, mu=self._mu)
-        guarantee = train(part, None)  # it is paid for
-        gate.finish()
-        whole = compute_epsilon(gate.event, plan.delta, plan.neighboring)
+        paying = charged_together(
+            ledger, self.parts, neighboring=relation, label=LABEL, unit=plan.unit.name
+        )
+        with paying as paid:
+            gate = FilteredGate(
+                mu=self._of_rounds,
+                neighboring=relation,
+                ledger=paid,
+                noise=key_stream(self._seed, "range of targets"),
+                label="range of targets",
+            )
+            part = spread_of_targets(gate, y, shares, plan.n, mu=self._mu)
+            gate.finish()
+            guarantee = train(part, paid)
+        whole = compute_epsilon(self.event, plan.delta, relation)
         return replace(whole, unit=guarantee.unit, notes=guarantee.notes), part

@@ -194,14 +194,19 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         return replace(plan, noise_multiplier=noise)
 
     def _event(self, plan: Plan) -> DpEvent:
-        by_itself = self.clip_norm is None and "clip_norm" not in (self.method_options or {})
-        return NarrowedFit(plan, self.noise_seed).event if by_itself else plan.event
+        return NarrowedFit(plan, self.noise_seed).event if self._by_itself else plan.event
+
+    @property
+    def _by_itself(self) -> bool:
+        """Whether no clip norm was chosen, for which the unit of targets would matter."""
+        return self.clip_norm is None and "clip_norm" not in (self.method_options or {})
 
     def _narrowed(self, plan: Plan, *, anew: bool) -> NarrowedFit | None:
         """The fit, if it is to find out where targets lie; None: in the range it is given."""
-        if not anew or plan.guarantee.status != "proven" or self._event(plan) == plan.event:
+        if not (anew and self._by_itself and plan.guarantee.status == "proven"):
             return None
-        return NarrowedFit(plan, self.noise_seed)
+        fit = NarrowedFit(plan, self.noise_seed)
+        return fit if fit.narrows else None
 
     def _trained(
         self, run: Run, plan: Plan, targets: Tensor, owners: Persons | None, *, anew: bool

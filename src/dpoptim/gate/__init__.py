@@ -8,6 +8,7 @@ from dpoptim.gate.adaptive import FilteredGate
 from dpoptim.gate.choices import SelectionGate, TrialsGate, event_ahead
 from dpoptim.gate.planned import Gate
 from dpoptim.gate.queries import CorrelatedSum, GaussianSum, Query, SelectedRows
+from dpoptim.gate.together import charged_together
 
 __all__ = [
     "CorrelatedSum",
@@ -18,5 +19,6 @@ __all__ = [
     "SelectedRows",
     "SelectionGate",
     "TrialsGate",
+    "charged_together",
     "event_ahead",
 ]

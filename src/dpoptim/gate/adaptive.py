@@ -42,29 +42,15 @@ class FilteredGate:
         mu: the budget, > 0.
         neighboring: the relation of the guarantee, by name.
         ledger, noise, label: as for `Gate`.
-        afterwards: what another gate, without a ledger of its own, will release of the same
-            records; reserved with the budget, and nothing is given back then. None: nothing.
     """
 
     def __init__(
-        self,
-        *,
-        mu: float,
-        neighboring: str,
-        ledger: Ledger,
-        noise: KeyStream,
-        label: str,
-        afterwards: dp_accounting.DpEvent | None = None,
+        self, *, mu: float, neighboring: str, ledger: Ledger, noise: KeyStream, label: str
     ) -> None:
         self.filter = GaussianFilter(mu)
         self.neighboring, self.label = neighboring, label
         self.neighbours_differ_by = neighbours_differ_by(neighboring)  # in norm bounds
-        self.event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(
-            self.neighbours_differ_by / mu
-        )
-        self._alone = afterwards is None
-        if afterwards is not None:
-            self.event = dp_accounting.ComposedDpEvent([self.event, afterwards])
+        self.event = dp_accounting.GaussianDpEvent(self.neighbours_differ_by / mu)
         self._process, self._released, self._ended = os.getpid(), 0, False
         self._charge, self._noise = Charge(ledger, self.event, neighboring, label), noise
         self._charge.check()
@@ -148,8 +134,9 @@ class FilteredGate:
         filter has charged. The run's own guarantee stays that of its whole budget.
         """
         spent = self.filter.spent
-        worth_returning = self._alone and 0 < spent < WORTH_RETURNING * self.filter.mu
-        if not worth_returning or self._charge.why_nothing_is_returned():
+        if not 0 < spent < WORTH_RETURNING * self.filter.mu or (
+            self._charge.why_nothing_is_returned()
+        ):
             self._charge.finish()
             return
         refuse_fork(self._process)  # another process may go on releasing

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -16,7 +16,7 @@ from sklearn.utils.metaestimators import available_if
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
-from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
 from dpoptim.arguments import positive_number
@@ -27,7 +27,7 @@ from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
 from dpoptim.estimators.scope import ALONE, ON_TRUST
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
-from dpoptim.gate import event_ahead
+from dpoptim.gate import charged_together, event_ahead
 from dpoptim.gate.one_process import alone
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.preprocessing.broadcast import packed, unpack
@@ -44,6 +44,7 @@ from dpoptim.statistics import price_of
 
 MOST_SHARE = 0.3  # of mu^2, for all preprocessing together
 LEFT = 1 - 1e-9  # so that rounding cannot end above the budget
+MOST_LABEL = 200  # characters
 
 
 class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
@@ -59,7 +60,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         shares: of the budget's mu^2, by the name of a charged step (as in ``get_params``); None:
             what each needs for a precision of a hundredth of the columns' ranges, at most 0.3 for
             all; functions of public numbers.
-        ledger: where everything is charged; None: nowhere.
+        ledger: where everything is charged, as one run; None: nowhere.
         memory: as for ``Pipeline``; None where a step is charged.
         verbose, transform_input: as for ``Pipeline``.
 
@@ -174,29 +175,34 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         epsilon = positive_number("epsilon", self.epsilon)
         mu = price_of(epsilon, delta)
         self.shares_ = self._divide(charged, X, n, mu)
-        spent = {name: mu * math.sqrt(share) for name, share in self.shares_.items()}
-        differ = 2.0 if relation == "replace-one" else 1.0
-        before = [dp_accounting.GaussianDpEvent(differ / price) for price in spent.values()]
+        epsilons = {
+            name: gdp_epsilon(mu * math.sqrt(share), delta) for name, share in self.shares_.items()
+        }
+        differ = neighbours_differ_by(relation)
+        before: list[Any] = [
+            dp_accounting.GaussianDpEvent(differ / price_of(each, delta))
+            for each in epsilons.values()
+        ]
         rest = mu * math.sqrt(1 - math.fsum(self.shares_.values())) * LEFT
         if hasattr(last, "epsilon_after"):
             final = last.epsilon_after(before, n=n, epsilon=epsilon * LEFT, delta=delta)
         else:
             final = gdp_epsilon(rest, delta)
         unprotected = dict.fromkeys(learning_steps(self.steps[:-1]))
-        epsilons = {name: gdp_epsilon(price, delta) for name, price in spent.items()}
         with_budgets = partial(_budgets, delta=delta, n=n, relation=relation)
         epsilons[self.steps[-1][0]] = final
-        self._ask(before, lambda: self._try(X, y, params, epsilons, with_budgets), relation)
-        with Ledger(neighboring=relation) as own:
-            ledger = own if self.ledger is None else self.ledger
+        # without these the last step refuses by itself, before anything is spent
+        last_event = self._try(X, y, params, epsilons, with_budgets) if before else None
+        parts = [*before, last_event] if last_event is not None else before
+        with self._ledger_of_fit(parts, relation) as ledger:
             earlier = {entry.id for entry in ledger.entries()}
             budgets = with_budgets(steps_with(epsilons, self), ledger=ledger)
             with budgets, uncounted(), as_parts(self):
                 super().fit(X, y, **params)
             events = [entry.event for entry in ledger.entries() if entry.id not in earlier]
             for step in private_steps(self):
-                if step.ledger is own:  # a fitted clone, which would keep it
-                    step.ledger = None
+                if step.ledger is ledger:  # a fitted clone, which would keep it
+                    step.ledger = self.ledger
         event = dp_accounting.ComposedDpEvent(events)
         whole = compute_epsilon(event, delta, relation)
         whole = replace(whole, unit=unit.name, notes=(*own_notes(last), *said, *unprotected))
@@ -226,19 +232,17 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             warnings.simplefilter("ignore")  # they come with the fit
             return event_ahead(fit, copy[-1].neighboring)
 
-    def _ask(self, before: list[Any], try_last: Callable[[], Any], relation: str) -> None:
-        """Raise what the last step, or the ledger, would refuse once steps before were charged.
-
-        Without these it refuses by itself, before anything is spent.
+    def _ledger_of_fit(self, parts: list[Any], relation: str) -> AbstractContextManager[Ledger]:
+        """The ledger of the steps: several are charged as one run, being fixed beforehand.
 
         Args:
-            before: their events. try_last: gives the last step's, or None.
+            parts: their events; none: the last step is charged by itself.
         """
-        if not before:
-            return
-        first, *later = [event for event in (*before, try_last()) if event is not None]
-        if self.ledger is not None and later:
-            self.ledger.check(first, relation, *later)
+        if parts:
+            names = ", ".join(name for name, _ in self.steps)
+            label = f"{type(self).__name__}: {names}"[:MOST_LABEL]
+            return charged_together(self.ledger, parts, neighboring=relation, label=label)
+        return nullcontext(Ledger(neighboring=relation) if self.ledger is None else self.ledger)
 
     def _persons_of_last(
         self, persons: Any, params: dict[str, Any], charged: Mapping[str, PrivateStep]
