@@ -43,6 +43,9 @@ from dpoptim.preprocessing.steps_within import (
 from dpoptim.statistics import price_of
 
 MOST_SHARE = 0.3  # of mu^2, for all preprocessing together
+# for each charged step: what it learns is more precise where the budget is larger, however much of
+# their public ranges columns take up
+LEAST_SHARE = 0.1
 LEFT = 1 - 1e-9  # so that rounding cannot end above the budget
 MOST_LABEL = 200  # characters
 
@@ -58,8 +61,8 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         epsilon, delta: the budget of everything that a fit learns. What the steps say of their own
             is not used.
         shares: of the budget's mu^2, by the name of a charged step (as in ``get_params``); None:
-            what each needs for a precision of a hundredth of the columns' ranges, at most 0.3 for
-            all; functions of public numbers.
+            what each needs for a precision of a hundredth of the columns' ranges, but at least
+            0.1, and at most 0.3 for all; functions of public numbers.
         ledger: where everything is charged, as one run; None: nowhere.
         memory: as for ``Pipeline``; None where a step is charged.
         verbose, transform_input: as for ``Pipeline``.
@@ -295,7 +298,10 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             )
         if not (columns := shape[1]):
             raise ValueError(NO_COLUMNS)
-        wanted = {name: (step.wanted_mu(columns, n) / mu) ** 2 for name, step in charged.items()}
+        wanted = {
+            name: max(LEAST_SHARE, (step.wanted_mu(columns, n) / mu) ** 2)
+            for name, step in charged.items()
+        }
         scale = min(1.0, MOST_SHARE / max(math.fsum(wanted.values()), 1e-300))
         return {name: share * scale for name, share in wanted.items()}
 
