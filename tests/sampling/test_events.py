@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpoptim.sampling.events import composed
+from dpoptim.sampling.sampler import composed
 
 STEPS = st.lists(
     st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.1, 0.2, 1.0])), max_size=20

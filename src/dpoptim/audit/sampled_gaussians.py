@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri
 
 from dpoptim.accounting import calibrate_event, compute_epsilon, gdp_epsilon, tradeoff_curve
 from dpoptim.audit.bounds import Errors, clopper_pearson_upper, failure_of, separation
-from dpoptim.sampling.events import composed
+from dpoptim.sampling.sampler import composed
 
 _NOISE_ACCURACY = 3e-3  # relative, of the inverted noise multiplier; rounded to the safe side
 _LEAST_NOISE = 0.2  # below it a subsampled Gaussian's losses have no usable discretisation

@@ -23,7 +23,7 @@ from dpoptim.plan.words import basis_of, described
 from dpoptim.privacy_unit import RECORD, Unit
 from dpoptim.registry import entry
 from dpoptim.sampling import Sampler
-from dpoptim.sampling.length import number_of_steps
+from dpoptim.sampling.sampler import number_of_steps
 
 SMALLEST_NOISE = 0.01  # below it epsilon has no meaningful number
 

@@ -30,9 +30,8 @@ import dp_accounting
 import numpy as np
 
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling.events import composed
 from dpoptim.sampling.poisson import SamplingByCoins
-from dpoptim.sampling.sampler import Floats, Indices, Position, rarely_exceeded
+from dpoptim.sampling.sampler import Floats, Indices, Position, composed, rarely_exceeded
 
 
 @dataclass(frozen=True)
