@@ -12,10 +12,9 @@ from dpoptim.accounting.budget import Budget
 from dpoptim.accounting.budget_words import Remaining, spent
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger_refusals import known_run
-from dpoptim.accounting.ledger_runs import Reservation, Runs
+from dpoptim.accounting.ledger_runs import Reservation, Runs, verify
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.accounting.ledger_text import delta_of, lines_of, total_of
-from dpoptim.accounting.ledger_verify import verify
 from dpoptim.errors import LedgerError
 from dpoptim.notebook import as_table
 from dpoptim.printable import printable

@@ -10,6 +10,7 @@ from dpoptim.accounting.budget import Budget
 from dpoptim.accounting.budget_words import refusal
 from dpoptim.accounting.event_json import event_from_json
 from dpoptim.accounting.ledger_schema import Entry, Head, Kind
+from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.errors import LedgerError
 from dpoptim.privacy_unit import RECORD, Unit
 
@@ -165,3 +166,26 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise ValueError("expected a count")
     return int(text)
+
+
+def verify(store: LedgerStore, budget: Budget | None, neighboring: str, digest: str | None) -> int:
+    """The number of entries; see `Ledger.verify`.
+
+    Raises LedgerError for anything that is not as it should be.
+    """
+    store.identify()
+    at, runs = store.start(), Runs(store.start(), neighboring, store.settings.unit)
+    entries, head = store.read(at)
+    seen = {at.digest}
+    for entry in entries:
+        if entry.kind == Kind.RESERVED and budget is not None:
+            runs.admit([event_from_json(json.loads(entry.body))], budget, store.settings.dataset)
+        at = entry.after(at)
+        seen.add(at.digest)
+        runs.add([entry], at)
+    if digest is not None and digest not in seen:
+        raise LedgerError(
+            f"no state of this ledger has the digest {digest}: it was written anew, or replaced by "
+            "an older copy"
+        )
+    return head.count

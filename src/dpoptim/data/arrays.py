@@ -12,7 +12,7 @@ from dpoptim.data.image_folders import read_image_folder
 from dpoptim.data.npz_files import Arrays, read_npz
 from dpoptim.data.numbers import places_among
 from dpoptim.data.preparation import ChannelsFirst, Divide, Preparation, Step
-from dpoptim.data.schema_files import natural_order
+from dpoptim.data.public_schemas import natural_order
 from dpoptim.data.tables import check_classes, existing, undeclared
 
 PIXELS: tuple[Step, ...] = (ChannelsFirst(), Divide(255.0))  # bytes to [0, 1]

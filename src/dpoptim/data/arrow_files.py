@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpoptim.data.column_names import refuse_one_name
-from dpoptim.data.damaged_files import decoding
+from dpoptim.data.opened_files import decoding
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".arrows", ".feather", ".ipc")

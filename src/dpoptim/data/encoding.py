@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.dates import as_days
-from dpoptim.data.numbers import as_numbers, as_texts, places_among
+from dpoptim.data.numbers import as_days, as_numbers, as_texts, places_among
 from dpoptim.data.preparation import UnitNorm
 from dpoptim.data.schema import Column, Schema
 from dpoptim.data.table_files import Chunk, Values, read_columns

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.damaged_files import decoding, opened
 from dpoptim.data.npz_files import Arrays, as_text
+from dpoptim.data.opened_files import decoding, opened
 
 IDX_UNSIGNED_BYTE = 0x08
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.damaged_files import decoding
+from dpoptim.data.opened_files import decoding
 
 # names of arrays, as people use them
 FEATURES = (("x_train", "x_test"), ("X_train", "X_test"), ("x", None), ("X", None))

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dpoptim.data.arrow_files import FIX, arrow, names_and_kinds, values
 from dpoptim.data.column_names import abridged
-from dpoptim.data.damaged_files import decoding
+from dpoptim.data.opened_files import decoding
 
 WHAT = "a Parquet file"
 

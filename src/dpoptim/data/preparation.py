@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpoptim.data.feature_files import cached, roomy
+from dpoptim.data.large_arrays import cached, roomy
 from dpoptim.data.scattering import Scattering
 
 Floats = NDArray[np.float32]

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dpoptim.arguments import real_number
-from dpoptim.data.column_ranges import expanded
-from dpoptim.data.dates import day_number
+from dpoptim.data.column_names import expanded
+from dpoptim.data.numbers import day_number
+from dpoptim.data.opened_files import UTF8, known_encoding
 from dpoptim.data.schema_values import (
     FILL_IN,
     bounds_of,
@@ -23,7 +24,6 @@ from dpoptim.data.schema_values import (
     refuse_format,
     texts_of,
 )
-from dpoptim.data.text_files import UTF8, known_encoding
 
 Kind = Literal["number", "date", "category", "drop", "person", "target"]
 Scaling = Literal["bounds", "unit-norm", "none"]

@@ -1,7 +1,7 @@
 """Values of a schema's entries: bounds, and lists of texts."""
 
 from dpoptim.arguments import real_number
-from dpoptim.data.dates import day_number, day_text, holds
+from dpoptim.data.numbers import day_number, day_text, holds
 
 FILL_IN = "FILL-IN"  # what a draft holds where only its owner knows
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from dpoptim.data import arrow_files
 from dpoptim.data.column_names import SEPARATORS, abridged, refuse_one_name
-from dpoptim.data.damaged_files import decoding, kind_of
-from dpoptim.data.text_files import IN_PLACE, UTF8, open_text, undecodable
+from dpoptim.data.opened_files import IN_PLACE, UTF8, decoding, kind_of, open_text, undecodable
 
 CHUNK = 65_536  # records at a time, of tables of ordinary width
 MOST_CELLS = 4_000_000  # at a time, of wide ones

@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.data.column_names import abridged
-from dpoptim.data.damaged_files import kind_of, name_of
 from dpoptim.data.dataset import Data
 from dpoptim.data.encoding import encode_table
-from dpoptim.data.rows import Rows
+from dpoptim.data.large_arrays import Rows
+from dpoptim.data.opened_files import UTF8, kind_of, known_encoding, name_of
+from dpoptim.data.public_schemas import from_public_table, public_target
 from dpoptim.data.schema import Column, Scaling, Schema
-from dpoptim.data.schema_files import from_public_table, public_target
 from dpoptim.data.table_files import TABLE_ENDINGS, column_names
-from dpoptim.data.text_files import UTF8, known_encoding
 
 ENDINGS = (*TABLE_ENDINGS, ".npz")
 

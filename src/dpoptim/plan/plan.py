@@ -10,8 +10,8 @@ import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from dpoptim.accounting.accountant import compute_epsilon
-from dpoptim.accounting.doubts import doubts
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
+from dpoptim.accounting.public_numbers import doubts
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption
 from dpoptim.clipping import ClippingRule

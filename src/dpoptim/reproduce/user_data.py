@@ -13,7 +13,7 @@ from dpoptim.data.arrays import PIXELS, from_arrays
 from dpoptim.data.idx import read_idx_folder
 from dpoptim.data.image_folders import read_image_folder
 from dpoptim.data.npz_files import Arrays, chosen, read_all, read_npy_folder
-from dpoptim.data.schema_files import natural_order
+from dpoptim.data.public_schemas import natural_order
 from dpoptim.reproduce.das_published import SOFTMAX
 from dpoptim.reproduce.real_cases import Case
 from dpoptim.reproduce.request import FOLDERS

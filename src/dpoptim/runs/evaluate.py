@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_settings import PERSONS, named
 from dpoptim.data import Floats, Schema
-from dpoptim.data.damaged_files import name_of
 from dpoptim.data.encoding import encode_table
+from dpoptim.data.opened_files import name_of
 from dpoptim.data.table_files import is_table
 from dpoptim.evaluation import (
     ClassifierScores,

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dpoptim.data.schema_files import draft, from_public_table, to_toml
+from dpoptim.data.opened_files import known_encoding
+from dpoptim.data.public_schemas import from_public_table
+from dpoptim.data.schema_files import draft, to_toml
 from dpoptim.data.schema_values import FILL_IN
 from dpoptim.data.table_files import TABLE_ENDINGS, is_table
-from dpoptim.data.text_files import known_encoding
 from dpoptim.files import write_atomically
 
 
