@@ -18,8 +18,14 @@ from dpoptim.clipping import ClippingRule
 from dpoptim.gate import Query
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
 from dpoptim.notebook import as_table
-from dpoptim.plan.text import read_text, refuse_other_promise, settings_in, text_of
-from dpoptim.plan.words import basis_of, described
+from dpoptim.plan.text import (
+    basis_of,
+    described,
+    read_text,
+    refuse_other_promise,
+    settings_in,
+    text_of,
+)
 from dpoptim.privacy_unit import RECORD, Unit
 from dpoptim.registry import entry
 from dpoptim.sampling import Sampler

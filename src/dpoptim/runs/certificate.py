@@ -20,7 +20,7 @@ from dpoptim.accounting.guarantee import Guarantee, neighboring_name
 from dpoptim.documents import dump, with_digest
 from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
-from dpoptim.plan.words import of_each
+from dpoptim.plan.text import of_each
 from dpoptim.runs.plans import plan_by_numbers
 from dpoptim.runs.result import LedgerEntry, RunResult
 

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpoptim.accounting.guarantee import rounded_up
-from dpoptim.plan.words import of_each
+from dpoptim.plan.text import of_each
 from dpoptim.planning import EpsilonAtMost, Plans, Setting, learning_rate
 from dpoptim.planning.choice import PREDICTED
 from dpoptim.runs.certificate import FALSE_POSITIVE_RATES, best_guess, misses, percent_up

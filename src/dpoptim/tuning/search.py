@@ -37,8 +37,7 @@ from dpoptim.gate import TrialsGate
 from dpoptim.gate.one_process import alone
 from dpoptim.noise.stream import KeyStream
 from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
-from dpoptim.tuning.records import Records
-from dpoptim.tuning.scores import noisy_score
+from dpoptim.tuning.records import Records, noisy_score
 from dpoptim.tuning.search_event import search_event
 
 UNTIMED = "on trust: nobody learns from running times how many trials there were"
