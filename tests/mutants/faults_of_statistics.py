@@ -156,7 +156,7 @@ def scatter_of_losses_of_the_data() -> Iterator[None]:
 @contextmanager
 def dates_between_the_first_and_the_last() -> Iterator[None]:
     """A column of dates is scaled by the dates that it holds."""
-    honest = encoding.scaled
+    honest = encoding.scaled_into_bounds
 
     def scaled(numbers: Floats, column: Column, schema: Schema) -> Floats:
         if column.kind == "date" and len(numbers) > 1:
@@ -164,21 +164,21 @@ def dates_between_the_first_and_the_last() -> Iterator[None]:
             column = replace(column, bounds=held)
         return honest(numbers, column, schema)
 
-    with patch.object(encoding, "scaled", scaled):
+    with patch.object(encoding, "scaled_into_bounds", scaled):
         yield
 
 
 @contextmanager
 def dates_not_cut() -> Iterator[None]:
     """A schema's bounds scale dates, but do not bound them."""
-    honest = encoding.scaled
+    honest = encoding.scaled_into_bounds
 
     def scaled(numbers: Floats, column: Column, schema: Schema) -> Floats:
         if column.kind == "date" and column.bounds is not None:
             return encoding.to_unit(numbers, column.bounds)
         return honest(numbers, column, schema)
 
-    with patch.object(encoding, "scaled", scaled):
+    with patch.object(encoding, "scaled_into_bounds", scaled):
         yield
 
 

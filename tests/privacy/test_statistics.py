@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 import dpoptim
-from dpoptim.audit.side_by_side import lowest, releases_kept, separate
+from dpoptim.audit.side_by_side import releases_kept, separate, without_canary
 from dpoptim.data.sparse_rows import SparseRows, canonical
 from dpoptim.gate import FilteredGate
 from dpoptim.solvers import Budget
@@ -147,7 +147,7 @@ def audited(release: Any, neighboring: str = "zero-out", trials: int = 16_000) -
             release(presence, seed, trials)
         return torch.stack(kept).numpy()
 
-    return separate(world, low=lowest(neighboring), confidence=1 - 1e-6, seed=3).mu
+    return separate(world, low=without_canary(neighboring), confidence=1 - 1e-6, seed=3).mu
 
 
 def of_a_sum(

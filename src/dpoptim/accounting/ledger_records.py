@@ -12,7 +12,7 @@ from dpoptim.accounting.budget import Budget
 from dpoptim.accounting.budget_words import Remaining, spent
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger_refusals import known_run
-from dpoptim.accounting.ledger_runs import Reservation, Runs, verify
+from dpoptim.accounting.ledger_runs import Reservation, Runs, verify_entries
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.accounting.ledger_text import delta_of, lines_of, total_of
 from dpoptim.errors import LedgerError
@@ -100,7 +100,7 @@ class LedgerRecords:
 
         Returns the number of entries. Raises LedgerError for anything that is not as it should be.
         """
-        return verify(self._store, self.budget, self.neighboring, digest)
+        return verify_entries(self._store, self.budget, self.neighboring, digest)
 
     def spent(self, delta: float | None = None) -> Guarantee:
         """The guarantee of the releases so far.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import dp_accounting as dp
 
 from dpoptim.accounting.budget import Budget
-from dpoptim.accounting.budget_words import refusal
+from dpoptim.accounting.budget_words import over_budget_error
 from dpoptim.accounting.event_json import event_from_json
 from dpoptim.accounting.ledger_schema import Entry, Head, Kind
 from dpoptim.accounting.ledger_store import LedgerStore
@@ -117,7 +117,7 @@ class Runs:
                 charges = [*charges, budget.charge(events[place - 1], len(charges) + 1)[0]]
             short = budget.shortfall(charges, event)
             if short is not None:
-                raise refusal(budget, short, runs=len(charges), dataset=dataset)
+                raise over_budget_error(budget, short, runs=len(charges), dataset=dataset)
 
 
 def _begun(run: Reservation, body: str) -> Reservation:
@@ -168,7 +168,9 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def verify(store: LedgerStore, budget: Budget | None, neighboring: str, digest: str | None) -> int:
+def verify_entries(
+    store: LedgerStore, budget: Budget | None, neighboring: str, digest: str | None
+) -> int:
     """The number of entries; see `Ledger.verify`.
 
     Raises LedgerError for anything that is not as it should be.

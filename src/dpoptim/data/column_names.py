@@ -18,16 +18,16 @@ def refuse_one_name(path: Path, names: Sequence[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(
-            f"{path} has two columns of one name: {abridged(twice[:1])}. Fix: rename one."
+            f"{path} has two columns of one name: {shown_names(twice[:1])}. Fix: rename one."
         )
 
 
-def abridged(names: Sequence[str], most: int = 12) -> str:
+def shown_names(names: Sequence[str]) -> str:
     """The names, or the first of many; none where one is a number, and so maybe a record's."""
     if any(reads_as_number(part) for name in names for part in re.split(f"[{SEPARATORS}]", name)):
         return f"{len(names)} others, not shown as the first line may be a record"
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    rest = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return ", ".join(names[:MOST_SHOWN]) + rest
 
 
 def reads_as_number(text: str) -> bool:
@@ -42,6 +42,7 @@ Entry = TypeVar("Entry")
 
 RANGE = re.compile(r"(?P<head>[^{}]*)\{(?P<first>\d+)\.\.(?P<last>\d+)\}(?P<tail>[^{}]*)")
 NUMBERED = re.compile(r"(?P<head>.*?)(?P<number>\d+)(?P<tail>\D*)", re.DOTALL)
+MOST_SHOWN = 12  # names in a message
 MOST = 100_000  # columns of one range
 FEWEST = 4  # columns that a draft writes as a range
 
@@ -73,7 +74,7 @@ def names_of(name: str) -> list[str]:
     ]
 
 
-def expanded(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+def expand_ranges(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """Entries by column, ranges written out; a column's own entry goes before that of a range.
 
     Raises:
@@ -108,7 +109,7 @@ def runs_of(columns: Sequence[tuple[str, Entry]]) -> Iterator[tuple[str, int, En
             yield name, 1, kind
             place += 1
             continue
-        found, last = numbered(name), numbered(columns[place + count - 1][0])
+        found, last = split_at_number(name), split_at_number(columns[place + count - 1][0])
         yield f"{found[0]}{{{found[1]}..{last[1]}}}{found[2]}", count, kind
         place += count
 
@@ -116,7 +117,7 @@ def runs_of(columns: Sequence[tuple[str, Entry]]) -> Iterator[tuple[str, int, En
 def length_of_run(columns: Sequence[tuple[str, object]], place: int) -> int:
     """How many columns from this one on are those of a range, kinds alike."""
     name, kind = columns[place]
-    head, number, tail = numbered(name)
+    head, number, tail = split_at_number(name)
     if not number or "{" in name or "}" in name:
         return 1
     digits = len(number) if number.startswith("0") else 1
@@ -129,7 +130,7 @@ def length_of_run(columns: Sequence[tuple[str, object]], place: int) -> int:
     return count
 
 
-def numbered(name: str) -> tuple[str, str, str]:
+def split_at_number(name: str) -> tuple[str, str, str]:
     """A name's last number, between what stands before it and behind it."""
     found = NUMBERED.fullmatch(name)
     return (name, "", "") if found is None else (found["head"], found["number"], found["tail"])

@@ -57,7 +57,7 @@ class Rows:
 Floats = NDArray[np.float32]
 
 
-def roomy(shape: tuple[int, ...]) -> Floats:
+def room_for(shape: tuple[int, ...]) -> Floats:
     """An array to be filled: in memory or, beyond 2 GiB, in a temporary file without a name."""
     if math.prod(shape) * 4 <= MOST_IN_MEMORY:
         return np.empty(shape, dtype=np.float32)
@@ -65,7 +65,7 @@ def roomy(shape: tuple[int, ...]) -> Floats:
         return np.memmap(file, np.float32, "w+", shape=shape)
 
 
-def cached(
+def cached_features(
     folder: Path,
     settings: str,
     x: Floats,
@@ -84,7 +84,7 @@ def cached(
     digest.update(np.ascontiguousarray(x).data)
     path = folder / f"features-{digest.hexdigest()[:32]}.npy"
     with contextlib.suppress(ValueError, OSError):  # absent, or damaged: made anew
-        known = mapped(path)
+        known = map_array(path)
         if known.shape == shape and known.dtype == np.float32:
             return known
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -97,10 +97,10 @@ def cached(
     finally:
         temporary.unlink(missing_ok=True)
         os.close(handle)
-    return mapped(path)
+    return map_array(path)
 
 
-def mapped(path: Path) -> Floats:
+def map_array(path: Path) -> Floats:
     """The array in a file; whoever writes into it leaves the file as it is."""
     array: Floats = np.load(path, mmap_mode="c", allow_pickle=False)
     return array

@@ -78,7 +78,7 @@ def without_unit(text: str, unit: str) -> str:
 
 def without_marks(text: str, thousands: str) -> str:
     """A number's text without marks between its groups of digits; other text as it is."""
-    grouped = groups(thousands).match(text)
+    grouped = digit_groups(thousands).match(text)
     if grouped is None:
         return text
     digits = "".join(each for each in grouped[0] if each not in MARKS[thousands])
@@ -86,7 +86,7 @@ def without_marks(text: str, thousands: str) -> str:
 
 
 @cache
-def groups(thousands: str) -> re.Pattern[str]:
+def digit_groups(thousands: str) -> re.Pattern[str]:
     """Groups of digits with a mark between them, at the beginning of a number."""
     mark = f"[{re.escape(MARKS[thousands])}]"
     return re.compile(
@@ -159,13 +159,15 @@ def places_among(names: Sequence[str], values: Values) -> NDArray[np.int64]:
     They are compared as text; where no name is the same, 1.0 is 1, as a column of whole numbers is
     written that was held as floats.
     """
-    places = {whole(name): place for place, name in enumerate(names)}
+    places = {without_zero_fraction(name): place for place, name in enumerate(names)}
     places |= {name: place for place, name in enumerate(names)}
-    found = (places.get(text, places.get(whole(text), -1)) for text in as_texts(values))
+    found = (
+        places.get(text, places.get(without_zero_fraction(text), -1)) for text in as_texts(values)
+    )
     return np.fromiter(found, np.int64, len(values))
 
 
-def whole(text: str) -> str:
+def without_zero_fraction(text: str) -> str:
     """Text without a fraction of zeros."""
     number, point, fraction = text.partition(".")
     digits = number.removeprefix("-").isdecimal()
@@ -186,7 +188,7 @@ def as_days(values: Values, format: str | None = None) -> tuple[NDArray[np.float
     """
     texts = as_texts(values)
     if isinstance(values, np.ndarray):  # 20241231 as a number, in a file with types
-        texts = [whole(text) for text in texts]
+        texts = [without_zero_fraction(text) for text in texts]
     known: dict[str, float] = {}  # few dates, many records
     days = np.full(len(texts), np.nan)
     for place, text in enumerate(texts):
@@ -216,7 +218,7 @@ def day_number(name: str, value: object) -> float:
     return float((value - EPOCH).days)
 
 
-def holds(format: str, days: float) -> bool:
+def keeps_day(format: str, days: float) -> bool:
     """Whether a day that is written in this format is read back as the same day."""
     day = START.replace(tzinfo=UTC) + timedelta(days=int(days))  # of formats with an offset, too
     try:

@@ -38,7 +38,7 @@ def decoding(path: Path, what: str, fix: str) -> Iterator[None]:
         raise ValueError(f"{path} is not {what}, or is damaged ({kind}). Fix: {fix}.") from None
 
 
-def opened(path: Path) -> IO[bytes]:
+def open_decompressed(path: Path) -> IO[bytes]:
     """The file's bytes, decompressed where its name ends in .gz."""
     if path.suffix.lower() == GZIP_ENDING:
         return cast(IO[bytes], gzip.open(path, "rb"))
@@ -104,14 +104,14 @@ def open_text(path: Path, encoding: str, *, first_line_only: bool = False) -> io
         first_line_only: what does not decode is `IN_PLACE`, since bytes are decoded in blocks, and
             what follows the first line must not be looked at.
     """
-    with opened(path) as file:
+    with open_decompressed(path) as file:
         begins = file.read(4)
     marked = next((name for mark, name in MARKS.items() if begins.startswith(mark)), encoding)
     errors = UNREAD if first_line_only else "strict"
-    return io.TextIOWrapper(opened(path), encoding=marked, errors=errors, newline="")
+    return io.TextIOWrapper(open_decompressed(path), encoding=marked, errors=errors, newline="")
 
 
-def undecodable(path: Path, encoding: str) -> ValueError:
+def undecodable_error(path: Path, encoding: str) -> ValueError:
     """The error of a file that is not written so; nothing of it is quoted."""
     what = "UTF-8" if encoding.startswith(UTF8) else encoding
     return ValueError(

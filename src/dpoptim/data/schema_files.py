@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 
-from dpoptim.data.column_names import abridged, reads_as_number, runs_of
+from dpoptim.data.column_names import reads_as_number, runs_of, shown_names
 from dpoptim.data.numbers import day_text
 from dpoptim.data.opened_files import UTF8, kind_of
 from dpoptim.data.schema import Column, Schema
@@ -44,7 +44,7 @@ def to_toml(schema: Schema) -> str:
     """Write a schema so that `parse_schema` gives an equal one."""
     comma = f'decimal = "{schema.decimal}"\n' if schema.decimal != "." else ""
     mark = f'thousands = "{schema.thousands}"\n' if schema.thousands else ""
-    gaps = f"missing = [{', '.join(map(quoted, schema.missing))}]\n" if schema.missing else ""
+    gaps = f"missing = [{', '.join(map(toml_text, schema.missing))}]\n" if schema.missing else ""
     written = entry_of_encoding(schema.encoding)
     return f'scaling = "{schema.scaling}"\n{written}{comma}{mark}{gaps}' + "".join(
         table_of(column) for column in schema.columns
@@ -52,40 +52,40 @@ def to_toml(schema: Schema) -> str:
 
 
 def entry_of_encoding(encoding: str) -> str:
-    return "" if encoding == UTF8 else f"encoding = {quoted(encoding)}\n"
+    return "" if encoding == UTF8 else f"encoding = {toml_text(encoding)}\n"
 
 
 def table_of(column: Column) -> str:
-    lines = [f"\n[columns.{key(column.name)}]", f'kind = "{column.kind}"']
-    text = day_text if column.kind == "date" else number
+    lines = [f"\n[columns.{toml_key(column.name)}]", f'kind = "{column.kind}"']
+    text = day_text if column.kind == "date" else toml_number
     if column.bounds is not None:
         lines.append(f"bounds = [{text(column.bounds[0])}, {text(column.bounds[1])}]")
     if column.fill is not None:
         lines.append(f"fill = {text(column.fill)}")
     if column.format is not None:
-        lines.append(f"format = {quoted(column.format)}")
+        lines.append(f"format = {toml_text(column.format)}")
     for name in ("unit", "decimal", "thousands"):
         if (text_of_it := getattr(column, name)) is not None:
-            lines.append(f"{name} = {quoted(text_of_it)}")
+            lines.append(f"{name} = {toml_text(text_of_it)}")
     for name in ("categories", "classes", "missing"):
         values = getattr(column, name)
         if values or (name == "missing" and values is not None):
-            lines.append(f"{name} = [{', '.join(map(quoted, values))}]")
+            lines.append(f"{name} = [{', '.join(map(toml_text, values))}]")
     if column.any_name:
         lines.append("any_name = true")
     return "\n".join(lines) + "\n"
 
 
-def key(name: str) -> str:
-    return name if BARE.fullmatch(name) else quoted(name)
+def toml_key(name: str) -> str:
+    return name if BARE.fullmatch(name) else toml_text(name)
 
 
-def quoted(text: str) -> str:
+def toml_text(text: str) -> str:
     """A TOML basic string: as JSON's, but for DEL and lone surrogates, which no file holds."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def number(value: float) -> str:
+def toml_number(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
@@ -125,13 +125,13 @@ def draft(
         (name, (found, kinds.get(name) or role_of(name, target, person))) for name, found in columns
     ]
     parts += [
-        f"\n[columns.{key(name)}]\n{drafted(found, role)}"
+        f"\n[columns.{toml_key(name)}]\n{drafted_entry(found, role)}"
         for name, _, (found, role) in runs_of(roles)
     ]
     return "".join(parts)
 
 
-def drafted(found: str | None, role: str) -> str:
+def drafted_entry(found: str | None, role: str) -> str:
     """A column's entry, as far as its type, its name and its owner say."""
     open_bounds = f'bounds = ["{FILL_IN}", "{FILL_IN}"]\n'
     if role == "target":
@@ -175,7 +175,7 @@ def check_names(path: Path, known: list[str], target: str | None, person: str | 
     for option, name in (("--target", target), ("--person-column", person)):
         if name is not None and name not in known:
             raise ValueError(
-                f"{path} has no column {name!r}; {option} takes one of {abridged(known)}."
+                f"{path} has no column {name!r}; {option} takes one of {shown_names(known)}."
             )
 
 
@@ -195,10 +195,11 @@ def named_kinds(names: Sequence[str], said: Mapping[str, Sequence[str]]) -> dict
     for kind, texts in said.items():
         for text in texts:
             for pattern in [text] if text in names else text.split(","):
-                found = fitting(names, pattern.strip())
+                found = columns_matching(names, pattern.strip())
                 if not found:
                     raise ValueError(
-                        f"--{kind} {pattern.strip()!r} fits no column; there are {abridged(names)}."
+                        f"--{kind} {pattern.strip()!r} fits no column; there are "
+                        f"{shown_names(names)}."
                     )
                 if twice := [name for name in found if kinds.get(name, kind) != kind]:
                     raise ValueError(
@@ -209,6 +210,6 @@ def named_kinds(names: Sequence[str], said: Mapping[str, Sequence[str]]) -> dict
     return kinds
 
 
-def fitting(names: Sequence[str], pattern: str) -> list[str]:
+def columns_matching(names: Sequence[str], pattern: str) -> list[str]:
     """The column of this name, or those that a pattern fits."""
     return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]

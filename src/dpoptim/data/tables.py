@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.column_names import abridged
+from dpoptim.data.column_names import shown_names
 from dpoptim.data.dataset import Data
 from dpoptim.data.encoding import encode_table
 from dpoptim.data.large_arrays import Rows
@@ -169,12 +169,13 @@ def refuse_columns(path: Path, names: Sequence[str], target: str | None, person:
     """Return the label's column; refuse names that are not there, and tables of it alone."""
     if target is None:
         raise ValueError(
-            f"{path}: --target is missing; it names the label's column, one of {abridged(names)}."
+            f"{path}: --target is missing; it names the label's column, one of "
+            f"{shown_names(names)}."
         )
     for option, name in (("--target", target), ("--person-column", person)):
         if name is not None and name not in names:
             raise ValueError(
-                f"{path} has no column {name!r}; {option} takes one of {abridged(names)}."
+                f"{path} has no column {name!r}; {option} takes one of {shown_names(names)}."
             )
     if set(names) <= {target, person}:
         raise ValueError(

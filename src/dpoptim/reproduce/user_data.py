@@ -12,7 +12,7 @@ from dpoptim.data import Data, hold_out_fifth
 from dpoptim.data.arrays import PIXELS, from_arrays
 from dpoptim.data.idx import read_idx_folder
 from dpoptim.data.image_folders import read_image_folder
-from dpoptim.data.npz_files import Arrays, chosen, read_all, read_npy_folder
+from dpoptim.data.npz_files import Arrays, chosen_arrays, read_all, read_npy_folder
 from dpoptim.data.public_schemas import natural_order
 from dpoptim.reproduce.das_published import SOFTMAX
 from dpoptim.reproduce.real_cases import Case
@@ -70,7 +70,7 @@ def read_feature_set(path: Path) -> Data:
     tests = bool(TEST & arrays.keys())
     if missing := (TRAINING | TEST if tests else TRAINING) - arrays.keys():
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
-    data = public(path, paper_name(path), chosen(path, arrays, "y_train"))
+    data = public(path, paper_name(path), chosen_arrays(path, arrays, "y_train"))
     return data if tests else hold_out_fifth(data, seed=0)
 
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_settings import named
+from dpoptim.accounting.ledger_settings import dataset_of_unit
 from dpoptim.data import Data
 from dpoptim.files import make_folder
 from dpoptim.installed import SOURCES, digests
@@ -238,7 +238,9 @@ def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:
 
 def charged_to(request: TrainRequest, data: Data) -> str:
     """The data set's name in its ledger: of persons and of records, which do not add up."""
-    return named(request.dataset or data.name, "record" if data.persons is None else "person")
+    return dataset_of_unit(
+        request.dataset or data.name, "record" if data.persons is None else "person"
+    )
 
 
 def prepare_folder(request: TrainRequest, data: Data) -> Path:

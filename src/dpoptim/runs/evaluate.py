@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_settings import PERSONS, named
+from dpoptim.accounting.ledger_settings import PERSONS, dataset_of_unit
 from dpoptim.data import Floats, Schema
 from dpoptim.data.encoding import encode_table
 from dpoptim.data.opened_files import name_of
@@ -232,7 +232,7 @@ def opened(
     relation = neighboring if existing else neighboring or usual
     name = None if path is None or existing else dataset or path.stem
     name = dataset if name is None else name
-    name = None if name is None else named(name, unit)
+    name = None if name is None else dataset_of_unit(name, unit)
     with Ledger(path, dataset=name, neighboring=relation) as ledger:
         if path is not None and ledger.dataset.endswith(PERSONS) != (unit == "person"):
             raise ValueError(

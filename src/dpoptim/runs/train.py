@@ -205,7 +205,7 @@ def train_privately(
             model=model,
             guarantee=private.spent(),
             basis=basis_of_run(
-                private.basis, data, plan, *added_lines(ended, saved), views=optimization.views
+                private.basis, data, *added_lines(ended, saved), views=optimization.views
             ),
             reservation=private.reservation,
             scores=tuple(scores.values),
