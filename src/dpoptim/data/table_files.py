@@ -97,7 +97,7 @@ def read_columns(
     absent = [name for name in wanted if name not in held]
     if absent:
         raise ValueError(
-            f"{path} has no column {', '.join(map(repr, absent[:3]))}{instead(wanted, known)}"
+            f"{path} has no column {', '.join(map(repr, absent[:3]))}{found_instead(wanted, known)}"
         )
     if kind_of(path) in arrow_files.ENDINGS:
         first = 1
@@ -223,7 +223,7 @@ def header_of(path: Path, rows: Iterator[list[str]], encoding: str) -> list[str]
     return names
 
 
-def instead(wanted: Sequence[str], known: Sequence[str]) -> str:
+def found_instead(wanted: Sequence[str], known: Sequence[str]) -> str:
     """The thing in a column's place, and the fix; no first line that may be a record."""
     if set(wanted) & set(known):
         return f"; it has {shown_names(known)}. Fix: add the column, or name another one."

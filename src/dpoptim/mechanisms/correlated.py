@@ -12,7 +12,7 @@ from dpoptim.gate import CorrelatedSum
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 from dpoptim.noise.correlated import BandedToeplitz, BestStrategy, Independent, Strategy, Workload
 from dpoptim.sampling import BallsInBins, CyclicPoissonSampling, MinSeparationSampling
-from dpoptim.sampling.balls_in_bins import mixture
+from dpoptim.sampling.balls_in_bins import mixture_event
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class CorrelatedNoise(StepMechanism):
         if isinstance(sampler, BallsInBins) and isinstance(strategy, BandedToeplitz):
             query = self.query(run, noise_multiplier, 1.0)
             means = strategy.outputs_of_bins(run.steps, sampler.parts)
-            return mixture(means, noise_multiplier, query.sensitivity)
+            return mixture_event(means, noise_multiplier, query.sensitivity)
         return dp_accounting.GaussianDpEvent(noise_multiplier)
 
     def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> CorrelatedSum:

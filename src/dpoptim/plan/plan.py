@@ -20,7 +20,7 @@ from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
 from dpoptim.notebook import as_table
 from dpoptim.plan.text import (
     basis_of,
-    described,
+    plan_in_words,
     read_text,
     refuse_other_promise,
     settings_in,
@@ -220,7 +220,7 @@ class Plan:
             basis: what is known of that by now (``private.describe()`` gives it); None: `basis`,
                 from the plan alone.
         """
-        return described(self, self.basis if basis is None else basis)
+        return plan_in_words(self, self.basis if basis is None else basis)
 
     def _repr_html_(self) -> str:
         """For notebooks: `describe` as a table."""

@@ -37,7 +37,7 @@ def text_of(plan: Plan) -> str:
     """The document; see `Plan.to_json`."""
     document = {
         "format": FORMAT,
-        "method": {"name": plan.method.name, **finite(asdict(plan.method))},  # type: ignore[call-overload]
+        "method": {"name": plan.method.name, **without_infinity(asdict(plan.method))},  # type: ignore[call-overload]
         "n": plan.n,
         "batch_size": plan.batch_size,
         "steps": plan.steps,
@@ -49,7 +49,7 @@ def text_of(plan: Plan) -> str:
     return dump(with_digest(document))
 
 
-def finite(settings: dict[str, Any]) -> dict[str, Any]:
+def without_infinity(settings: dict[str, Any]) -> dict[str, Any]:
     """Strict JSON has no infinity."""
     return {key: "inf" if value == math.inf else value for key, value in settings.items()}
 
@@ -68,7 +68,7 @@ def settings_in(data: dict[str, Any]) -> dict[str, Any]:
     return {key: math.inf if value == "inf" else value for key, value in data["method"].items()}
 
 
-def differences(one: str, other: str) -> str:
+def differing_entries(one: str, other: str) -> str:
     """Name what two documents say differently; their guarantees only where all else is alike."""
     first, second = (read_text(text) for text in (one, other))
 
@@ -150,7 +150,7 @@ def of_each(unit: str, text: str) -> str:
     return text.replace("each record", f"each {unit}")
 
 
-def described(plan: Plan, basis: Sequence[Assumption]) -> str:
+def plan_in_words(plan: Plan, basis: Sequence[Assumption]) -> str:
     """The plan for a person to read, with what its guarantee rests on."""
     chosen = [
         f"{field.name}={value!r}"

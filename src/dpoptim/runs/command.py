@@ -25,7 +25,7 @@ from dpoptim.plan import Plan
 from dpoptim.planning import warnings_about_plan
 from dpoptim.privacy_unit import Unit
 from dpoptim.recipes import for_numbers, rate_of
-from dpoptim.runs.inputs import BUNDLED, advice, load
+from dpoptim.runs.inputs import BUNDLED, load_data, warnings_for_owner
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
@@ -64,7 +64,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         ranks.agree({"installation of dpoptim": digests()[SOURCES]})
         console = console if first else Console(quiet=True)
         with refused_together(ranks, "dpoptim train"):
-            data = load(request)
+            data = load_data(request)
             kept = ranks.from_first(partial(relation_kept, request.ledger))
             torch.manual_seed(request.seed)
             model = build_model(request.model, data.x.shape[1:], data.outputs)
@@ -153,7 +153,7 @@ def notes_on(
 ) -> Iterator[str]:
     """Warnings before anything is spent."""
     yield from (f"Note: {doubt}" for doubt in doubts)
-    yield from advice(data, request)
+    yield from warnings_for_owner(data, request)
     if request.ledger is not None and ledger.budget is None:
         yield (
             "Note: this ledger has no budget, so it writes every run down and refuses none; "

@@ -10,7 +10,14 @@ import numpy as np
 
 from dpoptim.arguments import one_of
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling.sampler import Floats, Indices, Position, Sampler, composed, one_gaussian
+from dpoptim.sampling.sampler import (
+    Floats,
+    Indices,
+    Position,
+    Sampler,
+    composed_gaussians,
+    one_gaussian,
+)
 
 Order = Literal["reshuffled", "shuffled", "given"]
 
@@ -156,7 +163,7 @@ class AllRecords(Sampler):
 
     def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
         """Gaussians, composed."""
-        return composed(noise_multipliers, 1.0)
+        return composed_gaussians(noise_multipliers, 1.0)
 
     def batches(
         self, coins: KeyStream, records: int, position: Position | None = None

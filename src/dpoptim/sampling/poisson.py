@@ -23,7 +23,14 @@ import dp_accounting
 import numpy as np
 
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling.sampler import Floats, Indices, Position, Sampler, composed, rarely_exceeded
+from dpoptim.sampling.sampler import (
+    Floats,
+    Indices,
+    Position,
+    Sampler,
+    composed_gaussians,
+    rarely_exceeded,
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class PoissonSampling(SamplingByCoins):
 
     def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
         """Poisson-sampled Gaussians, composed; equal ones are counted."""
-        return composed(noise_multipliers, self.sample_rate)
+        return composed_gaussians(noise_multipliers, self.sample_rate)
 
     def draw(self, coins: KeyStream, records: int) -> Indices:
         """Indices of the records of one step, ascending. One coin of 53 bits for each record.
@@ -132,7 +139,7 @@ class PlannedPoissonSampling(SamplingByCoins):
 
     def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
         """Poisson-sampled Gaussians, each at its step's rate, composed; equal ones are counted."""
-        return composed(noise_multipliers, self.rates(len(noise_multipliers)))
+        return composed_gaussians(noise_multipliers, self.rates(len(noise_multipliers)))
 
     def batches(
         self, coins: KeyStream, records: int, position: Position | None = None

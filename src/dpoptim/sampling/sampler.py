@@ -138,7 +138,9 @@ class Sampler(ABC):
         return f"at most {steps} noisy sums are released"
 
 
-def composed(noise_multipliers: Floats, sample_rates: float | Floats) -> dp_accounting.DpEvent:
+def composed_gaussians(
+    noise_multipliers: Floats, sample_rates: float | Floats
+) -> dp_accounting.DpEvent:
     """Gaussians on Poisson batches, composed; equal ones counted, in any order.
 
     Args:
