@@ -2,8 +2,6 @@
 regression.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,12 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
-from torch import Tensor
 
 import dpoptim
 from dpoptim.audit.side_by_side import releases_kept, separate, without_canary
 from dpoptim.data.sparse_rows import SparseRows, canonical
-from dpoptim.gate import FilteredGate
 from dpoptim.solvers import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.sufficient_statistics import sufficient_statistics
@@ -28,22 +24,9 @@ from dpoptim.statistics import (
     release_sum,
     sum_of_cells,
 )
+from spies import sums_seen
 
 HOSTILE = [1e300, -1e300, 1e-300, 3e38, 0.0, 1e6, -1.0, float("nan"), float("inf")]
-
-
-@contextmanager
-def sums_seen() -> Iterator[list[tuple[Tensor, float]]]:
-    """What reaches the gate, with its bound; the noise is left out."""
-    seen: list[tuple[Tensor, float]] = []
-
-    def spy(self: FilteredGate, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
-        seen.append((total.clone(), norm_bound))
-        return torch.ones_like(total)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FilteredGate, "release_sum", spy)
-        yield seen
 
 
 @settings(max_examples=60)
