@@ -26,7 +26,7 @@ from accuracy_tasks import Task
 from dpoptim.data import FASHION_MNIST_DIRECTORY, Data, load_arrays, load_digits, load_fashion_mnist
 from dpoptim.data.arrays import PIXELS
 from dpoptim.data.preparation import OpponentColours, Scatter, SquareRoot, Step, Whiten
-from dpoptim.data.views import moved
+from dpoptim.data.views import moved_images
 from dpoptim.methods import DPFTRL, DPSGD, ScaledClipNorm
 from dpoptim.optim import AdamBC
 from dpoptim.plan import Plan
@@ -125,7 +125,7 @@ def run(trial: Trial, task: Task, part: str, seed: int) -> Row:
         plan, model, optimizer, TensorDataset(x, y), noise_seed=seed, rows_per_record=trial.views
     ) as private:
         for rows, labels in private.batches(physical_batch_size=task.physical_batch_size):
-            seen = moved(rows, trial.shift, generator) if trial.shift else rows
+            seen = moved_images(rows, trial.shift, generator) if trial.shift else rows
             private.backward(task.losses(model(seen), labels))
             optimizer.step()
             if private.finished_step:

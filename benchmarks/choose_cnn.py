@@ -29,7 +29,7 @@ from accuracy import TAILS
 from accuracy_tasks import Arrays, cross_entropy, percent
 from dpoptim.data import FASHION_MNIST_DIRECTORY, load_digits, load_fashion_mnist
 from dpoptim.data.preparation import Scatter, SquareRoot
-from dpoptim.data.views import moved
+from dpoptim.data.views import moved_images
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
@@ -255,7 +255,7 @@ def run(trial: Trial, folder: Path, most_steps: int | None = None) -> dict[str, 
         plan, model, optimizer, TensorDataset(x, y), noise_seed=0, rows_per_record=trial.views
     ) as private:
         for rows, labels in private.batches(physical_batch_size=256):
-            seen = moved(rows, trial.shift, generator) if trial.shift else rows
+            seen = moved_images(rows, trial.shift, generator) if trial.shift else rows
             private.backward(cross_entropy(model(seen), labels))
             optimizer.step()
             if private.finished_step:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from dpoptim.mechanisms import RunShape
-from dpoptim.mechanisms.bands import banded_error
+from dpoptim.mechanisms.correlated import banded_error
 from dpoptim.noise.correlated import (
     BandedToeplitz,
     BestStrategy,

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from dpoptim.mechanisms import RunShape
-from dpoptim.mechanisms.bands import banded_error, best_bands
+from dpoptim.mechanisms.correlated import banded_error, best_bands
 from dpoptim.noise.correlated import Workload
 from dpoptim.sampling import CyclicPoissonSampling, MinSeparationSampling, Sampler
 

@@ -28,7 +28,7 @@ from dpoptim.data import Data
 from dpoptim.optimizers import optimizer
 from dpoptim.plan import make_plan
 from dpoptim.planning import EpsilonAtMost, Question, Setting, learning_rate
-from dpoptim.planning.sweep import settings
+from dpoptim.planning.sweep import settings_of_method
 from dpoptim.planning.targets import exact_noise
 from dpoptim.registry import entry
 from dpoptim.runs.models import build_model
@@ -81,7 +81,7 @@ def grid(data: Data, kind: str, target: EpsilonAtMost) -> Iterator[Setting]:
         for share in SHARES:
             for count in epochs:
                 question = Question(len(data.x), parameters, target, neighboring="zero-out")
-                found = settings(question, method, max(4, len(data.x) // share), count)
+                found = settings_of_method(question, method, max(4, len(data.x) // share), count)
                 yield from (each for each in found if each.method == method)
 
 

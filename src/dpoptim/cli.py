@@ -16,8 +16,7 @@ from dpoptim.commands.schema import schema_commands
 from dpoptim.commands.tune import tune
 from dpoptim.commands.verify import sign, verify
 from dpoptim.reproduce.experiments import EXPERIMENTS
-from dpoptim.reproduce.request import FOLDERS, Request, fashion_folder
-from dpoptim.reproduce.shown import shown
+from dpoptim.reproduce.request import FOLDERS, Request, fashion_folder, shown
 from dpoptim.runs.options import TrainRequest, with_options_of
 from dpoptim.terminal import EXIT_INTERRUPTED, cell, clear_errors, console, say, show_waits
 from dpoptim.version import __version__

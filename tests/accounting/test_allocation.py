@@ -9,7 +9,12 @@ from scipy.special import ndtr
 
 from dpoptim.accounting import compute_delta, compute_epsilon, gdp_epsilon
 from dpoptim.accounting.accountant import renyi_divergence
-from dpoptim.accounting.balls_in_bins import AllocationProfile, BallsInBinsDpEvent, Bins, confident
+from dpoptim.accounting.balls_in_bins import (
+    AllocationProfile,
+    BallsInBinsDpEvent,
+    Bins,
+    upper_confidence_bound,
+)
 from dpoptim.accounting.event_json import event_from_json, event_to_json
 
 DELTA = 1e-5
@@ -133,4 +138,4 @@ def test_the_confidence_bound_covers_rare_large_values() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         hits = rng.random(2000) < 1e-3
-        assert confident(hits[hits].astype(float), 2000, 1.0, 1e-4) >= 1e-3
+        assert upper_confidence_bound(hits[hits].astype(float), 2000, 1.0, 1e-4) >= 1e-3

@@ -27,6 +27,7 @@ from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger, Reservation
 from dpoptim.accounting.ledger_schema import Entry
 from dpoptim.errors import LedgerError
+from forked import needs_fork
 
 AR, R1, ZERO = "add-or-remove-one", "replace-one", "zero-out"
 
@@ -618,7 +619,7 @@ def worker() -> Iterator[Worker]:
     worker.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@needs_fork
 class TestProcesses:
     @pytest.mark.parametrize("racers", [2, 8])
     def test_one_wins_the_last_of_the_budget(

@@ -21,6 +21,8 @@ from dpoptim.accounting import ledger_store
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger
 from dpoptim.accounting.ledger_schema import Entry, Head
 from dpoptim.errors import LedgerError
+from forked import needs_fork
+from torture.targets import read_ledger
 
 AR = "add-or-remove-one"
 
@@ -47,20 +49,9 @@ def filled(path: Path) -> Path:
     return path
 
 
-def meaning(path: Path) -> object:
-    ledger = Ledger(path)
-    return (
-        ledger.dataset,
-        ledger.neighboring,
-        ledger.budget,
-        ledger.entries(),
-        str(ledger.remaining()),
-    )
-
-
 def test_no_flipped_byte_changes_what_is_read(filled: Path) -> None:
     """300 flips: each is refused in one line, or changes nothing."""
-    good, right = filled.read_bytes(), meaning(filled)
+    good, right = filled.read_bytes(), read_ledger(filled)
     chance = random.Random(1)
     refused: list[str] = []
     for _ in range(300):
@@ -69,7 +60,7 @@ def test_no_flipped_byte_changes_what_is_read(filled: Path) -> None:
             good[:place] + bytes([good[place] ^ (1 << chance.randrange(8))]) + good[place + 1 :]
         )
         try:
-            assert meaning(filled) == right
+            assert read_ledger(filled) == right
         except LedgerError as error:
             refused.append(str(error))
         Path(f"{filled}-journal").unlink(missing_ok=True)
@@ -140,7 +131,7 @@ def test_verify_follows_the_budget(filled: Path) -> None:
         ledger.verify()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@needs_fork
 def test_a_fork_cannot_reserve_in_memory() -> None:
     """Two workers once spent 3.95 of 3."""
     ledger = Ledger(epsilon=3, delta=1e-6)
@@ -179,7 +170,7 @@ def test_a_journal_that_is_lost_loses_no_entry(filled: Path) -> None:
     """Killed in mid-transaction; then the file beside it is removed, or the ledger renamed without
     it.
     """
-    before, refused = meaning(filled), ""
+    before, refused = read_ledger(filled), ""
     for repeat in range(10):
         child = os.fork()
         if child == 0:
@@ -195,7 +186,7 @@ def test_a_journal_that_is_lost_loses_no_entry(filled: Path) -> None:
         os.waitpid(child, 0)
         Path(f"{filled}-journal").unlink(missing_ok=True)
         try:
-            assert meaning(filled) == before
+            assert read_ledger(filled) == before
         except LedgerError as error:
             refused = str(error)
             break  # half a transaction is in the file: seen, and not taken for a ledger

@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from dpoptim.accounting import compute_delta, compute_epsilon, gdp_epsilon
 from dpoptim.accounting.choose_profile import Accountant
-from dpoptim.accounting.selection import best_density, stopping
+from dpoptim.accounting.selection import best_density, stopping_parameter
 from dpoptim.audit.searches import worst_order, worst_orders
 from dpoptim.noise.trials import logarithmic_parameter
 
@@ -29,7 +29,7 @@ def best_of(mu: float, mean: float, shape: float) -> RepeatAndSelectDpEvent:
 def law_of_best(trial: np.ndarray, mean: float, shape: float) -> np.ndarray:
     """Chances of the outputs of the best of K, from those of one trial, worst score first."""
     worse = np.concatenate([[0.0], np.cumsum(trial)]).clip(0, 1)
-    gamma = stopping(mean, shape)
+    gamma = stopping_parameter(mean, shape)
     rest = 1 - (1 - gamma) * worse
     if shape == 0:
         return np.diff(np.log(rest) / math.log(gamma))
@@ -104,7 +104,7 @@ def test_replacing_a_record_moves_twice_as_far() -> None:
 
 @pytest.mark.parametrize(("mean", "shape"), [(1.5, 0.0), (8.0, 0.0), (8.0, 1.0), (30.0, 2.5)])
 def test_the_law_of_the_number_of_trials(mean: float, shape: float) -> None:
-    gamma = stopping(mean, shape)
+    gamma = stopping_parameter(mean, shape)
     assert gamma == pytest.approx(_gamma_truncated_negative_binomial(shape, mean), rel=1e-8)
     if shape == 0:
         assert gamma == pytest.approx(logarithmic_parameter(mean), rel=1e-12)

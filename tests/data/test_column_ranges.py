@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpoptim.data import load_table, parse_schema
-from dpoptim.data.column_ranges import FEWEST, names_of, runs_of
+from dpoptim.data.column_names import FEWEST, names_of, runs_of
 from dpoptim.data.schema_files import draft, to_toml
 
 PIXELS = (

@@ -11,7 +11,7 @@ import pytest
 
 from dpoptim.data import load_arrays, load_table, schema_without_file
 from dpoptim.data.idx import read_idx
-from dpoptim.data.rows import Rows
+from dpoptim.data.large_arrays import Rows
 from dpoptim.data.table_files import read_columns
 
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpoptim.commands.schema import new_schema
 from dpoptim.data import load_table, parse_schema, read_schema, schema_without_file
-from dpoptim.data.schema_files import draft, from_public_table, to_toml
+from dpoptim.data.public_schemas import from_public_table
+from dpoptim.data.schema_files import draft, to_toml
 from dpoptim.data.table_files import column_names, read_columns
-from dpoptim.runs.schema_command import new_schema
 
 TEXT = "größe;straße\n1,5;Köln\n2,5;Łódź\n1,5;Köln\n"
 WESTERN = TEXT.replace("Łódź", "Málaga")

@@ -12,7 +12,7 @@ import torch
 
 from dpoptim import files
 from dpoptim.data import Preparation
-from dpoptim.data.feature_files import roomy
+from dpoptim.data.large_arrays import room_for
 from dpoptim.data.preparation import (
     ChannelsFirst,
     Divide,
@@ -214,8 +214,8 @@ def test_another_process_takes_no_unfinished_features_for_litter(
 
 def test_large_arrays_have_no_name_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("dpoptim.data.feature_files.MOST_IN_MEMORY", 100)
-    array = roomy((10, 10))
+    monkeypatch.setattr("dpoptim.data.large_arrays.MOST_IN_MEMORY", 100)
+    array = room_for((10, 10))
     array[:] = 3
     assert isinstance(array, np.memmap)
     assert array.sum() == 300

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from dpoptim.data import Column, Schema, load_table, parse_schema, read_schema
 from dpoptim.data.encoding import encode_table
-from dpoptim.data.schema_files import draft, from_public_table, to_toml
+from dpoptim.data.public_schemas import from_public_table
+from dpoptim.data.schema_files import draft, to_toml
 from patients import COLUMNS, SCHEMA, records, write_table
 
 NUMBER = '[columns.a]\nkind = "number"\nbounds = [0, 10]\n'

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpoptim.data import Column, Schema, load_table, parse_schema
-from dpoptim.data.dates import day_text
 from dpoptim.data.encoding import encode_table
-from dpoptim.data.numbers import MARKS, as_numbers
-from dpoptim.data.schema_files import draft, from_public_table, to_toml
+from dpoptim.data.numbers import MARKS, as_numbers, day_text
+from dpoptim.data.public_schemas import from_public_table
+from dpoptim.data.schema_files import draft, to_toml
 
 DATE = '[columns.d]\nkind = "date"\nbounds = [2020-01-01, 2020-01-11]\n'
 NUMBER = '[columns.a]\nkind = "number"\nbounds = [0, 2000]\n'

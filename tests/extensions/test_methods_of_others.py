@@ -19,11 +19,12 @@ from command_work import run
 from dpoptim import registry
 from dpoptim.audit.attack_families import attack, audits
 from dpoptim.audit.finding import Finding, finding
-from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor, network_fit
+from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor
 from dpoptim.methods import TrainingMethod, register_method
 from dpoptim.runs.method_table import markdown_table
 from extensions.decaying_noise import DecayingSGD
 from extensions.returned_noise import ReturningSGD
+from spies import plans_attached
 
 HERE = Path(__file__).parent
 
@@ -82,14 +83,7 @@ def test_a_plan_says_whose_code_its_promise_rests_on(method: type[TrainingMethod
 def test_estimators_train_with_it(
     method: type[TrainingMethod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans: list[dpoptim.Plan] = []
-    honest = network_fit.attach
-
-    def spy(plan: dpoptim.Plan, *rest: Any, **more: Any) -> Any:
-        plans.append(plan)
-        return honest(plan, *rest, **more)
-
-    monkeypatch.setattr(network_fit, "attach", spy)
+    plans = plans_attached(monkeypatch)
     x = np.random.default_rng(0).uniform(-1, 1, (400, 3))
     settings: Any = {"epsilon": 4.0, "epochs": 1, "batch_size": 100, "method": method.name}
     network = DPSGDClassifier(classes=[False, True], clip_norm=0.5, **settings).fit(x, x[:, 0] > 0)

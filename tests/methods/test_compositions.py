@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.gate import Gate
 from dpoptim.methods.error_feedback import ErrorFeedback, HiddenStateNoise
 from dpoptim.plan import Plan
+from spies import worlds_of_queries
 
 N, BATCH = 24, 8
 WHEN = ("at the start", "all along")
@@ -67,17 +67,10 @@ def moved(
 ) -> tuple[Plan, list[float]]:
     """How far the record, whose gradient is huge or nothing, moves the query of each step."""
     plan = dpoptim.Plan(method, N, BATCH, epochs * N // BATCH, 1.0, "zero-out", 1e-5)
-    worlds: list[list[Tensor]] = []
-
-    def spy(self: Gate, sums: list[Tensor]) -> list[Tensor]:
-        worlds[-1].append(torch.cat([total.clone() for total in sums]))
-        self.released += 1
-        return [torch.full_like(total, 2.0) for total in sums]
-
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(N, 4, generator=generator).double(), torch.arange(N) % 2
     with monkeypatch.context() as patch:
-        patch.setattr(Gate, "release_sum", spy)
+        worlds = worlds_of_queries(patch, 2.0)
         for length in (0.0, 50.0):
             data = x.clone()
             weight = torch.ones(N).double()

@@ -19,6 +19,7 @@ from dpoptim.gate import Gate
 from dpoptim.gradients.arithmetic.products import COMMON_FACTOR_ERROR
 from dpoptim.gradients.engine import Engine
 from dpoptim.methods.private_quantile import BINS, QuantileSearch, histogram, quantile_of
+from spies import worlds_of_queries
 
 NORMS = st.floats(min_value=0, allow_infinity=True) | st.just(math.nan)
 WAYS = ("at the start", "all along")
@@ -170,14 +171,7 @@ def test_a_record_with_gradient_zero_does_not_vote(
     """Zero-out, as a weight of zero in the loss: the joint query moves by 1 at most, also where
     the record is clipped.
     """
-    worlds: list[list[Tensor]] = []
-
-    def spy(self: Gate, sums: list[Tensor]) -> list[Tensor]:
-        worlds[-1].append(torch.cat([total.clone() for total in sums]))
-        self.released += 1
-        return [torch.full_like(total, 3.0) for total in sums]
-
-    monkeypatch.setattr(Gate, "release_sum", spy)
+    worlds = worlds_of_queries(monkeypatch)
     choice = dpoptim.PrivateQuantile(0.4, share=0.4, when=when, start=0.01)
     plan = dpoptim.Plan(dpoptim.DPSGD(choice), 40, 40, 6, 0.7, "zero-out", 1e-5)
     x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)).to(dtype)

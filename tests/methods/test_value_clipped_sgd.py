@@ -21,7 +21,6 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.clipping import Clipping
-from dpoptim.gate import Gate
 from dpoptim.gradients.trained_parameters import TrainedParameters
 from dpoptim.gradients.value_clipping.feed_forward import (
     SpectralNorms,
@@ -31,6 +30,7 @@ from dpoptim.gradients.value_clipping.feed_forward import (
     squared_gradient_bounds,
 )
 from dpoptim.gradients.value_clipping.value_engine import ValueEngine
+from spies import worlds_of_queries
 
 ACTIVATIONS = [
     nn.ReLU(),
@@ -279,14 +279,7 @@ def test_what_is_done_to_the_loss_changes_nothing(spoil: str) -> None:
 def test_one_record_moves_every_sum_by_at_most_the_clip_norm(
     hostile: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worlds: list[list[Tensor]] = []
-
-    def spy(self: Gate, sums: list[Tensor]) -> list[Tensor]:
-        worlds[-1].append(torch.cat([total.clone() for total in sums]))
-        self.released += 1
-        return [torch.ones_like(total) for total in sums]
-
-    monkeypatch.setattr(Gate, "release_sum", spy)
+    worlds = worlds_of_queries(monkeypatch, 1.0)
     plan = dpoptim.ValueClippedSGD(0.7).plan(
         n=200, batch_size=200, steps=4, noise_multiplier=1.0, delta=1e-5, neighboring="replace-one"
     )

@@ -123,13 +123,13 @@ def scores_without_noise() -> Iterator[None]:
 @contextmanager
 def scatter_without_noise() -> Iterator[None]:
     """An evaluation's sums are charged, and how far its records scatter is read off them."""
-    honest = regressor.release
+    honest = regressor.noisy_sum
 
     def release(gate: Any, rows: Floats, *settings: Any) -> Any:
         noisy, deviation = honest(gate, rows, *settings)
         return (noisy if rows.shape[1] == 3 else rows.sum(0)), deviation
 
-    with patch.object(regressor, "release", release):
+    with patch.object(regressor, "noisy_sum", release):
         yield
 
 
@@ -156,7 +156,7 @@ def scatter_of_losses_of_the_data() -> Iterator[None]:
 @contextmanager
 def dates_between_the_first_and_the_last() -> Iterator[None]:
     """A column of dates is scaled by the dates that it holds."""
-    honest = encoding.scaled
+    honest = encoding.scaled_into_bounds
 
     def scaled(numbers: Floats, column: Column, schema: Schema) -> Floats:
         if column.kind == "date" and len(numbers) > 1:
@@ -164,21 +164,21 @@ def dates_between_the_first_and_the_last() -> Iterator[None]:
             column = replace(column, bounds=held)
         return honest(numbers, column, schema)
 
-    with patch.object(encoding, "scaled", scaled):
+    with patch.object(encoding, "scaled_into_bounds", scaled):
         yield
 
 
 @contextmanager
 def dates_not_cut() -> Iterator[None]:
     """A schema's bounds scale dates, but do not bound them."""
-    honest = encoding.scaled
+    honest = encoding.scaled_into_bounds
 
     def scaled(numbers: Floats, column: Column, schema: Schema) -> Floats:
         if column.kind == "date" and column.bounds is not None:
             return encoding.to_unit(numbers, column.bounds)
         return honest(numbers, column, schema)
 
-    with patch.object(encoding, "scaled", scaled):
+    with patch.object(encoding, "scaled_into_bounds", scaled):
         yield
 
 

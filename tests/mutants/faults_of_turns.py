@@ -125,10 +125,10 @@ def more_bins_charged_than_dealt() -> Fault:
     """Ten times as many, of which the others have nothing to do with the record's."""
 
     def mixture(*given: Any) -> BallsInBinsDpEvent:
-        honest = balls_in_bins.mixture(*given)
+        honest = balls_in_bins.mixture_event(*given)
         return replace(honest, gram=honest.gram + (0.0,) * (9 * len(honest.gram)))
 
-    return patch.object(correlated, "mixture", mixture)
+    return patch.object(correlated, "mixture_event", mixture)
 
 
 def records_back_too_soon() -> Fault:

@@ -191,6 +191,6 @@ def test_a_forked_process_draws_on_one_thread(monkeypatch: pytest.MonkeyPatch) -
         gaussian, "throw_onto", lambda *given: asked.append(given[4]) or honest(*given)
     )
     for forked in (False, True):
-        monkeypatch.setattr(gaussian, "forked", lambda forked=forked: forked)
+        monkeypatch.setattr(gaussian, "was_forked", lambda forked=forked: forked)
         fill_standard_normal(KeyStream(), torch.empty(5_000), threads=2)
     assert asked == [2, 1]

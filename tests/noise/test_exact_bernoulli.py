@@ -13,7 +13,7 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from dpoptim.noise import KeyStream, exact_bernoulli
-from dpoptim.noise.exact_bernoulli import rare_heads, tossed
+from dpoptim.noise.exact_bernoulli import rare_heads, toss_coins
 
 FAILURE = 1e-9  # of a frequency's check under a right implementation; seeds are fixed
 
@@ -35,13 +35,13 @@ def test_a_coin_shows_heads_just_below_its_chance(chance: float, beside: int) ->
     threshold = int(Fraction(chance) * 2**128)
     number = min(max(threshold + beside, 0), 2**128 - 1)
     stream: Any = Given(number >> 64, number & (2**64 - 1))
-    assert bool(tossed(stream, np.array([chance]))[0]) == (number < threshold)
+    assert bool(toss_coins(stream, np.array([chance]))[0]) == (number < threshold)
 
 
 def test_the_ends_need_no_luck() -> None:
     stream = KeyStream.from_seed(1, "test")
-    assert tossed(stream, np.ones(1000)).all()
-    assert not tossed(stream, np.zeros(1000)).any()
+    assert toss_coins(stream, np.ones(1000)).all()
+    assert not toss_coins(stream, np.zeros(1000)).any()
     assert len(rare_heads(stream, 10_000, 0.0)) == len(rare_heads(stream, 0, 0.1)) == 0
     assert len(rare_heads(stream, 100, 1.0)) == 100
 
@@ -54,7 +54,7 @@ def test_frequencies(chance: float) -> None:
     assert (np.diff(heads) > 0).all()
     assert heads[0] >= 0
     assert heads[-1] < coins
-    for found in (len(heads), int(tossed(stream, np.full(coins, chance)).sum())):
+    for found in (len(heads), int(toss_coins(stream, np.full(coins, chance)).sum())):
         assert FAILURE < binom.cdf(found, coins, chance) < 1 - FAILURE
     halves = (heads < coins // 2).sum()
     assert FAILURE < binom.cdf(halves, len(heads), 0.5) < 1 - FAILURE
@@ -62,13 +62,13 @@ def test_frequencies(chance: float) -> None:
 
 def test_rare_heads_are_drawn_at_the_cost_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
-    honest = exact_bernoulli.words
+    honest = exact_bernoulli.random_words
 
     def words(stream: KeyStream, count: int) -> NDArray[np.uint64]:
         drawn.append(count)
         return honest(stream, count)
 
-    monkeypatch.setattr(exact_bernoulli, "words", words)
+    monkeypatch.setattr(exact_bernoulli, "random_words", words)
     heads = rare_heads(KeyStream.from_seed(3, "test"), 10_000_000, 1e-5)
     assert 50 < len(heads) < 170
     assert sum(drawn) < 10_000_000 / 16_384 + 10 * len(heads)

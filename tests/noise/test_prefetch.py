@@ -1,6 +1,5 @@
 """What is drawn ahead is what would have been drawn, and serves once."""
 
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from dpoptim.audit.noise import audit_noise
 from dpoptim.noise import KeyStream, gaussian
 from dpoptim.noise.gaussian import add_normal, draw_normal_ahead
 from dpoptim.noise.prefetch import DrawnAhead
+from forked import in_forked_child, needs_fork
 
 N = 20_000
 
@@ -125,7 +125,7 @@ def test_other_sizes_get_other_draws() -> None:
     assert len(every.unique()) == len(every)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize("seeded", [False, True])
 def test_a_forked_child_has_none_of_them(seeded: bool) -> None:
@@ -150,21 +150,6 @@ def test_a_forked_child_has_none_of_them(seeded: bool) -> None:
     every = torch.cat([*children, parents])
     assert len(every) == 2 * 1000 + N
     assert len(every.unique()) == len(every)
-
-
-def in_forked_child(work) -> bytes:
-    """What ``work`` returns in a forked child, which ends without running anything of pytest's."""
-    read, write = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
-            os.write(write, work())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(pid, 0)
-    return answer
 
 
 def trained(steps: int) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import pickle
 import random
 import threading
@@ -22,6 +21,7 @@ from scipy import stats
 
 from dpoptim.noise import KeyStream
 from dpoptim.noise import stream as stream_module
+from forked import in_forked_child, needs_fork
 
 
 def draw(stream: KeyStream, n: int = 64) -> np.ndarray:
@@ -164,28 +164,7 @@ def test_repr_hides_the_key() -> None:
     assert "not for release" in repr(KeyStream.from_seed(1, "noise"))
 
 
-def in_forked_child(work) -> bytes:
-    """What `work()` returns in a forked child; the child ends without running anything of
-    pytest's.
-    """
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(write, work())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(pid, 0)
-    return answer
-
-
-forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-
-
-@forks
+@needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_takes_a_new_key() -> None:
     stream = KeyStream()
@@ -203,7 +182,7 @@ def test_a_forked_child_takes_a_new_key() -> None:
     assert len(np.unique(together)) == len(together)
 
 
-@forks
+@needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_seeded_stream_refuses_to_work_in_a_forked_child() -> None:
     stream = KeyStream.from_seed(1, "noise")

@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import dpoptim.estimators.network_fit
 from dpoptim.estimators import (
     DPLinearRegression,
     DPLogisticRegression,
     DPSGDClassifier,
     DPSGDRegressor,
 )
-from dpoptim.gate import FilteredGate
+from spies import plans_attached, sums_seen
 
 HOSTILE = [1e300, -1e300, 1e-300, 3.4e38, 0.0, 1e6]
 
@@ -30,17 +29,8 @@ def released_sums(
     """The first sum that reaches the gate, without noise, and its bound: later ones depend on the
     first's noise.
     """
-    seen: list[tuple[Tensor, float]] = []
-
-    def spy(self: FilteredGate, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
-        seen.append((total.clone(), norm_bound))
-        # what is released does not depend on the data, so all steps can be compared
-        return torch.ones_like(total)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FilteredGate, "release_sum", spy)
-        with np.errstate(all="ignore"):  # scikit-learn's look at the table adds it up
-            estimator.fit(x, y, persons=persons)
+    with sums_seen() as seen, np.errstate(all="ignore"):  # scikit-learn's look at it adds it up
+        estimator.fit(x, y, persons=persons)
     return seen
 
 
@@ -134,15 +124,8 @@ def test_a_hidden_number_of_records_decides_nothing() -> None:
     """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(1201, 3)), rng.integers(0, 2, 1201)
-    plans: list[Any] = []
-    true = dpoptim.estimators.network_fit.attach
-
-    def spy(plan: Any, *arguments: Any, **others: Any) -> Any:
-        plans.append(plan)
-        return true(plan, *arguments, **others)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dpoptim.estimators.network_fit, "attach", spy)
+        plans = plans_attached(patch)
         said = []
         for rows in (1201, 1200):
             model = DPSGDClassifier(

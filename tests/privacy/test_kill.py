@@ -8,10 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import dpoptim
 from dpoptim.accounting.event_json import event_to_json
+from forked import needs_fork
 
 # One process imports and plans; every run is a fork of it, so that twelve runs do not pay for
 # twelve imports of torch.
@@ -52,7 +51,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL (POSIX)")
+@needs_fork
 def test_sigkill_at_a_random_step_never_undercounts(tmp_path: Path) -> None:
     """Twelve runs on one ledger, each killed somewhere between its start and its hundredth
     step.

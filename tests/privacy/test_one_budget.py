@@ -40,6 +40,7 @@ from dpoptim.preprocessing import (
 )
 from dpoptim.tuning import DPSearchCV
 from dpoptim.tuning.search_event import search_event
+from forked import needs_fork
 
 N = 60
 X = np.random.default_rng(0).uniform(-1, 1, (N, 3))
@@ -232,7 +233,7 @@ def test_no_sequence_of_steps_exceeds_the_budget(
     assert released(ledger, meter, searches) <= charged(ledger) * (1 + 1e-6)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL (POSIX)")
+@needs_fork
 @pytest.mark.filterwarnings("ignore")
 def test_no_sequence_of_killed_processes_exceeds_the_budget(tmp_path: Path) -> None:
     """Each step in a process of its own, on one ledger file; most of them die by SIGKILL around a

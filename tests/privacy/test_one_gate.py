@@ -32,7 +32,7 @@ ALLOWED = {
     "reproduce/srgd_rates.py": {"np.random", "default_rng"},  # bootstrap
     "reproduce/one_pass.py": {"np.random", "default_rng"},  # shuffles public data
     "files.py": {"secrets."},  # names of temporary files
-    "data/feature_files.py": {"secrets."},  # the name of a temporary file
+    "data/large_arrays.py": {"secrets."},  # the name of a temporary file
     "runs/predict.py": {"secrets."},  # the name of a temporary file
     "training/checkpoints/checkpoint.py": {"urandom"},  # nonces of sealed checkpoints
     "training/trials/made_up_records.py": {"randn", "randint"},  # made-up records
@@ -84,7 +84,7 @@ ALLOWED = {
     "audit/sensitivity.py": {"randn"},  # adversarial records
     "audit/row_counts.py": {"randint", "random."},  # made-up lookups, and a model's first weights
     "audit/detectors.py": {"randn", "random."},  # made-up data
-    "audit/image_features.py": {"default_rng", "np.random"},  # made-up images
+    "audit/features.py": {"default_rng", "np.random"},  # made-up images
     # seeds as a program would, and restores the generators
     "audit/isolation.py": {"random.", "uniform_"},
     "audit/refused_loops.py": {"uniform_", "torch.rand("},  # what is to be refused draws noise
@@ -114,7 +114,7 @@ ALLOWED = {
 HOLD_SECRETS = {
     "audit/cyclic_poisson.py",  # an attacker who is told the parts
     "audit/refunds.py",  # an attacker who kills runs and takes them up
-    "audit/resumed_noise.py",  # takes runs up by another strategy
+    "audit/resumed_runs.py",  # takes runs up by another strategy
     "methods/sensitive_state.py",
     "methods/error_feedback.py",
     "training/batches/microbatches.py",

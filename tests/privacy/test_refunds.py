@@ -31,6 +31,7 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.solvers import Budget as SolverBudget
 from dpoptim.solvers import LinearModel, LinearProblem, Objective, adaptive_gd
+from forked import needs_fork
 
 ANNOUNCED = 20  # parts of a run for which the ledger is told ahead
 
@@ -327,7 +328,7 @@ def ended_from(state: dict[str, Any], ledger: Ledger) -> int:
     return entry.begun + entry.repeated
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_does_not_tell_the_ledger_how_far_the_run_has_come(tmp_path: Path) -> None:
     """Such as one that saves in the background, while the run goes on."""
@@ -498,7 +499,7 @@ def test_what_adaptive_runs_give_back_leaks_no_more_than_the_filter_allows() -> 
     assert 0.85 * found.claimed <= found.epsilon <= found.claimed
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_an_adaptive_run_is_ended_by_the_process_that_releases_it(tmp_path: Path) -> None:
     """A forked process may not give back what its parent still spends; once the parent has, every

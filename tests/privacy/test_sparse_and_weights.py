@@ -16,11 +16,11 @@ from torch import Tensor
 from dpoptim.data import sparse_rows
 from dpoptim.data.sparse_rows import EntriesOfRows, canonical
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier
-from dpoptim.gate import FilteredGate
 from dpoptim.gate import planned as gate_module
 from dpoptim.preprocessing import DPImputer, DPStandardScaler
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.sparse_problem import SparseProblem
+from spies import sums_seen
 
 HOSTILE = [1e300, -1e300, 1e-300, 5e-324, 3.4e38, 0.0, 1e6, -1.0]
 WEIGHTS = [0.0, 1e-300, 1.0, 7.0, 1e12, 1e308]
@@ -42,14 +42,7 @@ def stored(x: np.ndarray, pieces: int, seed: int) -> Any:
 
 def released(estimator: Any, *table: Any) -> list[tuple[Tensor, float]]:
     """Sums that reach the gate, without noise, and their bounds; none depends on earlier ones."""
-    seen: list[tuple[Tensor, float]] = []
-
-    def spy(self: FilteredGate, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
-        seen.append((total.clone(), norm_bound))
-        return torch.ones_like(total)
-
-    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
-        patch.setattr(FilteredGate, "release_sum", spy)
+    with sums_seen() as seen, np.errstate(all="ignore"):
         estimator.fit(*table)
     return seen
 

@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from dpoptim import Ledger, Plan
+from dpoptim import Ledger
 from dpoptim.accounting import compute_epsilon
 from dpoptim.audit.statistics import shifts_seen
-from dpoptim.estimators import DPSGDRegressor, network_fit, target_spread
+from dpoptim.estimators import DPSGDRegressor, target_spread
 from dpoptim.estimators.target_spread import (
     LONGEST,
     ROUNDS,
@@ -23,6 +22,7 @@ from dpoptim.estimators.target_spread import (
 from dpoptim.gate import FilteredGate
 from dpoptim.noise.stream import key_stream
 from dpoptim.target_range import TargetRange
+from spies import plans_attached
 
 MU = 2.0
 N = 3_000
@@ -82,14 +82,7 @@ def test_what_a_networks_fit_releases_is_what_it_is_charged_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rounds' Gaussians, and the plan of what is attached."""
-    attached: list[Plan] = []
-    honest = network_fit.attach
-
-    def spy(plan: Plan, *rest: Any, **more: Any) -> Any:
-        attached.append(plan)
-        return honest(plan, *rest, **more)
-
-    monkeypatch.setattr(network_fit, "attach", spy)
+    attached = plans_attached(monkeypatch)
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (N, 2))
     with Ledger(neighboring="zero-out") as ledger:

@@ -132,7 +132,7 @@ def test_a_transformer_fine_tuned_on_squares(
     first = x[y % 2 == 0][0].view(28, 28)
     torch.testing.assert_close(squares[0, 5].view(7, 7), 5 * first[7:14, 7:14])
     parts = [(x[a:b], y[a:b]) for a, b in ((0, 400), (400, 500), (500, 600))]
-    monkeypatch.setattr(dice_vit, "load", lambda directory: parts)
+    monkeypatch.setattr(dice_vit, "load_split", lambda directory: parts)
     monkeypatch.setattr(dice_vit, "BATCH", 40)
     monkeypatch.setattr(dice_vit, "RATES", (0.01,))
     monkeypatch.setattr(dice_vit, "EPOCHS", 1)

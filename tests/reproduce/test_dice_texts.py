@@ -96,7 +96,7 @@ def test_a_model_writes_what_it_has_learnt(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(dice_texts, "LONGEST", 16)
     monkeypatch.setattr(dice_texts, "BATCH", 20)
     texts = dice_texts.load_texts(tmp_path, public_epochs=20)
-    (sentence,) = dice_texts.write(texts.model, texts)
+    (sentence,) = dice_texts.written_sentence(texts.model, texts)
     assert sentence[:4] == ["xname", "is", "by", "the"]
     assert sentence[-1] == "."
     texts = dice_texts.load_texts(tmp_path, public_epochs=1)
@@ -117,7 +117,7 @@ def test_a_model_writes_what_it_has_learnt(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_rate_rises_and_falls() -> None:
-    factors = [dice_texts.factor(t, 100) for t in range(101)]
+    factors = [dice_texts.rate_factor(t, 100) for t in range(101)]
     assert factors[0] == pytest.approx(0.1)
     assert max(factors) == factors[9] == factors[10] == 1
     assert factors[-1] == 0

@@ -89,7 +89,7 @@ def test_a_seed_without_privacy() -> None:
 @pytest.mark.figures
 def test_a_network_at_one_clip_norm() -> None:
     """One seed of three of the cell at epsilon 4 and clip norm 3."""
-    scaled = [(x * one_pass.SCALE, y) for x, y in one_pass.load(FASHION_MNIST_DIRECTORY)]
+    scaled = [(x * one_pass.SCALE, y) for x, y in one_pass.load_split(FASHION_MNIST_DIRECTORY)]
     training, _, test = scaled
     (row,) = (
         row
@@ -105,7 +105,7 @@ def test_a_network_at_one_clip_norm() -> None:
 @pytest.mark.slow
 def test_an_epoch_of_the_share_that_is_clipped() -> None:
     """The first epoch of the first line, without noise."""
-    training, _, _ = one_pass.load(FASHION_MNIST_DIRECTORY)
+    training, _, _ = one_pass.load_split(FASHION_MNIST_DIRECTORY)
     method = DPSGD(fang.PrivateQuantile.monitor(0.3))
     plan = method.plan(
         n=len(training[0]), batch_size=fang.BATCH, epochs=1, noise_multiplier=0.0, delta=1e-5
@@ -161,7 +161,7 @@ def test_other_budgets_hold_every_cell() -> None:
 @pytest.mark.figures
 def test_other_budgets() -> None:
     """One seed of three of the first line."""
-    (x, y), _, test = one_pass.load(FASHION_MNIST_DIRECTORY)
+    (x, y), _, test = one_pass.load_split(FASHION_MNIST_DIRECTORY)
     row = rows_of("fang_fig5.csv")[0]
     plan = fang.methods(1.0)[row["method"]].plan(
         n=fang_budgets.RECORDS,
@@ -187,7 +187,7 @@ def test_a_line_for_each_model_and_method_of_value_clipping() -> None:
 @pytest.mark.figures
 def test_value_clipping_on_a_linear_model() -> None:
     """One seed of three, and a tenth of the steps, on the first line that has value clipping."""
-    training, _, test = one_pass.load(FASHION_MNIST_DIRECTORY)
+    training, _, test = one_pass.load_split(FASHION_MNIST_DIRECTORY)
     row = rows_of("fang_fig2.csv")[1]
     method = fang.methods(float(row["clip_norm"]))[row["method"]]
     whole = {"n": len(training[0]), "batch_size": 4 * fang.BATCH, "delta": fang.DELTA}

@@ -73,7 +73,7 @@ def test_srgd_exponents_are_those_of_the_rates() -> None:
 def test_one_pass() -> None:
     """One seed of three, of the largest batches."""
     row = rows_of("one_pass.csv")[-5]
-    training, _, test = one_pass.load(FASHION_MNIST_DIRECTORY)
+    training, _, test = one_pass.load_split(FASHION_MNIST_DIRECTORY)
     settings = srgd_rates.settings_for(
         srgd_rates.METHODS[row["method"]],
         int(row["steps"]),

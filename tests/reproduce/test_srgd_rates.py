@@ -123,7 +123,7 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         itertools.product(METHODS, (0.5, math.inf))
     )
     assert all(c.steps == 9 and 0 < c.excess < 100 for c in cells)
-    srgd_rates.write(tmp_path / "table.csv", [{"a": 1, "b": 2.5}])
+    srgd_rates.write_dicts(tmp_path / "table.csv", [{"a": 1, "b": 2.5}])
     assert list(csv.reader((tmp_path / "table.csv").read_text().splitlines())) == [
         ["a", "b"],
         ["1", "2.5"],
@@ -154,7 +154,7 @@ def test_one_pass_learns_and_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     )
     monkeypatch.setattr(
         one_pass,
-        "load",
+        "load_split",
         lambda _: ((x[:2000], y[:2000]), (x[2000:2500], y[2000:2500]), (x[2500:], y[2500:])),
     )
     monkeypatch.setattr(one_pass, "BETAS", (0.1, 0.3))

@@ -19,8 +19,8 @@ from dpoptim.runs.certificate import (
     account_command,
     best_guess,
     certificate,
+    guarantee_in_words,
     percent_up,
-    reading,
     verdict,
     write_certificate,
 )
@@ -141,10 +141,10 @@ def test_nothing_released_is_a_coin_toss() -> None:
 )
 def test_the_reading_answers_the_relations_question(neighboring: str, question: str) -> None:
     result = small_run(neighboring=neighboring)
-    assert question in reading(result)
-    assert percent_up(best_guess(result.plan, result.guarantee)) in reading(result)
+    assert question in guarantee_in_words(result)
+    assert percent_up(best_guess(result.plan, result.guarantee)) in guarantee_in_words(result)
     users = replace(result, guarantee=replace(result.guarantee, unit="user"))
-    assert question.replace("record", "user") in reading(users)
+    assert question.replace("record", "user") in guarantee_in_words(users)
 
 
 def test_percentages_of_bounds_are_rounded_up() -> None:

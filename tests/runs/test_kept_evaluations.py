@@ -19,8 +19,8 @@ from dpoptim.evaluation import evaluate_classifier
 from dpoptim.runs import evaluation_section
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.evaluate import training_of
-from dpoptim.runs.evaluation_section import NO_EVALUATION, keep
-from dpoptim.runs.evaluations import NAME, Evaluation, Records, evaluated, together
+from dpoptim.runs.evaluation_section import NO_EVALUATION, keep_evaluation
+from dpoptim.runs.evaluations import NAME, Evaluation, Records, costs_together, label_ending
 from dpoptim.runs.result import LedgerEntry
 from dpoptim.runs.verify import verify_run
 from finished_run import small_run
@@ -49,7 +49,7 @@ def evaluation(
         classes=[0, 1],
         epsilon=1.0,
         ledger=charged,
-        label=f"evaluation of run, {evaluated(model)}",
+        label=f"evaluation of run, {label_ending(model)}",
     )
     charge = charged.entries()[-1]
     entry = None if ledger is None else LedgerEntry("h.sqlite", "h", charge.id, "")
@@ -61,7 +61,7 @@ def changed(folder: Path, change: Callable[[list[dict[str, Any]]], object]) -> N
     """Edit the evaluations, and make sums and digest right again."""
     document = json.loads((folder / NAME).read_text())
     change(document["evaluations"])
-    document["together"] = together(document["evaluations"])
+    document["together"] = costs_together(document["evaluations"])
     (folder / NAME).write_text(json.dumps(with_digest(document)))
 
 
@@ -88,7 +88,7 @@ def test_a_charge_is_of_one_evaluation_and_of_what_it_says(
     tmp_path: Path, change: Callable[[list[dict[str, Any]]], object]
 ) -> None:
     folder, path = saved(tmp_path / "run"), tmp_path / "h.sqlite"
-    keep(folder, evaluation(Ledger(path, neighboring="zero-out")), ("no", "yes"))
+    keep_evaluation(folder, evaluation(Ledger(path, neighboring="zero-out")), ("no", "yes"))
     checked = verify_run(folder, ledgers=[path]).checked
     assert "the ledger holds the charge of evaluation 1" in checked
     changed(folder, change)
@@ -101,12 +101,12 @@ def test_a_sum_counts_the_training_of_the_model_that_was_scored(tmp_path: Path) 
     folder, plan = saved(tmp_path / "run"), small_run().plan
     earlier = evaluation(None).event
     for _ in range(2):
-        keep(folder, evaluation(None, "2" * 64, "training", earlier), ("no", "yes"))
+        keep_evaluation(folder, evaluation(None, "2" * 64, "training", earlier), ("no", "yes"))
     (found,) = json.loads((folder / NAME).read_text())["together"]
-    (three,) = together([evaluation(None).to_json()] * 3)
+    (three,) = costs_together([evaluation(None).to_json()] * 3)
     assert found["guarantee"]["epsilon"] == three["guarantee"]["epsilon"]
     assert "of these evaluations 2 are of another model" in verify_run(folder).open
-    keep(folder, evaluation(None, MODEL, "training", plan.event), ("no", "yes"))
+    keep_evaluation(folder, evaluation(None, MODEL, "training", plan.event), ("no", "yes"))
     verify_run(folder)
     changed(folder, lambda entries: entries[2].update(training=entries[0]["training"]))
     with pytest.raises(ValueError, match="evaluation 3 counts another training"):
@@ -117,7 +117,7 @@ def test_a_report_that_was_not_written_is_not_called_edited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = saved(tmp_path / "run")
-    keep(folder, evaluation(None), ("no", "yes"))
+    keep_evaluation(folder, evaluation(None), ("no", "yes"))
     write = evaluation_section.write_atomically
 
     def full(path: Path, content: bytes | str) -> None:
@@ -128,10 +128,10 @@ def test_a_report_that_was_not_written_is_not_called_edited(
     monkeypatch.setattr(evaluation_section, "write_atomically", full)
     for _ in range(2):
         with pytest.raises(OSError, match="full"):
-            keep(folder, evaluation(None), ("no", "yes"))
+            keep_evaluation(folder, evaluation(None), ("no", "yes"))
         assert any("does not show the last evaluation" in line for line in verify_run(folder).open)
     monkeypatch.undo()
-    keep(folder, evaluation(None), ("no", "yes"))
+    keep_evaluation(folder, evaluation(None), ("no", "yes"))
     assert not any("report.html" in line for line in verify_run(folder).open)
     edited = (folder / "report.html").read_text().replace("Accuracy", "Accuracy, really")
     (folder / "report.html").write_text(edited)
@@ -144,7 +144,7 @@ def test_a_damaged_report_loses_no_evaluation(tmp_path: Path) -> None:
     folder = saved(tmp_path / "run")
     damaged = b"\xff\r\n" + PAGE.encode()
     (folder / "report.html").write_bytes(damaged)
-    keep(folder, evaluation(None), ("no", "yes"))
+    keep_evaluation(folder, evaluation(None), ("no", "yes"))
     assert len(json.loads((folder / NAME).read_text())["evaluations"]) == 1
     assert (folder / "report.html").read_bytes().startswith(damaged[:6])
 

@@ -208,7 +208,7 @@ def test_a_method_of_another_package_is_named() -> None:
         method(clip_norm=1.0).plan(n=60, batch_size=20, steps=6, noise_multiplier=2.0, delta=1e-3)
         for method in (Method, TheirMethod)
     ]
-    own, theirs = (assumptions.basis_of_run(plan.basis, small_data(1), plan) for plan in plans)
+    own, theirs = (assumptions.basis_of_run(plan.basis, small_data(1)) for plan in plans)
     (more,) = set(theirs) - set(own)
     assert "'their_package'" in more.text
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import matplotlib as mpl
 import pytest
 
-from dpoptim.runs.certificate import reading
+from dpoptim.runs.certificate import guarantee_in_words
 from dpoptim.runs.drawing import power_of_ten
 from dpoptim.runs.report import report
 from dpoptim.runs.result import RunResult
@@ -79,7 +79,7 @@ def test_the_page_is_sound_and_fetches_nothing(run: RunResult) -> None:
 def test_it_says_what_the_certificate_says(run: RunResult) -> None:
     words = Page(report(run)).text
     assert str(run.guarantee) in words
-    assert " ".join(reading(run).split()) in words
+    assert " ".join(guarantee_in_words(run).split()) in words
     for part in (
         "Proven",
         "add-or-remove-one",

@@ -22,7 +22,7 @@ from dpoptim.documents import sha256_of, with_digest
 from dpoptim.evaluation import evaluate_classifier
 from dpoptim.installed import SOURCES, digests
 from dpoptim.runs.certificate import write_certificate
-from dpoptim.runs.evaluation_section import BEGIN, NO_EVALUATION, keep
+from dpoptim.runs.evaluation_section import BEGIN, NO_EVALUATION, keep_evaluation
 from dpoptim.runs.evaluations import Evaluation
 from dpoptim.runs.verify import verify_run
 from dpoptim.training.assumptions import PACKAGE
@@ -273,7 +273,7 @@ def test_a_signature_covers_evaluations_until_there_is_another(tmp_path: Path) -
     )
     event = ledger.entries()[0].event
     found = Evaluation(scores, "h", "hold-out", event, None, "0" * 64, "2026-07-25T14:03:22+02:00")
-    keep(folder, found, ("no", "yes"))
+    keep_evaluation(folder, found, ("no", "yes"))
     run("sign", folder, "--key", key)
     assert "evaluations.json is signed" in run("verify", folder, "--public-key", public)
     path = folder / "evaluations.json"
@@ -282,7 +282,7 @@ def test_a_signature_covers_evaluations_until_there_is_another(tmp_path: Path) -
     path.write_text(json.dumps(with_digest(document)))
     assert "signature of evaluations.json" in run("verify", folder, "--public-key", public, code=2)
     path.write_text(good)
-    keep(folder, found, ("no", "yes"))
+    keep_evaluation(folder, found, ("no", "yes"))
     said = run("verify", folder, "--public-key", public)
     assert "certificate.json is signed" in said
     assert "unchecked evaluations.json: nobody signed it" in said

@@ -11,19 +11,19 @@ import torch
 import dpoptim
 from command_work import run
 from dpoptim.data import load_digits
-from dpoptim.data.views import moved, repeated
+from dpoptim.data.views import moved_images, repeat_records
 from dpoptim.optimizers import optimizer
 from dpoptim.recipes import recipe
 from dpoptim.runs import train
 from dpoptim.runs.command import refuse_views
-from dpoptim.runs.inputs import LEAST_SIDE, advice
+from dpoptim.runs.inputs import LEAST_SIDE, warnings_for_owner
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
 
 
 def test_each_image_is_moved_by_itself_and_filled_up_with_its_lowest_value() -> None:
     images = torch.randn(40, 2, 5, 4)
-    seen = moved(images, 2, torch.Generator().manual_seed(0))
+    seen = moved_images(images, 2, torch.Generator().manual_seed(0))
     ways = set()
     for image, view in zip(images, seen, strict=True):
         wide = torch.full((2, 9, 8), float(image.min()))
@@ -37,23 +37,23 @@ def test_each_image_is_moved_by_itself_and_filled_up_with_its_lowest_value() -> 
         assert len(found) == 1
         ways.update(found)
     assert len(ways) > 12
-    assert torch.equal(moved(images, 0), images)
+    assert torch.equal(moved_images(images, 0), images)
 
 
 def test_a_moved_row_depends_on_no_other() -> None:
     images = torch.randn(6, 1, 4, 4)
     others = images.clone()
     others[3] = 1e6
-    a, b = (moved(x, 1, torch.Generator().manual_seed(3)) for x in (images, others))
+    a, b = (moved_images(x, 1, torch.Generator().manual_seed(3)) for x in (images, others))
     kept = [0, 1, 2, 4, 5]
     assert torch.equal(a[kept], b[kept])
 
 
 def test_repeated_records_take_no_memory() -> None:
     x = torch.randn(5, 3)
-    assert repeated(x, 1) is x
-    assert repeated(x, 4).shape == (5, 4, 3)
-    assert repeated(x, 4).data_ptr() == x.data_ptr()
+    assert repeat_records(x, 1) is x
+    assert repeat_records(x, 4).shape == (5, 4, 3)
+    assert repeat_records(x, 4).data_ptr() == x.data_ptr()
 
 
 def train_digits(
@@ -144,10 +144,10 @@ def test_persons_rows_are_no_views() -> None:
 def test_views_of_tiny_images_are_advised_against() -> None:
     """By the images' shape alone, which is public."""
     data = load_digits(0)
-    (said,) = advice(data, TrainRequest(views=4))
+    (said,) = warnings_for_owner(data, TrainRequest(views=4))
     assert "much of a side of 8" in said
-    assert list(advice(data, TrainRequest())) == []
+    assert list(warnings_for_owner(data, TrainRequest())) == []
     large = replace(data, x=np.zeros((2, 1, LEAST_SIDE, 28), dtype=np.float32))
-    assert list(advice(large, TrainRequest(views=4))) == []
+    assert list(warnings_for_owner(large, TrainRequest(views=4))) == []
     small = replace(data, x=np.zeros((2, 1, 28, LEAST_SIDE - 1), dtype=np.float32))
-    assert len(list(advice(small, TrainRequest(views=4)))) == 1
+    assert len(list(warnings_for_owner(small, TrainRequest(views=4)))) == 1

@@ -13,7 +13,7 @@ from dpoptim.accounting.balls_in_bins import BallsInBinsDpEvent
 from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import BallsInBins
-from dpoptim.sampling.balls_in_bins import mixture
+from dpoptim.sampling.balls_in_bins import mixture_event
 
 ARGUMENTS = {"n": 60, "batch_size": 20, "epochs": 2, "noise_multiplier": 0.8, "delta": 1e-5}
 
@@ -37,11 +37,11 @@ def test_inner_products_are_at_least_those_of_the_strategy(steps: int) -> None:
     means = strategy.outputs_of_bins(steps, bins)
     for start in range(bins):
         assert means[:, start] == pytest.approx(matrix[:, start::bins].sum(1))
-    event = mixture(means, 1.0, 1.0)
+    event = mixture_event(means, 1.0, 1.0)
     for i, j in itertools.product(range(bins), repeat=2):
         assert event.gram[abs(i - j)] >= float(means[:, i] @ means[:, j])
     with pytest.raises(ValueError, match="C >= 0"):
-        mixture(-means, 1.0, 1.0)
+        mixture_event(-means, 1.0, 1.0)
 
 
 def test_a_plan_charges_the_mixture_at_the_noise_of_its_query() -> None:

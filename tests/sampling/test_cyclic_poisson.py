@@ -11,16 +11,7 @@ from dpoptim.gate import CorrelatedSum
 from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import CyclicPoissonSampling, Position
-
-
-def took_part(
-    sampler: CyclicPoissonSampling, records: int, steps: int, seed: int = 0
-) -> np.ndarray:
-    drawn = sampler.batches(KeyStream.from_seed(seed, "test"), records)
-    found = np.zeros((steps, records), dtype=bool)
-    for step in range(steps):
-        found[step, next(drawn)] = True
-    return found
+from took_part import took_part
 
 
 def test_a_record_takes_part_in_its_own_turns_alone() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpoptim.sampling.events import composed
+from dpoptim.sampling.sampler import composed_gaussians
 
 STEPS = st.lists(
     st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.1, 0.2, 1.0])), max_size=20
@@ -32,17 +32,19 @@ def test_every_step_is_counted_once_with_its_noise_and_rate(
 ) -> None:
     """In stretches or not; with a step missed, or given its neighbour's rate, less is charged."""
     noise, rates = np.array([*zip(*steps, strict=True)]).reshape(2, -1)
-    assert steps_of(composed(noise, rates)) == Counter(steps)
+    assert steps_of(composed_gaussians(noise, rates)) == Counter(steps)
 
 
 @given(STEPS.filter(bool))
 def test_one_rate_is_that_of_all_steps(steps: list[tuple[float, float]]) -> None:
     noise = np.array([each for each, _ in steps])
     rate = steps[0][1]
-    assert steps_of(composed(noise, rate)) == Counter((each, rate) for each in noise.tolist())
+    assert steps_of(composed_gaussians(noise, rate)) == Counter(
+        (each, rate) for each in noise.tolist()
+    )
 
 
 def test_the_order_of_steps_changes_nothing() -> None:
     noise, rates = np.array([1.0, 1.0, 2.0, 1.0]), np.array([0.1, 0.2, 0.1, 0.1])
     back = slice(None, None, -1)
-    assert composed(noise, rates) == composed(noise[back], rates[back])
+    assert composed_gaussians(noise, rates) == composed_gaussians(noise[back], rates[back])

@@ -14,22 +14,14 @@ from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import MinSeparationSampling
 from dpoptim.training.batches.microbatches import BatchQueue
+from took_part import took_part
 
 ARGUMENTS: dict[str, Any] = {"n": 60, "batch_size": 10, "epochs": 2, "delta": 1e-5}
 
 
-def taken(sampler: MinSeparationSampling, records: int, steps: int, seed: int = 0) -> np.ndarray:
-    """Who takes part in each step: (steps, records)."""
-    drawn = sampler.batches(KeyStream.from_seed(seed, "test"), records)
-    found = np.zeros((steps, records), dtype=bool)
-    for step in range(steps):
-        found[step, next(drawn)] = True
-    return found
-
-
 def test_steps_are_apart_and_every_batch_is_expected_to_be_as_large() -> None:
     sampler, records, steps = MinSeparationSampling(0.15, 4), 40_000, 24
-    found = taken(sampler, records, steps)
+    found = took_part(sampler, records, steps)
     for lag in range(1, 4):
         assert not (found[lag:] & found[:-lag]).any()
     assert abs(found.sum(1) - 0.15 * records).max() < 5 * np.sqrt(0.15 * 0.85 * records)
@@ -41,7 +33,7 @@ def test_steps_are_apart_and_every_batch_is_expected_to_be_as_large() -> None:
 
 
 def test_records_are_independent_of_each_other() -> None:
-    found = taken(MinSeparationSampling(0.2, 3), 20_000, 9).astype(float)
+    found = took_part(MinSeparationSampling(0.2, 3), 20_000, 9).astype(float)
     left, right = found[:, :10_000], found[:, 10_000:]
     covariances = (left - 0.2) @ (right - 0.2).T / 10_000
     assert abs(covariances).max() < 5 * 0.2 * 0.8 / 100
@@ -50,7 +42,7 @@ def test_records_are_independent_of_each_other() -> None:
 @pytest.mark.parametrize(("rate", "gap"), [(0.3, 1), (0.25, 4)])
 def test_the_limits_are_poisson_batches_and_parts_in_turns(rate: float, gap: int) -> None:
     sampler = MinSeparationSampling(rate, gap)
-    found = taken(sampler, 20_000, 3 * gap)
+    found = took_part(sampler, 20_000, 3 * gap)
     if gap == 1:
         assert sampler.rate == pytest.approx(0.3)
         assert (found[0] & found[1]).mean() == pytest.approx(0.09, abs=0.01)

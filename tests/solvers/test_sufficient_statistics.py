@@ -22,7 +22,7 @@ def test_sums_of_blocks_are_those_of_the_table(
     on_disk = np.load(tmp_path / "x.npy", mmap_mode="r" if records else None)
     data = (on_disk, y, shares) if rows > 1 else (on_disk[:, 0], y[:, 0])
 
-    gram, cross = module.sums(LinearModel("squared", features=4), data, 2.0, 1.5)
+    gram, cross = module.second_moments(LinearModel("squared", features=4), data, 2.0, 1.5)
 
     longer = np.concatenate([x, np.ones((records, rows, 1))], 2).reshape(-1, 5).astype(float)
     longer /= np.maximum(np.linalg.norm(longer, axis=1, keepdims=True), 2.0)
@@ -44,4 +44,6 @@ def test_a_table_that_cannot_be_read_says_so_from_the_thread() -> None:
             return np.zeros((module.BLOCK, 2))
 
     with pytest.raises(OSError, match="the disk went away"):
-        module.sums(LinearModel("squared", features=2), (Torn(), np.zeros(20_000)), 1.0, 1.0)
+        module.second_moments(
+            LinearModel("squared", features=2), (Torn(), np.zeros(20_000)), 1.0, 1.0
+        )

@@ -29,7 +29,7 @@ from dpoptim.accounting.choose_profile import (
     rough_monte_carlo_epsilon,
 )
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
-from dpoptim.accounting.monte_carlo import MonteCarloDpEvent, MonteCarloProfile, told
+from dpoptim.accounting.monte_carlo import MonteCarloDpEvent, MonteCarloProfile, with_told_events
 from dpoptim.accounting.profiles import FINE, LossDistribution, renyi_divergences
 from dpoptim.accounting.tilted import TiltedDistribution
 
@@ -240,7 +240,7 @@ def renyi_divergence(
     relation = parse_neighboring(neighboring)
     if not 1 < order < math.inf:
         raise ValueError(f"order: expected a finite number > 1, got {order!r}")
-    leaves = canonical(told(canonical(event)))
+    leaves = canonical(with_told_events(canonical(event)))
     divergence = float(renyi_divergences(leaves, relation, (order,))[0])
     if not math.isfinite(divergence):
         raise ValueError(

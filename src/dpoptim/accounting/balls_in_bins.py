@@ -37,9 +37,9 @@ from dpoptim.accounting.monte_carlo import (
     MonteCarloDpEvent,
     MonteCarloProfile,
     Weighted,
-    confident,
     in_order,
     public_generator,
+    upper_confidence_bound,
 )
 
 LINEAR_TERM = 1 / 1500  # keeps the last term of the confidence bound near a hundredth of delta
@@ -109,9 +109,9 @@ class AllocationProfile(MonteCarloProfile):
         below = np.exp(two.weights[tail]) * -np.expm1(two.ratios[tail] + epsilon)
         least = s * (bins.squared / 2 - epsilon) + s**2 * bins.mean / 2 + entropy(s, 1 + s)
         return (
-            confident(above, len(one.ratios), bins.exceeded(self._level), failure)
+            upper_confidence_bound(above, len(one.ratios), bins.exceeded(self._level), failure)
             + math.exp(min(0.0, float(self._limits(epsilon).min()))),
-            confident(below, len(two.ratios), math.exp(least), failure),
+            upper_confidence_bound(below, len(two.ratios), math.exp(least), failure),
         )
 
 

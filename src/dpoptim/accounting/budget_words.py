@@ -93,7 +93,9 @@ def spent(
     )
 
 
-def refusal(budget: Budget, short: Shortfall, *, runs: int, dataset: str) -> BudgetExceeded:
+def over_budget_error(
+    budget: Budget, short: Shortfall, *, runs: int, dataset: str
+) -> BudgetExceeded:
     """The error for a run that does not fit: budget, reserved, needed, left, and how to fit."""
     head = f"over the budget of data set {printable(dataset)!r}, {_promise(budget)}: "
     if runs == 0:

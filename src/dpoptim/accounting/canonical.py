@@ -16,7 +16,7 @@ from numbers import Integral, Real
 import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from dpoptim.accounting.monte_carlo import MonteCarloDpEvent, told
+from dpoptim.accounting.monte_carlo import MonteCarloDpEvent, with_told_events
 
 Leaves = tuple[tuple[dp.DpEvent, int], ...]
 """Pairs (event, count >= 1); no two events are equal, and at most one is a plain Gaussian."""
@@ -47,7 +47,7 @@ def canonical(event: dp.DpEvent) -> Leaves:
     leaves = tuple(sorted(counts.items(), key=repr))
     alone = len(leaves) == 1 and leaves[0][1] == 1
     if not alone and any(isinstance(leaf, MonteCarloDpEvent) for leaf, _ in leaves):
-        return canonical(told(leaves))
+        return canonical(with_told_events(leaves))
     return leaves
 
 
@@ -140,7 +140,7 @@ def _check_simple(event: object) -> None:
 def _sampled(rate: float, inner: dp.DpEvent, times: int) -> Iterator[tuple[dp.DpEvent, int]]:
     leaves = canonical(inner)
     if any(isinstance(leaf, MonteCarloDpEvent) for leaf, _ in leaves):
-        leaves = canonical(told(leaves))
+        leaves = canonical(with_told_events(leaves))
     if rate == 1.0:
         yield from ((leaf, count * times) for leaf, count in leaves)
     elif leaves:

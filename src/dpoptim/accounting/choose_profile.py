@@ -19,7 +19,7 @@ from dpoptim.accounting.monte_carlo import (
     ROUGH_SAMPLES,
     MonteCarloDpEvent,
     MonteCarloProfile,
-    told,
+    with_told_events,
 )
 from dpoptim.accounting.profiles import (
     FINE,
@@ -55,7 +55,7 @@ def profile_of(
     if leaves and isinstance(leaves[0][0], MonteCarloDpEvent):
         if accountant == "auto" and relation is not dp.NeighboringRelation.REPLACE_ONE:
             return monte_carlo_profile(leaves[0][0], min(deltas))
-        leaves = canonical(told(leaves))
+        leaves = canonical(with_told_events(leaves))
     if accountant == "RDP":
         return RenyiProfile(leaves, relation)
     if accountant == "order statistics":

@@ -43,7 +43,7 @@ from dpoptim.accounting.ledger_refusals import (
 )
 from dpoptim.accounting.ledger_runs import Reservation, Runs
 from dpoptim.accounting.ledger_schema import Entry, Kind
-from dpoptim.accounting.ledger_settings import Wanted, now, require_forms
+from dpoptim.accounting.ledger_settings import Wanted, require_forms, utc_now
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.errors import LedgerError
 from dpoptim.opacus_words import KnowsOpacus
@@ -98,7 +98,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         name = None if dataset is None else storable(dataset)
         wanted = Wanted(name, epsilon, delta, relation, filter)
         default_name = "unnamed" if file is None else printable(file.stem)
-        self._store = LedgerStore(file, wanted.as_new(dataset=default_name, created=now()))
+        self._store = LedgerStore(file, wanted.as_new(dataset=default_name, created=utc_now()))
         stored = self._store.settings
         wanted.require_agreement(stored, self._where)
         self.dataset = stored.dataset
@@ -140,7 +140,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         if not isinstance(label, str) or not 1 <= len(label) <= 200:
             raise ValueError(f"label: expected 1 to 200 characters, got {label!r}")
         require_forms(run, checkpoints)
-        name, begun = run or self.new_id(), now()
+        name, begun = run or self.new_id(), utc_now()
         entry = Entry(Kind.RESERVED, name, begun, storable(label), event_text(event))
         saved = [Entry(Kind.SAVED, name, begun, body=f"0 0 {digest}") for digest in checkpoints]
 
@@ -177,7 +177,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
             found = known_run(runs, reservation.id, self._where, "commit it where it was made")
             refuse_former_holder(found, reservation.resumed, self._where)
             done = found.state != "open"
-            return None if done else Entry(Kind.COMMITTED, found.id, now())
+            return None if done else Entry(Kind.COMMITTED, found.id, utc_now())
 
         self._append(decide)
 
@@ -193,7 +193,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         def decide(runs: Runs) -> Entry | None:
             found = known_run(runs, reservation_id, self._where, "go on with it where it was made")
             if found.state == "committed" and found.resumed == resumed:
-                return Entry(Kind.REENTERED, found.id, now())
+                return Entry(Kind.REENTERED, found.id, utc_now())
             open_run(runs, reservation_id, resumed, self._where)
             return None
 
@@ -230,7 +230,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
             found = known_run(runs, reservation_id, self._where, "reserve the run anew")
             times = found.resumed + 1
             refuse_to_resume(runs, found, event, released, checkpoint, self._where)
-            return Entry(Kind.RESUMED, found.id, now(), body=str(released))
+            return Entry(Kind.RESUMED, found.id, utc_now(), body=str(released))
 
         with self._lock:
             self._append(decide)
@@ -247,9 +247,9 @@ class Ledger(KnowsOpacus, LedgerRecords):
 
         def decide(runs: Runs) -> Entry | None:
             found = open_run(runs, reservation_id, resumed, self._where)
-            return (
-                Entry(Kind.BEGUN, found.id, now(), body=str(count)) if count > found.begun else None
-            )
+            if count <= found.begun:
+                return None
+            return Entry(Kind.BEGUN, found.id, utc_now(), body=str(count))
 
         self._append(decide)
 
@@ -277,7 +277,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
             found = open_run(runs, reservation_id, resumed, self._where)
             if why := self._why_nothing_is_returned(runs, found):
                 raise LedgerError(f"{self._where}: nothing can be given back: {why}")
-            return Entry(Kind.ENDED, found.id, now(), body=body)
+            return Entry(Kind.ENDED, found.id, utc_now(), body=body)
 
         self._append(decide)
 
@@ -295,7 +295,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         def decide(runs: Runs) -> Entry:
             found = open_run(runs, reservation_id, resumed, self._where)
             known = found.begun if begun is None else begun
-            return Entry(Kind.SAVED, found.id, now(), body=f"{released} {known} {digest}")
+            return Entry(Kind.SAVED, found.id, utc_now(), body=f"{released} {known} {digest}")
 
         self._append(decide)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 import dp_accounting as dp
 
 from dpoptim.accounting.budget import Budget
-from dpoptim.accounting.budget_words import refusal
+from dpoptim.accounting.budget_words import over_budget_error
 from dpoptim.accounting.event_json import event_from_json
 from dpoptim.accounting.ledger_schema import Entry, Head, Kind
+from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.errors import LedgerError
 from dpoptim.privacy_unit import RECORD, Unit
 
@@ -116,7 +117,7 @@ class Runs:
                 charges = [*charges, budget.charge(events[place - 1], len(charges) + 1)[0]]
             short = budget.shortfall(charges, event)
             if short is not None:
-                raise refusal(budget, short, runs=len(charges), dataset=dataset)
+                raise over_budget_error(budget, short, runs=len(charges), dataset=dataset)
 
 
 def _begun(run: Reservation, body: str) -> Reservation:
@@ -165,3 +166,28 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise ValueError("expected a count")
     return int(text)
+
+
+def verify_entries(
+    store: LedgerStore, budget: Budget | None, neighboring: str, digest: str | None
+) -> int:
+    """The number of entries; see `Ledger.verify`.
+
+    Raises LedgerError for anything that is not as it should be.
+    """
+    store.identify()
+    at, runs = store.start(), Runs(store.start(), neighboring, store.settings.unit)
+    entries, head = store.read(at)
+    seen = {at.digest}
+    for entry in entries:
+        if entry.kind == Kind.RESERVED and budget is not None:
+            runs.admit([event_from_json(json.loads(entry.body))], budget, store.settings.dataset)
+        at = entry.after(at)
+        seen.add(at.digest)
+        runs.add([entry], at)
+    if digest is not None and digest not in seen:
+        raise LedgerError(
+            f"no state of this ledger has the digest {digest}: it was written anew, or replaced by "
+            "an older copy"
+        )
+    return head.count

@@ -88,13 +88,13 @@ class Entry:
 
     def after(self, head: Head) -> Head:
         """The head once this entry follows."""
-        parts = (head.digest, str(head.count + 1), *values(self))
+        parts = (head.digest, str(head.count + 1), *field_values(self))
         return Head(head.count + 1, _digest(parts))
 
 
 def first_digest(settings: Settings) -> str:
     """Beginning of the chain."""
-    return _digest(repr(value) for value in values(settings))
+    return _digest(repr(value) for value in field_values(settings))
 
 
 def new_file(settings: Settings) -> bytes:
@@ -111,17 +111,19 @@ def initialise(connection: sqlite3.Connection, settings: Settings) -> None:
     """Make the tables in an empty database in memory."""
     connection.deserialize(_tables())
     connection.execute("BEGIN")
-    connection.execute("INSERT INTO settings VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", values(settings))
+    connection.execute(
+        "INSERT INTO settings VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", field_values(settings)
+    )
     connection.execute("INSERT INTO head VALUES (1, 0, ?)", (first_digest(settings),))
     connection.execute("COMMIT")
 
 
-def values(record: Entry | Settings) -> tuple[Any, ...]:
+def field_values(record: Entry | Settings) -> tuple[Any, ...]:
     """The fields, in order; `dataclasses.astuple` copies each of them, too."""
     return tuple([getattr(record, name) for name in record.__dataclass_fields__])
 
 
-def schema(connection: sqlite3.Connection) -> set[tuple[Any, ...]]:
+def stored_schema(connection: sqlite3.Connection) -> set[tuple[Any, ...]]:
     """Tables and triggers of a database, as SQLite keeps them."""
     return set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
 
@@ -139,7 +141,7 @@ def expected_schema() -> frozenset[tuple[Any, ...]]:
     """Tables and triggers of a whole ledger."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.deserialize(_tables())
-        return frozenset(schema(connection))
+        return frozenset(stored_schema(connection))
 
 
 def _digest(parts: Iterable[str]) -> str:

@@ -109,7 +109,7 @@ class Wanted:
                 )
 
 
-def named(dataset: str, unit: str) -> str:
+def dataset_of_unit(dataset: str, unit: str) -> str:
     """A data set's name in its ledger: of persons and of records, which do not add up."""
     return dataset.removesuffix(PERSONS) + (PERSONS if unit == "person" else "")
 
@@ -131,7 +131,7 @@ def other_name(kept: str, wanted: str) -> str:
     )
 
 
-def now() -> str:
+def utc_now() -> str:
     """UTC, in whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 

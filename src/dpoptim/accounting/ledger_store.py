@@ -34,7 +34,7 @@ from dpoptim.accounting.ledger_schema import (
     first_digest,
     initialise,
     new_file,
-    schema,
+    stored_schema,
 )
 from dpoptim.accounting.ledger_settings import Settings
 from dpoptim.errors import LedgerError
@@ -185,7 +185,7 @@ class LedgerStore:
                 )
             if [row[0] for row in connection.execute("PRAGMA integrity_check")] != ["ok"]:
                 raise sqlite3.DatabaseError("file is malformed")
-            if schema(connection) != expected_schema():
+            if stored_schema(connection) != expected_schema():
                 raise sqlite3.DatabaseError(
                     "file is malformed: its tables or triggers were changed"
                 )

@@ -37,9 +37,9 @@ from dpoptim.accounting.monte_carlo import (
     MonteCarloDpEvent,
     MonteCarloProfile,
     Weighted,
-    confident,
     in_order,
     public_generator,
+    upper_confidence_bound,
 )
 from dpoptim.accounting.replicas import Replicas, states_of
 
@@ -156,7 +156,7 @@ class SeparationProfile(MonteCarloProfile):
         above = np.exp(one.weights[tail] + ROUNDING) * -np.expm1(epsilon - one.ratios[tail])
         most = math.exp(min(0.0, log_most))
         return (
-            min(most, confident(above, len(one.ratios), most, failure)),
+            min(most, upper_confidence_bound(above, len(one.ratios), most, failure)),
             lower_tail(self._absent.ratios, epsilon, failure),
         )
 
@@ -203,7 +203,7 @@ def lower_tail(ratios: Floats, epsilon: float, failure: float) -> float:
     """
     samples = len(ratios)
     tail = ratios[: int(np.searchsorted(ratios, -epsilon))]
-    least = confident(-np.expm1(tail + epsilon), samples, 1.0, failure / 2)
+    least = upper_confidence_bound(-np.expm1(tail + epsilon), samples, 1.0, failure / 2)
     share = failure / 2 / (len(LOW_RANKS) + len(HIGH_RANKS))
     for low in LOW_RANKS:
         rank = samples >> low  # from 1

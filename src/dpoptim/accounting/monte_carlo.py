@@ -54,7 +54,7 @@ class MonteCarloDpEvent(dp.DpEvent, ABC):
         return dp.GaussianDpEvent((1 - 2.0**-40) / self.mu)
 
 
-def told(leaves: tuple[tuple[dp.DpEvent, int], ...]) -> dp.DpEvent:
+def with_told_events(leaves: tuple[tuple[dp.DpEvent, int], ...]) -> dp.DpEvent:
     """The composition with `MonteCarloDpEvent.told` in place of each such event."""
     return dp.ComposedDpEvent(
         [
@@ -118,7 +118,7 @@ class MonteCarloProfile(ABC):
         return max(self._bounds(epsilon, failure)) <= (1 - FAILURE_SHARE) * delta
 
 
-def confident(values: Floats, samples: int, most: float, failure: float) -> float:
+def upper_confidence_bound(values: Floats, samples: int, most: float, failure: float) -> float:
     """An upper confidence bound on the mean of variables in [0, most], all but ``values`` zero."""
     mean = float(values.sum()) / samples
     square = float(np.square(values).sum()) / samples

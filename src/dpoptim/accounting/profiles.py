@@ -247,7 +247,7 @@ def interval_of(
     """
     steps = sum(count for _, count in leaves)
     # A Laplace event's losses have atoms, which move by up to the interval itself.
-    atoms = any(isinstance(parts(leaf)[1], dp.LaplaceDpEvent) for leaf, _ in leaves)
+    atoms = any(isinstance(rate_and_inner_event(leaf)[1], dp.LaplaceDpEvent) for leaf, _ in leaves)
     share = accuracy if atoms else math.sqrt(accuracy)
     intervals: list[float] = []
     for epsilon, delta in zip(epsilons, deltas, strict=True):
@@ -262,7 +262,7 @@ def interval_of(
     return max(min(*intervals, 0.1), widest / _MOST_POINTS)
 
 
-def parts(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:
+def rate_and_inner_event(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:
     """Sampling rate and inner event of a simple event."""
     match leaf:
         case dp.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
@@ -276,7 +276,7 @@ def parts(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:
 
 def _require_supported(leaves: Leaves, relation: dp.NeighboringRelation) -> None:
     for leaf, _ in leaves:
-        rate, inner = parts(leaf)
+        rate, inner = rate_and_inner_event(leaf)
         sampled_replacement = rate < 1 and relation is dp.NeighboringRelation.REPLACE_ONE
         if not isinstance(inner, dp.GaussianDpEvent) and (
             sampled_replacement or not isinstance(inner, dp.LaplaceDpEvent)
@@ -288,14 +288,14 @@ def _require_supported(leaves: Leaves, relation: dp.NeighboringRelation) -> None
 
 def _loss_variance(leaf: dp.DpEvent) -> float:
     """Roughly the variance of one step's loss; it only chooses where refinement begins."""
-    rate, inner = parts(leaf)
+    rate, inner = rate_and_inner_event(leaf)
     noise = inner.noise_multiplier
     return min(noise**-2, rate**2 * math.expm1(min(noise**-2, 50.0)))
 
 
 def _loss_range(leaf: dp.DpEvent, relation: dp.NeighboringRelation, log_mass: float) -> float:
     """Roughly the width of one step's losses."""
-    rate, inner = parts(leaf)
+    rate, inner = rate_and_inner_event(leaf)
     scale = neighbours_differ_by(relation) / inner.noise_multiplier
     if isinstance(inner, dp.LaplaceDpEvent):
         return 2 * scale
@@ -317,7 +317,7 @@ def _losses(
             log_mass_truncation_bound=log_mass,
             neighboring_relation=relation,
         )
-    rate, inner = parts(leaf)
+    rate, inner = rate_and_inner_event(leaf)
     # unsampled, it is stated for the relation in use, whichever
     if isinstance(inner, dp.LaplaceDpEvent):
         return pld.from_laplace_mechanism(

@@ -114,7 +114,7 @@ def trials_of(
 
 def best_density(above: Floats, mean: float, shape: float) -> Floats:
     """phi' where a chance of `above`, in [0, 1], is better: falls from E[K] to P(K = 1)."""
-    gamma = stopping(mean, shape)
+    gamma = stopping_parameter(mean, shape)
     rest = gamma + (1 - gamma) * above
     if shape == 0:
         return (1 - gamma) / (rest * -math.log(gamma))
@@ -122,7 +122,7 @@ def best_density(above: Floats, mean: float, shape: float) -> Floats:
 
 
 @lru_cache(maxsize=64)
-def stopping(mean: float, shape: float) -> float:
+def stopping_parameter(mean: float, shape: float) -> float:
     """gamma of the truncated negative binomial of this mean (Papernot and Steinke 2022)."""
 
     def expected(log_gamma: float) -> float:

@@ -27,7 +27,13 @@ from scipy.special import logsumexp
 from dpoptim.accounting.canonical import Leaves
 from dpoptim.accounting.discretised import StepLosses, discretised_losses
 from dpoptim.accounting.guarantee import neighboring_name
-from dpoptim.accounting.profiles import FINE, RenyiProfile, interval_of, least_epsilon, parts
+from dpoptim.accounting.profiles import (
+    FINE,
+    RenyiProfile,
+    interval_of,
+    least_epsilon,
+    rate_and_inner_event,
+)
 
 _OUTSIDE = math.log(1e-15)  # of the tilted probability that may lie outside the window
 _MOST_POINTS = 2**22
@@ -52,7 +58,7 @@ class TiltedDistribution:
             raise ValueError(
                 f"event: tilted PLD cannot evaluate it under {neighboring_name(relation)}"
             )
-        steps = [(*parts(leaf), count) for leaf, count in leaves]
+        steps = [(*rate_and_inner_event(leaf), count) for leaf, count in leaves]
         if not steps or not all(isinstance(inner, dp.GaussianDpEvent) for _, inner, _ in steps):
             raise ValueError("event: tilted PLD evaluates Poisson-sampled Gaussians only")
         total = sum(count for _, _, count in steps)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.audit.bounds import Errors, gdp_lower_bound
-from dpoptim.audit.side_by_side import CanaryProblem, Floats, Separation, lowest
+from dpoptim.audit.side_by_side import CanaryProblem, Floats, Separation, without_canary
 from dpoptim.solvers import Budget, Objective, Result, adaptive_gd
 
 # gradients that the budget would pay for: one, and half of another, which is made to fit what is
@@ -38,7 +38,7 @@ def from_gradients(
     runs share: the slope's part along the canary lies halfway between the worlds, so that
     gradients are equally long in both, and its part across the canary sets that length.
     """
-    n, rho, low = max(1, trials // 100), budget.gdp**2 / 2, lowest(neighboring)
+    n, rho, low = max(1, trials // 100), budget.gdp**2 / 2, without_canary(neighboring)
     shift, middle = (1 - low) / n, (1 + low) / 2 / n
     # A gradient of length sqrt(trials) r costs 2 (shift / r)^2, which is to be rho / STEPS.
     across = torch.full(
@@ -49,10 +49,10 @@ def from_gradients(
     def scores(presence: float, world_seed: int) -> Floats:
         records = torch.zeros(n)
         records[0] = presence
-        result = attacked(records, trials, across - middle, budget, neighboring, world_seed)
+        result = attacked_run(records, trials, across - middle, budget, neighboring, world_seed)
         return of_gradients(result, across).numpy()
 
-    return judged(scores(low, seed), scores(1.0, seed + 1), confidence)
+    return separation_of(scores(low, seed), scores(1.0, seed + 1), confidence)
 
 
 def from_norms(
@@ -62,12 +62,12 @@ def from_norms(
 
     Every release, of either kind, shows the canary in full.
     """
-    low = lowest(neighboring)
+    low = without_canary(neighboring)
     slope = torch.tensor([STEEP * (1 - low)], dtype=torch.float64)
     middle = slope + (1 + low) / 2
 
     def score(presence: float, run_seed: int) -> float:
-        result = attacked(torch.tensor([presence]), 1, slope, budget, neighboring, run_seed)
+        result = attacked_run(torch.tensor([presence]), 1, slope, budget, neighboring, run_seed)
         norms = [
             (step.norm - float(middle)) / step.noise**2
             for step in result.trace
@@ -77,10 +77,10 @@ def from_norms(
 
     absent = np.array([score(low, seed + i) for i in range(trials)])
     present = np.array([score(1.0, seed + trials + i) for i in range(trials)])
-    return judged(absent, present, confidence)
+    return separation_of(absent, present, confidence)
 
 
-def attacked(
+def attacked_run(
     records: Tensor, dimension: int, slope: Tensor, budget: Budget, neighboring: str, seed: int
 ) -> Result:
     """A run with steps of size 1, and all its points."""
@@ -101,6 +101,6 @@ def of_gradients(result: Result, middle: Tensor) -> Tensor:
     return total
 
 
-def judged(absent: Floats, present: Floats, confidence: float) -> Separation:
+def separation_of(absent: Floats, present: Floats, confidence: float) -> Separation:
     errors = Errors(int((absent > 0).sum()), absent.size, int((present <= 0).sum()), present.size)
     return Separation(gdp_lower_bound(errors, confidence), errors)

@@ -62,7 +62,7 @@ class PlainlyClipped(TrainingMethod):
         return self.method.mechanism
 
 
-def plainly(plan: Plan, *, given_order: bool = False) -> Plan:
+def with_flat_clipping(plan: Plan, *, given_order: bool = False) -> Plan:
     """Return the plan with flat clipping."""
     assert isinstance(plan.method, TrainingMethod)
     return replace(plan, method=PlainlyClipped(plan.method, plan.method.norm_bound, given_order))
@@ -98,21 +98,25 @@ def attack_elsewhere(family: str) -> Attack | None:
 def two_worlds(plan: Plan, trials: int, seed: int) -> Finding:
     """Independent noise on Poisson batches, ``trials`` canaries at once; see `audit.two_worlds`."""
     scaled = replace(
-        plainly(plan), n=trials, batch_size=max(1, round(plan.batch_size / plan.n * trials))
+        with_flat_clipping(plan),
+        n=trials,
+        batch_size=max(1, round(plan.batch_size / plan.n * trials)),
     )
     return two_worlds_finding(scaled, seed)
 
 
 def fixed_order(plan: Plan, trials: int, seed: int) -> Finding:
     """Canaries that take part as early and as often as they can; the claim is one Gaussian."""
-    return fixed_order_plan(plainly(plan, given_order=True), trials, seed)
+    return fixed_order_plan(with_flat_clipping(plan, given_order=True), trials, seed)
 
 
 def sampled_by_turns(plan: Plan, trials: int, seed: int) -> Finding:
     """Banded noise on batches sampled by turns; see `audit.cyclic_poisson`."""
     parts = plan.sampler.separation
     n = trials - trials % parts
-    scaled = replace(plainly(plan), n=n, batch_size=max(1, int(plan.batch_size / plan.n * n)))
+    scaled = replace(
+        with_flat_clipping(plan), n=n, batch_size=max(1, int(plan.batch_size / plan.n * n))
+    )
     return two_worlds_finding(scaled, seed, BY_TURNS)
 
 
@@ -120,14 +124,16 @@ def balls_in_bins(plan: Plan, trials: int, seed: int) -> Finding:
     """Banded noise on balls in bins; see `audit.balls_in_bins`."""
     bins = plan.sampler.separation
     n = trials - trials % bins
-    return two_worlds_finding(replace(plainly(plan), n=n, batch_size=n // bins), seed, BY_BINS)
+    return two_worlds_finding(
+        replace(with_flat_clipping(plan), n=n, batch_size=n // bins), seed, BY_BINS
+    )
 
 
 def sampled_apart(plan: Plan, trials: int, seed: int) -> Finding:
     """Banded noise on b-min-sep batches; see `audit.min_separation`."""
     share = plan.batch_size / plan.n
     n = max(trials, plan.sampler.separation + 1)
-    scaled = replace(plainly(plan), n=n, batch_size=max(1, int(share * n)))
+    scaled = replace(with_flat_clipping(plan), n=n, batch_size=max(1, int(share * n)))
     return two_worlds_finding(scaled, seed, BY_PATTERNS)
 
 

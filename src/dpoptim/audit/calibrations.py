@@ -30,13 +30,13 @@ def calibrations() -> str:
 
     with own_cache():
         return (
-            beyond("b-min-sep batches", apart.event, 2.0)
-            or beyond("a Gaussian", dp.GaussianDpEvent, 2.0)
-            or beyond("what was remembered of another event", dearer, 2.0)
+            over_budget("b-min-sep batches", apart.event, 2.0)
+            or over_budget("a Gaussian", dp.GaussianDpEvent, 2.0)
+            or over_budget("what was remembered of another event", dearer, 2.0)
         )
 
 
-def beyond(what: str, family: Family, epsilon: float) -> str:
+def over_budget(what: str, family: Family, epsilon: float) -> str:
     """Calibrate; text if the noise costs more than ``epsilon``."""
     noise = calibration.calibrate_remembered(
         family, epsilon=epsilon, delta=DELTA, neighboring=RELATION

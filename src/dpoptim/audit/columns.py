@@ -43,7 +43,7 @@ classes = ["0", "1"]
 """
 
 
-def held(values: Sequence[Any]) -> list[Any]:
+def column_as_held(values: Sequence[Any]) -> list[Any]:
     """A column as programs hold it, who choose one type for all of its values."""
     if any(isinstance(value, str) for value in values):
         return [None if value is None else str(value) for value in values]
@@ -52,12 +52,12 @@ def held(values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def moved(fit: Callable[[list[Any]], Any], record: Any) -> float:
+def shift_by_record(fit: Callable[[list[Any]], Any], record: Any) -> float:
     """How far one record moves what is released, in units of its bound for this price."""
     with shifts_seen() as absent:
-        fit(held(OTHERS))
+        fit(column_as_held(OTHERS))
     with shifts_seen() as present:
-        fit(held((*OTHERS, record)))
+        fit(column_as_held((*OTHERS, record)))
     (before, deviation), (after, _) = absent[0], present[0]
     return float((after - before).norm()) / deviation
 
@@ -65,7 +65,7 @@ def moved(fit: Callable[[list[Any]], Any], record: Any) -> float:
 def codes(values: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
     """A column encoded by public categories, and those that it was encoded by."""
     column = np.empty((len(values), 1), dtype=object)
-    column[:, 0] = held(values)
+    column[:, 0] = column_as_held(values)
     step = DPOneHot([[*CLASSES, None]])
     return step.fit_transform(column), step.categories_
 
@@ -80,7 +80,7 @@ def columns() -> str:
             np.full((len(y), 2), 0.5), y, classes=CLASSES, bins=2, **PUBLIC
         ),
     }
-    whole = {name: moved(fit, 1) for name, fit in fits.items()}
+    whole = {name: shift_by_record(fit, 1) for name, fit in fits.items()}
     for record in STRANGE:
         together, by = codes((*OTHERS, record))
         if together.shape[1] != alone.shape[1] or by != names:
@@ -90,12 +90,12 @@ def columns() -> str:
         elif np.linalg.norm(together[-1]) > 1:
             found.append(f"refuted: {record!r} is in two categories of one column")
         for name, fit in fits.items():
-            if moved(fit, record) > whole[name] * (1 + 1e-9):
+            if shift_by_record(fit, record) > whole[name] * (1 + 1e-9):
                 found.append(f"refuted: {record!r} moves {name} by more than any label")
     return "; ".join(found)
 
 
-def taken(read: Callable[[], Any]) -> bool:
+def reads_rows_without_owner(read: Callable[[], Any]) -> bool:
     """Whether rows without an owner are read as somebody's."""
     try:
         read()
@@ -110,7 +110,7 @@ def owners() -> str:
     for word in ("", "NA"):
         names = ["ann", word, word, "bob"]
         for where, read in readers(names).items():
-            if taken(read):
+            if reads_rows_without_owner(read):
                 found.append(f"refuted: rows of {word!r} {where} are one person's")
     return "; ".join(found)
 

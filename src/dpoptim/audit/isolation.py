@@ -72,7 +72,7 @@ def rows_of_an_earlier_pass() -> str:
     without = sum_of_a_step(Folded(), x, step)
     # its positions would be those of two records, each with a bound of its own
     x[-1] = 1e3
-    return moved("rows of an earlier pass", sum_of_a_step(Folded(), x, step), without)
+    return moved_beyond_bound("rows of an earlier pass", sum_of_a_step(Folded(), x, step), without)
 
 
 def empty_slots() -> str:
@@ -84,7 +84,7 @@ def empty_slots() -> str:
     x = torch.zeros(6, POSITIONS, FEATURES)
     x[-1] = -1e3
     sums = [sum_of_a_step(Folded(), some, step, n=6, fixed_shape=True) for some in (x, x[:-1])]
-    return moved("a record in an empty slot", *sums)
+    return moved_beyond_bound("a record in an empty slot", *sums)
 
 
 class Scales(Folded):
@@ -136,7 +136,7 @@ def sorted_for_one_layer() -> str:
             sum_of_a_step(Branches(), some, lambda m, b: loss(m, (b,)), n=6, checked=loss)
             for some in (x, x[:-1])
         ]
-    return moved("a record that others are sorted beside", *sums)
+    return moved_beyond_bound("a record that others are sorted beside", *sums)
 
 
 def formed_a_few_at_once() -> str:
@@ -152,7 +152,9 @@ def formed_a_few_at_once() -> str:
         sum_of_a_step(zeros(256, 64), some, lambda m, b: m(b).sum((1, 2)), n=n)
         for some in (x, x[1:], x[:-1])
     )
-    found = (moved("a record beside those formed with it", whole, other) for other in others)
+    found = (
+        moved_beyond_bound("a record beside those formed with it", whole, other) for other in others
+    )
     return next(filter(None, found), "")
 
 
@@ -219,7 +221,7 @@ def flags_of_one_record() -> str:
                 sums.append(sum_of_a_step(Turned(), some, lambda m, b: m(b), n=6))
             except PrivacyError:  # what it says is not the same for all
                 return ""
-    return moved("a record that others take for themselves", *sums)
+    return moved_beyond_bound("a record that others take for themselves", *sums)
 
 
 def sum_of_a_step(
@@ -250,7 +252,7 @@ def parameters_of(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
-def moved(what: str, one: Tensor, other: Tensor) -> str:
+def moved_beyond_bound(what: str, one: Tensor, other: Tensor) -> str:
     """A finding, where two sums of neighbouring data are farther apart than C."""
     distance = float((one - other).norm()) / CLIP_NORM
     return "" if distance <= 1 + 1e-6 else f"{what} moved the sum by {distance:.4g} C"

@@ -34,6 +34,7 @@ from dpoptim.training.attach import attach
 Floats = NDArray[np.float64]
 # equal sizes among them, so that a copied stream would show
 SHAPES = ((120, 200), (200,), (1, 24_000))
+REDRAWN_STEPS = 12
 CLIP_NORM, NOISE_MULTIPLIER = 2.0, 1.0  # powers of two, which keep a float32 draw's grid visible
 
 
@@ -122,9 +123,7 @@ def audit_noise(
     return NoiseResult(pvalues, failure, draws=sum(tensor.size for tensor in noise))
 
 
-def audit_redrawn_noise(
-    *, steps: int = 12, failure: float = 1e-6, noise_seed: int | None = None
-) -> NoiseResult:
+def audit_redrawn_noise(*, failure: float = 1e-6, noise_seed: int | None = None) -> NoiseResult:
     """Look at draws that later steps make again, to take them back: are they those of one step?
 
     The strategy matrix undoes what the live gate adds in a run of ``DPFTRL(buffers=0)``, and what
@@ -132,7 +131,7 @@ def audit_redrawn_noise(
     """
     method = DPFTRL(clip_norm=CLIP_NORM, buffers=0)
     plan = method.plan(
-        n=steps,
+        n=REDRAWN_STEPS,
         batch_size=1,
         epochs=1,
         noise_multiplier=NOISE_MULTIPLIER,
@@ -141,8 +140,8 @@ def audit_redrawn_noise(
     )
     strategy = method.mechanism.made_for(plan.shape)
     assert isinstance(strategy, RedrawnToeplitz)
-    drawn = CLIP_NORM * NOISE_MULTIPLIER * strategy.sensitivity(steps)
-    undo = strategy.inverse_matrix(steps) * drawn
+    drawn = CLIP_NORM * NOISE_MULTIPLIER * strategy.sensitivity(REDRAWN_STEPS)
+    undo = strategy.inverse_matrix(REDRAWN_STEPS) * drawn
     released = gradientless_run(plan, noise_seed=noise_seed)
     noise: list[Floats] = [np.linalg.solve(undo, each).astype(np.float64) for each in released]
     return NoiseResult(noise_pvalues(noise), failure, draws=sum(z.size for z in noise))

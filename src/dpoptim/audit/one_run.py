@@ -167,7 +167,7 @@ def binomial_epsilon(
     def refuted(epsilon: float) -> bool:
         return binomial_pvalue(canaries, guesses, correct, epsilon, delta) <= failure
 
-    return largest(refuted, 0.0, MOST_EPSILON)
+    return largest_refuted(refuted, 0.0, MOST_EPSILON)
 
 
 def binomial_pvalue(
@@ -204,7 +204,7 @@ def tradeoff_epsilon(
                 lambda y: float(ndtr(ndtri(y) - mu)), canaries, guesses, correct, failure
             )
 
-        mu = largest(refuted, 0.0, 2 * gdp_mu(MOST_EPSILON, plan.delta))
+        mu = largest_refuted(refuted, 0.0, 2 * gdp_mu(MOST_EPSILON, plan.delta))
         return gdp_epsilon(mu, plan.delta)
     family = SampledGaussians(rate, plan.steps, plan.neighboring)
 
@@ -221,7 +221,7 @@ def tradeoff_epsilon(
 
         return tradeoff_refutes(inverse_blow_up, canaries, guesses, correct, failure)
 
-    inverse = largest(refuted_noise, 0.02, 5.0)
+    inverse = largest_refuted(refuted_noise, 0.02, 5.0)
     return (
         0.0
         if inverse <= 0.02
@@ -251,7 +251,7 @@ def tradeoff_refutes(
     return right + wrong > guesses / canaries
 
 
-def largest(refuted: Callable[[float], bool], low: float, high: float) -> float:
+def largest_refuted(refuted: Callable[[float], bool], low: float, high: float) -> float:
     """The largest refuted value, rounded down, or ``low``; ``refuted`` is decreasing."""
     if refuted(high):
         return high

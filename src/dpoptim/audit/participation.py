@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 from dpoptim.audit.noise import Checks, normal_pvalue, two_sided
 from dpoptim.audit.two_worlds import Canaries
 from dpoptim.methods import DPSGD
-from dpoptim.sampling.truncated_poisson import largest_batch_of
+from dpoptim.sampling.poisson import largest_batch_of
 from dpoptim.training.attach import attach
 
 

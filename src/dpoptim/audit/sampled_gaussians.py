@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri
 
 from dpoptim.accounting import calibrate_event, compute_epsilon, gdp_epsilon, tradeoff_curve
 from dpoptim.audit.bounds import Errors, clopper_pearson_upper, failure_of, separation
-from dpoptim.sampling.events import composed
+from dpoptim.sampling.sampler import composed_gaussians
 
 _NOISE_ACCURACY = 3e-3  # relative, of the inverted noise multiplier; rounded to the safe side
 _LEAST_NOISE = 0.2  # below it a subsampled Gaussian's losses have no usable discretisation
@@ -63,7 +63,7 @@ class SampledGaussians:
         if self.scales or self.rates:
             scales = np.array(self.scales or (1.0,) * self.steps)
             rates = np.array(self.rates) if self.rates else self.sample_rate
-            return composed(noise_multiplier * scales, rates)
+            return composed_gaussians(noise_multiplier * scales, rates)
         step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise_multiplier)
         if self.sample_rate < 1:
             step = dp_accounting.PoissonSampledDpEvent(self.sample_rate, step)

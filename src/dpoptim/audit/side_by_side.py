@@ -96,7 +96,7 @@ class Separation:
     errors: Errors
 
 
-def lowest(neighboring: str) -> float:
+def without_canary(neighboring: str) -> float:
     """The world without the canary, in norm bounds: nothing, or its value turned round."""
     return -1.0 if neighboring == "replace-one" else 0.0
 
@@ -107,7 +107,7 @@ def separate(
     """Attack: two runs of the world choose statistic and threshold, two others certify.
 
     Args:
-        low: what the canary holds in the first world; see `lowest`.
+        low: what the canary holds in the first world; see `without_canary`.
     """
     chosen = [world(presence, seed + 1 + i) for i, presence in enumerate((low, 1.0))]
     steps = min(len(each) for each in chosen)

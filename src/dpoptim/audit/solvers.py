@@ -11,7 +11,13 @@ from torch import Tensor
 from dpoptim.accounting import gdp_epsilon
 from dpoptim.audit.adaptive import from_gradients, from_norms
 from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gaussian_finding
-from dpoptim.audit.side_by_side import CanaryProblem, Floats, lowest, releases_kept, separate
+from dpoptim.audit.side_by_side import (
+    CanaryProblem,
+    Floats,
+    releases_kept,
+    separate,
+    without_canary,
+)
 from dpoptim.audit.statistics import choices_seen, shifts_seen
 from dpoptim.gate import choices
 from dpoptim.methods.low_quantile import private_low_quantile
@@ -85,7 +91,7 @@ def in_two_worlds(
         return torch.stack(kept).numpy()
 
     return gaussian_finding(
-        separate(world, low=lowest(neighboring), confidence=CONFIDENCE, seed=seed * 10), mu
+        separate(world, low=without_canary(neighboring), confidence=CONFIDENCE, seed=seed * 10), mu
     )
 
 

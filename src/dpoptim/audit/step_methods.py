@@ -16,7 +16,7 @@ from dpoptim.audit.canary_units import attach_canaries
 from dpoptim.audit.cyclic_poisson import family_of_turns, scores_of_turns
 from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gaussian_finding
 from dpoptim.audit.min_separation import family_apart, scores_apart
-from dpoptim.audit.side_by_side import Floats, lowest, releases_kept, separate
+from dpoptim.audit.side_by_side import Floats, releases_kept, separate, without_canary
 from dpoptim.audit.two_worlds import (
     LENGTH,
     Attack,
@@ -139,7 +139,9 @@ def fixed_order_plan(plan: Plan, trials: int, seed: int) -> Finding:
         weight[:trials] = presence
         return table_releases(plan, TensorDataset(index, weight), trials, world_seed)
 
-    found = separate(world, low=lowest(plan.neighboring), confidence=CONFIDENCE, seed=seed * 10)
+    found = separate(
+        world, low=without_canary(plan.neighboring), confidence=CONFIDENCE, seed=seed * 10
+    )
     return gaussian_finding(found, mu_of(plan))
 
 

@@ -64,7 +64,7 @@ def account(
             batch_size=batch_size,
             epochs=epochs,
             steps=steps,
-            noise_multiplier=positive("noise_multiplier", noise_multiplier),
+            noise_multiplier=positive_noise("noise_multiplier", noise_multiplier),
             delta=first,
             neighboring=neighboring,
             setting=setting,
@@ -138,7 +138,7 @@ def calibrate(
     console.print(f"guarantee         {plan.guarantee}", highlight=False)
 
 
-def positive(name: str, value: float) -> float:
+def positive_noise(name: str, value: float) -> float:
     if not value > 0:
         raise ValueError(
             f"{name} must be above 0, got {value!r}: without noise there is no guarantee to "

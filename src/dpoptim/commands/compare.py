@@ -14,7 +14,7 @@ from dpoptim.runs.options import (
     TargetBoundsOption,
     TargetOption,
     TaskOption,
-    two_numbers,
+    lowest_and_highest,
 )
 from dpoptim.terminal import cell, clear_errors, console, say
 
@@ -64,7 +64,7 @@ def compare(
         if unknown is not None:
             raise ValueError(f"no method {unknown!r}; there are {', '.join(method_names())}.")
         if target_bounds is not None:
-            two_numbers("--target-bounds", target_bounds)
+            lowest_and_highest(target_bounds)
         request = TrainRequest(
             data=data,
             schema=schema,

@@ -62,7 +62,7 @@ def evaluate(
     """
     with clear_errors():
         from dpoptim.runs.evaluate import evaluate_run
-        from dpoptim.runs.evaluation_section import REPORT, keep
+        from dpoptim.runs.evaluation_section import REPORT, keep_evaluation
         from dpoptim.runs.evaluations import NAME, in_words, read_evaluations
         from dpoptim.runs.saved_model import load_model, model_file
 
@@ -81,7 +81,7 @@ def evaluate(
         )
         folder = model_file(run).parent
         try:  # first: nobody is to see scores that are written down nowhere
-            drawn = keep(folder, found, load_model(run).class_names)
+            drawn = keep_evaluation(folder, found, load_model(run).class_names)
         finally:  # they were paid for
             if as_json:
                 print(json.dumps(found.to_json(), indent=2, allow_nan=False))

@@ -97,7 +97,9 @@ def plan(
         from dpoptim.planning.choice import PREDICTED
         from dpoptim.runs.plan_page import command, plan_page, to_json
 
-        width, count, unit = (features, outputs, RECORD) if schema is None else described(schema)
+        width, count, unit = (
+            (features, outputs, RECORD) if schema is None else size_by_schema(schema)
+        )
         target = target_of(epsilon, delta, attacker_right, attacker_tpr, attacker_fpr, n)
         trained, cost = size_and_cost(model, width, count, parameters, records_per_second)
         if max_minutes is not None and not max_minutes > 0:
@@ -179,7 +181,7 @@ def target_of(
     return EpsilonAtMost(epsilon, usual_delta(n) if delta is None else delta)
 
 
-def described(path: Path) -> tuple[int, int, Unit]:
+def size_by_schema(path: Path) -> tuple[int, int, Unit]:
     """Features and outputs that a schema makes, and whom it protects."""
     from dpoptim.data import read_schema
 

@@ -123,19 +123,19 @@ def tune(
             for heading in ("settings", "score"):
                 table.add_column(heading)
             for tried in found:
-                table.add_row(cell(words(tried.settings)), f"{tried.mean:.4f}")
+                table.add_row(cell(settings_in_words(tried.settings)), f"{tried.mean:.4f}")
             console.print(table)
-            say(f"best        {words(found[0].settings)}; nothing was charged")
+            say(f"best        {settings_in_words(found[0].settings)}; nothing was charged")
             return
         say(FIRST, style="yellow")
         tuned = tune_privately(request, grid, mean_trials=mean_trials, holdout=holdout, out=out)
-        say(f"best        {words(tuned.settings)}")
+        say(f"best        {settings_in_words(tuned.settings)}")
         say(f"score       {tuned.score:.3f} ({tuned.measure}, noisy, best of several)")
         say(f"guarantee   {tuned.guarantee}")
         say(f"results     {tuned.folder}/: model.pt, tune.json")
 
 
-def words(settings: Mapping[str, Any]) -> str:
+def settings_in_words(settings: Mapping[str, Any]) -> str:
     """The settings as --grid takes them."""
     return ", ".join(
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"

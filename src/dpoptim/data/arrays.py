@@ -12,8 +12,8 @@ from dpoptim.data.image_folders import read_image_folder
 from dpoptim.data.npz_files import Arrays, read_npz
 from dpoptim.data.numbers import places_among
 from dpoptim.data.preparation import ChannelsFirst, Divide, Preparation, Step
-from dpoptim.data.schema_files import natural_order
-from dpoptim.data.tables import check_classes, existing, undeclared
+from dpoptim.data.public_schemas import natural_order
+from dpoptim.data.tables import check_classes, classes_missing, existing_table
 
 PIXELS: tuple[Step, ...] = (ChannelsFirst(), Divide(255.0))  # bytes to [0, 1]
 
@@ -54,7 +54,7 @@ def load_arrays(
         (4, 4)
     """
     path = Path(path)
-    arrays = read_image_folder(path) if path.is_dir() else read_npz(existing(path), target)
+    arrays = read_image_folder(path) if path.is_dir() else read_npz(existing_table(path), target)
     steps = pixels if arrays.x.dtype == np.uint8 else numbers
     return from_arrays(
         str(path), path.stem, arrays, classes=classes, public=public, steps=steps, cache=cache
@@ -76,14 +76,16 @@ def from_arrays(
         raise ValueError(f"{source} has no records.")
     preparation = Preparation(arrays.x.shape[1:], tuple(steps))
     if classes is None and not public:
-        raise ValueError(undeclared(source))
+        raise ValueError(classes_missing(source))
     names = classes if classes is not None else tuple(sorted(set(arrays.labels), key=natural_order))
     check_classes(source, names)
     return Data(
         name,
-        prepared(source, preparation, arrays.x, cache),
+        prepared_features(source, preparation, arrays.x, cache),
         label_numbers(source, arrays.labels, names),
-        None if arrays.x_test is None else prepared(source, preparation, arrays.x_test, cache),
+        None
+        if arrays.x_test is None
+        else prepared_features(source, preparation, arrays.x_test, cache),
         None if arrays.labels_test is None else label_numbers(source, arrays.labels_test, names),
         names,
         public,
@@ -102,7 +104,7 @@ def label_numbers(source: str, labels: list[str], names: tuple[str, ...]) -> Lab
     return y
 
 
-def prepared(
+def prepared_features(
     source: str, preparation: Preparation, x: NDArray[Any], cache: Path | None
 ) -> NDArray[np.float32]:
     try:

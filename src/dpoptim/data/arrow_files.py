@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpoptim.data.column_names import refuse_one_name
-from dpoptim.data.damaged_files import decoding
+from dpoptim.data.opened_files import decoding
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".arrows", ".feather", ".ipc")
@@ -18,7 +18,7 @@ FIX = "write it again, for example by pandas' to_parquet or to_feather"
 OF_FILE, END_OF_STREAM = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
 
-def arrow() -> ModuleType:
+def import_arrow() -> ModuleType:
     try:
         import pyarrow
         import pyarrow.ipc
@@ -36,12 +36,12 @@ def names_and_kinds(path: Path) -> list[tuple[str, str | None]]:
     Raises:
         ValueError: the file is damaged, or two columns have one name.
     """
-    pa = arrow()
+    pa = import_arrow()
     with decoding(path, "a Parquet or Arrow file", FIX):
         if path.suffix.lower() in PARQUET:
             schema = pa.parquet.read_schema(path)
         else:
-            with opened(pa, path) as (schema, _):
+            with open_arrow(pa, path) as (schema, _):
                 pass
         found: list[tuple[str, str | None]] = [
             (field.name, kind_of_type(pa, field.type)) for field in schema
@@ -59,26 +59,26 @@ def kind_of_type(pa: ModuleType, kind: Any) -> str:
     return "number" if any(test(kind) for test in numeric) else "text"
 
 
-def chunks(path: Path, names: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:
+def column_chunks(path: Path, names: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:
     """The named columns by chunks: numbers as float64 (NaN for nulls), the rest as text."""
-    pa = arrow()
-    source = batches(pa, path, list(names), rows)
+    pa = import_arrow()
+    source = record_batches(pa, path, list(names), rows)
     while True:
         with decoding(path, "a Parquet or Arrow file", FIX):
             batch = next(source, None)
             if batch is None:
                 return
-            columns = {name: values(pa, batch.column(name)) for name in names}
+            columns = {name: column_values(pa, batch.column(name)) for name in names}
         if batch.num_rows:
             yield columns
 
 
-def batches(pa: ModuleType, path: Path, names: list[str], rows: int) -> Iterator[Any]:
+def record_batches(pa: ModuleType, path: Path, names: list[str], rows: int) -> Iterator[Any]:
     if path.suffix.lower() in PARQUET:
         with pa.parquet.ParquetFile(path) as file:
             yield from file.iter_batches(batch_size=rows, columns=names)
         return
-    with opened(pa, path) as (_, parts):
+    with open_arrow(pa, path) as (_, parts):
         for whole in parts:
             whole.validate(full=True)  # offsets of a damaged file lead out of memory
             for start in range(0, whole.num_rows, rows):
@@ -86,7 +86,7 @@ def batches(pa: ModuleType, path: Path, names: list[str], rows: int) -> Iterator
 
 
 @contextmanager
-def opened(pa: ModuleType, path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
+def open_arrow(pa: ModuleType, path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
     """Schema and record batches of an Arrow file or stream (what Hugging Face's `datasets` keeps).
 
     Raises:
@@ -107,7 +107,7 @@ def opened(pa: ModuleType, path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
             yield reader.schema, iter(reader)
 
 
-def values(pa: ModuleType, column: Any) -> Any:
+def column_values(pa: ModuleType, column: Any) -> Any:
     """A column as numbers (NaN, or None of decimals, for nulls), or text (empty for nulls).
 
     Whole numbers and decimals keep their digits.

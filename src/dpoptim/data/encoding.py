@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.dates import as_days
-from dpoptim.data.numbers import as_numbers, as_texts, places_among
+from dpoptim.data.numbers import as_days, as_numbers, as_texts, places_among
 from dpoptim.data.preparation import UnitNorm
 from dpoptim.data.schema import Column, Schema
 from dpoptim.data.table_files import Chunk, Values, read_columns
@@ -65,18 +64,21 @@ def encode_table(
         kept = [whole.columns[name] for name in keep]
         chunk = Chunk(
             whole.first,
-            {name: known(values, marks.get(name, ())) for name, values in whole.columns.items()},
+            {
+                name: gaps_emptied(values, marks.get(name, ()))
+                for name, values in whole.columns.items()
+            },
         )
         yield Encoded(
             chunk.first,
-            encode(path, chunk, schema),
+            encode_records(path, chunk, schema),
             None if target is None else targets_of(path, chunk, target, schema),
             None if person is None else persons_of(path, chunk, schema),
             kept,
         )
 
 
-def known(values: Values, marks: Sequence[str]) -> Values:
+def gaps_emptied(values: Values, marks: Sequence[str]) -> Values:
     """The values, emptied where they are one of the marks that stand for none."""
     if not marks:
         return values
@@ -88,7 +90,7 @@ def known(values: Values, marks: Sequence[str]) -> Values:
     return ["" if gone else value for value, gone in zip(values, none.tolist(), strict=True)]
 
 
-def encode(path: Path, chunk: Chunk, schema: Schema) -> Floats:
+def encode_records(path: Path, chunk: Chunk, schema: Schema) -> Floats:
     """Features of the records, float32 of shape (records, schema.width)."""
     x: Floats = np.zeros((len(chunk), schema.width), dtype=np.float32)
     place = 0
@@ -104,7 +106,7 @@ def encode(path: Path, chunk: Chunk, schema: Schema) -> Floats:
             # infinite numbers of unscaled columns are refused below
             with np.errstate(over="ignore"):
                 x[:, place] = np.where(
-                    gaps, filling(column, schema), scaled(numbers, column, schema)
+                    gaps, fill_value(column, schema), scaled_into_bounds(numbers, column, schema)
                 )
             if column.fill is not None:
                 x[:, place + 1] = gaps
@@ -123,7 +125,9 @@ def encode(path: Path, chunk: Chunk, schema: Schema) -> Floats:
     return x
 
 
-def scaled(numbers: NDArray[np.float64], column: Column, schema: Schema) -> NDArray[np.float64]:
+def scaled_into_bounds(
+    numbers: NDArray[np.float64], column: Column, schema: Schema
+) -> NDArray[np.float64]:
     """Numbers moved into the bounds, if any, and by ``scaling="bounds"`` to [-1, 1]."""
     if column.bounds is None:
         return numbers
@@ -138,7 +142,7 @@ def to_unit(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArra
     return (numbers - (low + high) / 2) / ((high - low) / 2)
 
 
-def filling(column: Column, schema: Schema) -> float:
+def fill_value(column: Column, schema: Schema) -> float:
     """The stand-in for a missing number, scaled; NaN where the schema names none."""
     if column.fill is not None:
         value = column.fill
@@ -146,7 +150,7 @@ def filling(column: Column, schema: Schema) -> float:
         value = sum(column.bounds) / 2
     else:
         return np.nan
-    return float(scaled(np.array([value]), column, schema)[0])
+    return float(scaled_into_bounds(np.array([value]), column, schema)[0])
 
 
 def one_hot(features: Floats, values: Values, column: Column) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.damaged_files import decoding, opened
 from dpoptim.data.npz_files import Arrays, as_text
+from dpoptim.data.opened_files import decoding, open_decompressed
 
 IDX_UNSIGNED_BYTE = 0x08
 
@@ -28,7 +28,10 @@ def read_idx(folder: Path, stem: str, axes: int) -> NDArray[np.uint8]:
             "folder of the four IDX files; for Fashion-MNIST on Debian, install the package "
             "dataset-fashion-mnist."
         )
-    with decoding(path, "a file that can be read", "fetch it again"), opened(path) as stream:
+    with (
+        decoding(path, "a file that can be read", "fetch it again"),
+        open_decompressed(path) as stream,
+    ):
         content = stream.read()
     header = 4 + 4 * axes
     if len(content) < header or content[:4] != bytes([0, 0, IDX_UNSIGNED_BYTE, axes]):

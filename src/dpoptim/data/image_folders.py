@@ -7,9 +7,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.damaged_files import decoding
 from dpoptim.data.idx import read_idx_folder
 from dpoptim.data.npz_files import Arrays
+from dpoptim.data.opened_files import decoding
 
 PICTURES = (".jpg", ".jpeg", ".png")
 CIFAR = {  # first file of each kind, the files to train on and to test, the labels, their names

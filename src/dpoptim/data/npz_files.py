@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.damaged_files import decoding
+from dpoptim.data.opened_files import decoding
 
 # names of arrays, as people use them
 FEATURES = (("x_train", "x_test"), ("X_train", "X_test"), ("x", None), ("X", None))
@@ -36,10 +36,10 @@ def read_npz(path: Path, target: str | None) -> Arrays:
     Raises:
         ValueError: the file is damaged, an array is missing, or shapes do not agree.
     """
-    return chosen(path, read_all(path), target)
+    return chosen_arrays(path, read_all(path), target)
 
 
-def chosen(path: Path, arrays: dict[str, NDArray[Any]], target: str | None) -> Arrays:
+def chosen_arrays(path: Path, arrays: dict[str, NDArray[Any]], target: str | None) -> Arrays:
     """Take features and labels, to train and maybe to test, from the arrays that ``path`` holds."""
     held = ", ".join(arrays) or "(none)"
     pair = next((names for names in FEATURES if names[0] in arrays), None)
@@ -61,11 +61,11 @@ def chosen(path: Path, arrays: dict[str, NDArray[Any]], target: str | None) -> A
             f"{path} holds the arrays {held}, and no labels {label!r}. Fix: --target names the "
             "array of labels."
         )
-    checked(path, arrays[x], arrays[label], x, label)
+    checked_arrays(path, arrays[x], arrays[label], x, label)
     features, labels = arrays[x], as_text(arrays[label])
     if x_test is None or label_test == label or not {x_test, label_test} <= arrays.keys():
         return Arrays(features, labels, None, None)
-    checked(path, arrays[x_test], arrays[label_test], x_test, label_test)
+    checked_arrays(path, arrays[x_test], arrays[label_test], x_test, label_test)
     if arrays[x_test].shape[1:] != features.shape[1:]:
         raise ValueError(f"{path}: {x_test!r} has records of another shape than {x!r}.")
     return Arrays(features, labels, arrays[x_test], as_text(arrays[label_test]))
@@ -110,7 +110,9 @@ def read_features(path: Path) -> NDArray[Any]:
     return arrays[name]
 
 
-def checked(path: Path, x: NDArray[Any], labels: NDArray[Any], name: str, label: str) -> None:
+def checked_arrays(
+    path: Path, x: NDArray[Any], labels: NDArray[Any], name: str, label: str
+) -> None:
     real = np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_
     if x.ndim < 2 or not real or np.iscomplexobj(x):
         raise ValueError(

@@ -1,8 +1,9 @@
-"""Columns as numbers and as text, however a file holds them."""
+"""Columns as numbers, as dates (days since 1970-01-01) and as text, however a file holds them."""
 
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from numbers import Real
 from typing import Any
@@ -77,7 +78,7 @@ def without_unit(text: str, unit: str) -> str:
 
 def without_marks(text: str, thousands: str) -> str:
     """A number's text without marks between its groups of digits; other text as it is."""
-    grouped = groups(thousands).match(text)
+    grouped = digit_groups(thousands).match(text)
     if grouped is None:
         return text
     digits = "".join(each for each in grouped[0] if each not in MARKS[thousands])
@@ -85,7 +86,7 @@ def without_marks(text: str, thousands: str) -> str:
 
 
 @cache
-def groups(thousands: str) -> re.Pattern[str]:
+def digit_groups(thousands: str) -> re.Pattern[str]:
     """Groups of digits with a mark between them, at the beginning of a number."""
     mark = f"[{re.escape(MARKS[thousands])}]"
     return re.compile(
@@ -158,14 +159,73 @@ def places_among(names: Sequence[str], values: Values) -> NDArray[np.int64]:
     They are compared as text; where no name is the same, 1.0 is 1, as a column of whole numbers is
     written that was held as floats.
     """
-    places = {whole(name): place for place, name in enumerate(names)}
+    places = {without_zero_fraction(name): place for place, name in enumerate(names)}
     places |= {name: place for place, name in enumerate(names)}
-    found = (places.get(text, places.get(whole(text), -1)) for text in as_texts(values))
+    found = (
+        places.get(text, places.get(without_zero_fraction(text), -1)) for text in as_texts(values)
+    )
     return np.fromiter(found, np.int64, len(values))
 
 
-def whole(text: str) -> str:
+def without_zero_fraction(text: str) -> str:
     """Text without a fraction of zeros."""
     number, point, fraction = text.partition(".")
     digits = number.removeprefix("-").isdecimal()
     return number if point and fraction and digits and not fraction.strip("0") else text
+
+
+EPOCH = date(1970, 1, 1)
+START = datetime(1970, 1, 1)
+
+
+def as_days(values: Values, format: str | None = None) -> tuple[NDArray[np.float64], int | None]:
+    """Days since 1970-01-01, NaN for missing dates; and the place of what is no date, or None.
+
+    ISO dates (2024-12-31), and times as parts of the day; those with an offset are moved to UTC.
+
+    Args:
+        format: of dates that are written otherwise, as `datetime.strptime` takes it.
+    """
+    texts = as_texts(values)
+    if isinstance(values, np.ndarray):  # 20241231 as a number, in a file with types
+        texts = [without_zero_fraction(text) for text in texts]
+    known: dict[str, float] = {}  # few dates, many records
+    days = np.full(len(texts), np.nan)
+    for place, text in enumerate(texts):
+        if text not in known:
+            try:
+                known[text] = np.nan if is_missing(text) else days_of(text, format)
+            except (ValueError, OverflowError):
+                return days, place
+        days[place] = known[text]
+    return days, None
+
+
+def days_of(text: str, format: str | None = None) -> float:
+    when = datetime.fromisoformat(text) if format is None else datetime.strptime(text, format)
+    if when.tzinfo is not None:
+        when = when.astimezone(UTC).replace(tzinfo=None)
+    return (when - START) / timedelta(days=1)
+
+
+def day_number(name: str, value: object) -> float:
+    """The days since 1970-01-01 of a date in a schema, a TOML date or text; named if refused."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = date.fromisoformat(value)
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise ValueError(f"{name} must be a date such as 2024-12-31, got {value!r}.")
+    return float((value - EPOCH).days)
+
+
+def keeps_day(format: str, days: float) -> bool:
+    """Whether a day that is written in this format is read back as the same day."""
+    day = START.replace(tzinfo=UTC) + timedelta(days=int(days))  # of formats with an offset, too
+    try:
+        return int(days_of(day.strftime(format), format)) == int(days)
+    except (ValueError, OverflowError):
+        return False
+
+
+def day_text(days: float) -> str:
+    return (EPOCH + timedelta(days=int(days))).isoformat()

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dpoptim.data.arrow_files import FIX, arrow, names_and_kinds, values
-from dpoptim.data.column_names import abridged
-from dpoptim.data.damaged_files import decoding
+from dpoptim.data.arrow_files import FIX, column_values, import_arrow, names_and_kinds
+from dpoptim.data.column_names import shown_names
+from dpoptim.data.opened_files import decoding
 
 WHAT = "a Parquet file"
 
@@ -45,7 +45,7 @@ class ParquetRows:
         part: tuple[int, int] = (0, 1),
         dtype: DTypeLike = np.float32,
     ) -> None:
-        self._pa = arrow()
+        self._pa = import_arrow()
         self.dtype, self.columns = np.dtype(dtype), tuple(columns)
         if self.dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}.")
@@ -103,7 +103,7 @@ class ParquetRows:
             refuse_missing(path, [name], [known for known, _ in names_and_kinds(path)])
             with decoding(path, WHAT, FIX), self._pa.parquet.ParquetFile(path) as file:
                 table = file.read_row_group(group, columns=[name])
-                parts.append(np.asarray(values(self._pa, table.column(0))))
+                parts.append(np.asarray(column_values(self._pa, table.column(0))))
         before = self._ends[first - 1] if first else 0
         whole = np.concatenate(parts)
         return whole[self._range.start - before : self._range.stop - before]
@@ -141,4 +141,4 @@ class ParquetRows:
 def refuse_missing(path: Path, wanted: Sequence[str], known: list[str]) -> None:
     for name in wanted:
         if name not in known:
-            raise ValueError(f"{path} has no column {name!r}; it has {abridged(known)}.")
+            raise ValueError(f"{path} has no column {name!r}; it has {shown_names(known)}.")

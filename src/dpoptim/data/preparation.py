@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpoptim.data.feature_files import cached, roomy
+from dpoptim.data.large_arrays import cached_features, room_for
 from dpoptim.data.scattering import Scattering
 
 Floats = NDArray[np.float32]
@@ -141,7 +141,7 @@ class Scatter:
         return (shape[0], planes, *transform.size)
 
     def __call__(self, x: Floats) -> Floats:
-        return self.fill(roomy(self.shape_of(x.shape)), x)
+        return self.fill(room_for(self.shape_of(x.shape)), x)
 
     def fill(self, features: Floats, x: Floats) -> Floats:
         """Write the features of ``x`` into ``features``, of `shape_of` them, a chunk at a time."""
@@ -189,7 +189,7 @@ class Whiten:
         down, across = cosines(x.shape[2]), cosines(x.shape[3])
         frequencies = torch.arange(x.shape[2])[:, None] ** 2 + torch.arange(x.shape[3]) ** 2
         gains = ((1 + frequencies.double() / 2) ** self.detail).float()
-        whitened = roomy(x.shape)
+        whitened = room_for(x.shape)
         for start in range(0, len(x), CHUNK):
             part = torch.zeros(CHUNK, *x.shape[1:])
             rows = min(CHUNK, len(x) - start)
@@ -236,7 +236,8 @@ class Preparation:
         """Make features of records as they are in a file.
 
         Args:
-            cache: a folder in which scattering features are kept and found again; see `cached`.
+            cache: a folder in which scattering features are kept and found again; see
+                `cached_features`.
 
         Raises:
             ValueError: they have another shape, or a value that is not finite.
@@ -255,7 +256,7 @@ class Preparation:
             )
         for step in self.steps:
             if cache is not None and isinstance(step, Scatter):
-                features = cached(
+                features = cached_features(
                     cache, repr(step), features, step.shape_of(features.shape), step.fill
                 )
             else:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dpoptim.arguments import real_number
-from dpoptim.data.column_ranges import expanded
-from dpoptim.data.dates import day_number
+from dpoptim.data.column_names import expand_ranges
+from dpoptim.data.numbers import day_number
+from dpoptim.data.opened_files import UTF8, known_encoding
 from dpoptim.data.schema_values import (
     FILL_IN,
     bounds_of,
@@ -23,7 +24,6 @@ from dpoptim.data.schema_values import (
     refuse_format,
     texts_of,
 )
-from dpoptim.data.text_files import UTF8, known_encoding
 
 Kind = Literal["number", "date", "category", "drop", "person", "target"]
 Scaling = Literal["bounds", "unit-norm", "none"]
@@ -265,9 +265,7 @@ def parse_schema(text: str) -> Schema:
             f"{', '.join(map(repr, open_ones))}. Fix: kinds, bounds, categories and classes as "
             'they are publicly known, such as bounds = [0, 120]; or kind = "drop".'
         )
-    return Schema(
-        tuple(column_of(name, entry) for name, entry in expanded(columns).items()), **of_table
-    )
+    return Schema(tuple(column_of(*each) for each in expand_ranges(columns).items()), **of_table)
 
 
 def same_marks(where: str, mark: str) -> str:

@@ -3,31 +3,22 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
-from dpoptim.data.column_names import abridged, reads_as_number
-from dpoptim.data.column_ranges import runs_of
-from dpoptim.data.damaged_files import kind_of
-from dpoptim.data.dates import day_text
-from dpoptim.data.draft_kinds import named_kinds
-from dpoptim.data.inferred_formats import DECIMALS, Way, found_days, ways_of_writing
-from dpoptim.data.numbers import as_numbers, as_texts
-from dpoptim.data.schema import Column, Decimal, Schema
+from dpoptim.data.column_names import reads_as_number, runs_of, shown_names
+from dpoptim.data.numbers import day_text
+from dpoptim.data.opened_files import UTF8, kind_of
+from dpoptim.data.schema import Column, Schema
 from dpoptim.data.schema_values import FILL_IN
-from dpoptim.data.table_files import Values, column_names, read_columns, separator_of
-from dpoptim.data.text_files import UTF8
-from dpoptim.missing_values import is_missing
+from dpoptim.data.table_files import column_names, separator_of
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 IDENTIFIER = re.compile(
     r"(^|[_\s-])(id|uuid|key|index|name|email|phone)$|^(id|unnamed)", re.IGNORECASE
 )
 IDENTIFIES = "identifies"  # the role of a column with such a name
-MOST_CATEGORIES = 30  # of a public column of text, before it is dropped from a draft
 WRITTEN = {  # by whether the comma separates columns
     True: '# thousands = ","  # where numbers are written "1,234"\n',
     False: '# decimal = ","  # where numbers are written 0,5\n'
@@ -53,7 +44,7 @@ def to_toml(schema: Schema) -> str:
     """Write a schema so that `parse_schema` gives an equal one."""
     comma = f'decimal = "{schema.decimal}"\n' if schema.decimal != "." else ""
     mark = f'thousands = "{schema.thousands}"\n' if schema.thousands else ""
-    gaps = f"missing = [{', '.join(map(quoted, schema.missing))}]\n" if schema.missing else ""
+    gaps = f"missing = [{', '.join(map(toml_text, schema.missing))}]\n" if schema.missing else ""
     written = entry_of_encoding(schema.encoding)
     return f'scaling = "{schema.scaling}"\n{written}{comma}{mark}{gaps}' + "".join(
         table_of(column) for column in schema.columns
@@ -61,40 +52,40 @@ def to_toml(schema: Schema) -> str:
 
 
 def entry_of_encoding(encoding: str) -> str:
-    return "" if encoding == UTF8 else f"encoding = {quoted(encoding)}\n"
+    return "" if encoding == UTF8 else f"encoding = {toml_text(encoding)}\n"
 
 
 def table_of(column: Column) -> str:
-    lines = [f"\n[columns.{key(column.name)}]", f'kind = "{column.kind}"']
-    text = day_text if column.kind == "date" else number
+    lines = [f"\n[columns.{toml_key(column.name)}]", f'kind = "{column.kind}"']
+    text = day_text if column.kind == "date" else toml_number
     if column.bounds is not None:
         lines.append(f"bounds = [{text(column.bounds[0])}, {text(column.bounds[1])}]")
     if column.fill is not None:
         lines.append(f"fill = {text(column.fill)}")
     if column.format is not None:
-        lines.append(f"format = {quoted(column.format)}")
+        lines.append(f"format = {toml_text(column.format)}")
     for name in ("unit", "decimal", "thousands"):
         if (text_of_it := getattr(column, name)) is not None:
-            lines.append(f"{name} = {quoted(text_of_it)}")
+            lines.append(f"{name} = {toml_text(text_of_it)}")
     for name in ("categories", "classes", "missing"):
         values = getattr(column, name)
         if values or (name == "missing" and values is not None):
-            lines.append(f"{name} = [{', '.join(map(quoted, values))}]")
+            lines.append(f"{name} = [{', '.join(map(toml_text, values))}]")
     if column.any_name:
         lines.append("any_name = true")
     return "\n".join(lines) + "\n"
 
 
-def key(name: str) -> str:
-    return name if BARE.fullmatch(name) else quoted(name)
+def toml_key(name: str) -> str:
+    return name if BARE.fullmatch(name) else toml_text(name)
 
 
-def quoted(text: str) -> str:
+def toml_text(text: str) -> str:
     """A TOML basic string: as JSON's, but for DEL and lone surrogates, which no file holds."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def number(value: float) -> str:
+def toml_number(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
@@ -134,13 +125,13 @@ def draft(
         (name, (found, kinds.get(name) or role_of(name, target, person))) for name, found in columns
     ]
     parts += [
-        f"\n[columns.{key(name)}]\n{drafted(found, role)}"
+        f"\n[columns.{toml_key(name)}]\n{drafted_entry(found, role)}"
         for name, _, (found, role) in runs_of(roles)
     ]
     return "".join(parts)
 
 
-def drafted(found: str | None, role: str) -> str:
+def drafted_entry(found: str | None, role: str) -> str:
     """A column's entry, as far as its type, its name and its owner say."""
     open_bounds = f'bounds = ["{FILL_IN}", "{FILL_IN}"]\n'
     if role == "target":
@@ -184,165 +175,41 @@ def check_names(path: Path, known: list[str], target: str | None, person: str | 
     for option, name in (("--target", target), ("--person-column", person)):
         if name is not None and name not in known:
             raise ValueError(
-                f"{path} has no column {name!r}; {option} takes one of {abridged(known)}."
+                f"{path} has no column {name!r}; {option} takes one of {shown_names(known)}."
             )
 
 
-def from_public_table(
-    path: Path,
-    *,
-    target: str,
-    person: str | None = None,
-    regression: bool = False,
-    encoding: str = UTF8,
-) -> Schema:
-    """Read a schema off a table declared public: bounds, categories and classes as found."""
-    names = [name for name, _ in column_names(path, encoding)]
-    check_names(path, names, target, person)
-    parts = whole_columns(path, names, encoding)
-    decimal = found_decimal(path, parts, encoding)
-    return Schema(
-        tuple(
-            found_target(path, name, values, regression=regression, decimal=decimal)
-            if name == target
-            else Column(name, "person")
-            if name == person
-            else found_column(name, values, decimal)
-            for name, values in parts.items()
-        ),
-        decimal=decimal,
-        encoding=encoding,
-    )
-
-
-def found_decimal(path: Path, parts: dict[str, list[Values]], encoding: str) -> Decimal:
-    """The mark with which more columns of a public table are numbers that no other way has.
-
-    Where as many are, as in a table with 1,234 alone, it is a comma in a file that has semicolons
-    between columns, as programs write it where the comma is taken; else a point.
-    """
-    points, commas = ([is_number(values, mark) for values in parts.values()] for mark in DECIMALS)
-    more = sum(commas) - sum(points)
-    if more == 0 and kind_of(path) == ".csv" and separator_of(path, encoding) == ";":
-        plain = [
-            sum(found_bounds(values, (mark, "", "")) is not None for values in parts.values())
-            for mark in DECIMALS
-        ]
-        more = plain[1] - plain[0]
-    return "," if more > 0 else "."
-
-
-def is_number(parts: list[Values], decimal: Decimal) -> bool:
-    """Whether a column's numbers may be written with this mark, whatever their thousands are."""
-    ways = (way for way in ways_of_writing(parts, decimal) if way[0] == decimal)
-    return any(found_bounds(parts, way) is not None for way in ways)
-
-
-def public_target(path: Path, target: str, *, regression: bool, encoding: str) -> Column:
-    """Read the target's classes or bounds off a table that its owner declares public."""
-    parts = whole_columns(path, [target], encoding)[target]
-    return found_target(path, target, parts, regression=regression)
-
-
-def whole_columns(path: Path, names: list[str], encoding: str) -> dict[str, list[Values]]:
-    parts: dict[str, list[Values]] = {name: [] for name in names}
-    for chunk in read_columns(path, names, encoding):
-        for name, values in chunk.columns.items():
-            parts[name].append(values)
-    return parts
-
-
-def found_target(
-    path: Path, name: str, parts: list[Values], *, regression: bool, decimal: Decimal = "."
-) -> Column:
-    if not parts:
-        raise ValueError(f"{path} has no records.")
-    if not regression:
-        texts = {text for values in parts for text in as_texts(values)}
-        if len(texts) < 2:
-            raise ValueError(
-                f"{path}: the label takes fewer than two values; there is nothing to classify."
-            )
-        return Column(name, "target", classes=tuple(sorted(texts, key=natural_order)))
-    number = found_number(name, parts, decimal)
-    if number is None:
-        raise ValueError(
-            f"{path}: the target {name!r} holds text or a single number; regression predicts "
-            "numbers. Fix: draft without --data-is-public, and say in the schema how its numbers "
-            "are written."
-        )
-    return replace(number, kind="target", fill=None)
-
-
-def found_number(name: str, parts: list[Values], decimal: Decimal) -> Column | None:
-    """A column of numbers, however they are written; None of any other.
+def named_kinds(names: Sequence[str], said: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Kinds by column.
 
     Args:
-        decimal: the table's; what differs from it is said in the column.
+        names: of all columns.
+        said: by kind, names and patterns of columns, such as ``"lab_*"``, separated by commas.
+
+    Raises:
+        ValueError: a name or pattern that fits no column, or a column with two kinds.
+
+    **Guarantee.** Depends on names alone.
     """
-    for way in ways_of_writing(parts, decimal):
-        bounds = found_bounds(parts, way)
-        if bounds is None:
-            continue
-        mark, thousands, unit = way
-        known = np.concatenate([as_numbers(values, *way)[0] for values in parts])
-        gaps = np.isnan(known)
-        return Column(
-            name,
-            "number",
-            bounds,
-            fill=float(np.median(known[~gaps])) if gaps.any() else None,
-            unit=unit or None,
-            decimal=None if mark == decimal else mark,
-            thousands=thousands or None,
-        )
-    return None
+    kinds: dict[str, str] = {}
+    for kind, texts in said.items():
+        for text in texts:
+            for pattern in [text] if text in names else text.split(","):
+                found = columns_matching(names, pattern.strip())
+                if not found:
+                    raise ValueError(
+                        f"--{kind} {pattern.strip()!r} fits no column; there are "
+                        f"{shown_names(names)}."
+                    )
+                if twice := [name for name in found if kinds.get(name, kind) != kind]:
+                    raise ValueError(
+                        f"--{kind} and --{kinds[twice[0]]} both name column {twice[0]!r}; choose "
+                        "one."
+                    )
+                kinds |= dict.fromkeys(found, kind)
+    return kinds
 
 
-def found_column(name: str, parts: list[Values], decimal: Decimal) -> Column:
-    if IDENTIFIER.search(name):
-        return Column(name, "drop")
-    number = found_number(name, parts, decimal)
-    if number is not None:
-        return number
-    dates = found_dates(name, parts)
-    if dates is not None:
-        return dates
-    texts = {text for values in parts for text in as_texts(values) if not is_missing(text)}
-    few = 2 <= len(texts) <= MOST_CATEGORIES
-    return (
-        Column(name, "category", categories=tuple(sorted(texts))) if few else Column(name, "drop")
-    )
-
-
-def found_dates(name: str, parts: list[Values]) -> Column | None:
-    """A column of dates on two days or more, in one format; None for any other."""
-    found = found_days(parts)
-    if found is None:
-        return None
-    days, format = found
-    gaps = np.isnan(days)
-    if gaps.all() or (low := float(np.nanmin(days))) == (high := float(np.nanmax(days))):
-        return None
-    fill = float(np.floor(np.median(days[~gaps]))) if gaps.any() else None
-    return Column(name, "date", (low, high + 1), fill=fill, format=format)
-
-
-def found_bounds(parts: list[Values], way: Way) -> tuple[float, float] | None:
-    """Lowest and highest number; None for text, and where there are no two numbers."""
-    pieces = [as_numbers(values, *way) for values in parts]
-    if any(bad is not None for _, bad in pieces):
-        return None
-    numbers = np.concatenate([each for each, _ in pieces])
-    known = numbers[np.isfinite(numbers)]
-    if not len(known) or known.min() == known.max():
-        return None
-    return float(known.min()), float(known.max())
-
-
-def natural_order(label: str) -> tuple[int, float, str]:
-    """Order numbers by value, before text."""
-    try:
-        return (0, float(label), label)
-    except ValueError:
-        return (1, 0.0, label)
+def columns_matching(names: Sequence[str], pattern: str) -> list[str]:
+    """The column of this name, or those that a pattern fits."""
+    return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]

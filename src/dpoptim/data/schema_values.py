@@ -1,7 +1,7 @@
 """Values of a schema's entries: bounds, and lists of texts."""
 
 from dpoptim.arguments import real_number
-from dpoptim.data.dates import day_number, day_text, holds
+from dpoptim.data.numbers import day_number, day_text, keeps_day
 
 FILL_IN = "FILL-IN"  # what a draft holds where only its owner knows
 
@@ -69,7 +69,7 @@ def refuse_format(name: str, format: object, bounds: tuple[float, float]) -> Non
         raise ValueError(
             f'schema: column {name!r}: format must be text such as "%d.%m.%Y", got {format!r}.'
         )
-    lost = next((day for day in bounds if not holds(format, day)), None)
+    lost = next((day for day in bounds if not keeps_day(format, day)), None)
     if lost is not None:
         raise ValueError(
             f"schema: column {name!r}: the day {day_text(lost)} cannot be written and read back in "

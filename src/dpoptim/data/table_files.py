@@ -12,9 +12,15 @@ from typing import Any, TextIO
 from numpy.typing import NDArray
 
 from dpoptim.data import arrow_files
-from dpoptim.data.column_names import SEPARATORS, abridged, refuse_one_name
-from dpoptim.data.damaged_files import decoding, kind_of
-from dpoptim.data.text_files import IN_PLACE, UTF8, open_text, undecodable
+from dpoptim.data.column_names import SEPARATORS, refuse_one_name, shown_names
+from dpoptim.data.opened_files import (
+    IN_PLACE,
+    UTF8,
+    decoding,
+    kind_of,
+    open_text,
+    undecodable_error,
+)
 
 CHUNK = 65_536  # records at a time, of tables of ordinary width
 MOST_CELLS = 4_000_000  # at a time, of wide ones
@@ -91,11 +97,11 @@ def read_columns(
     absent = [name for name in wanted if name not in held]
     if absent:
         raise ValueError(
-            f"{path} has no column {', '.join(map(repr, absent[:3]))}{instead(wanted, known)}"
+            f"{path} has no column {', '.join(map(repr, absent[:3]))}{found_instead(wanted, known)}"
         )
     if kind_of(path) in arrow_files.ENDINGS:
         first = 1
-        for columns in arrow_files.chunks(path, wanted, CHUNK):
+        for columns in arrow_files.column_chunks(path, wanted, CHUNK):
             chunk = Chunk(first, columns)
             first += len(chunk)
             yield chunk
@@ -200,7 +206,7 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
     def _explained(self, error: ValueError, line: int) -> ValueError:
         if "(Unicode" in str(error):
             text = getattr(self, "_text", None)  # whose mark may say something else
-            return undecodable(self._path, text.encoding if text else self._encoding)
+            return undecodable_error(self._path, text.encoding if text else self._encoding)
         return self._stray(line) if "(Error)" in str(error) else error  # csv.Error
 
 
@@ -212,13 +218,13 @@ def header_of(path: Path, rows: Iterator[list[str]], encoding: str) -> list[str]
         raise ValueError(f"{path} is empty. Fix: its first line must name the columns.")
     names = [name.strip() for name in row]
     if any(IN_PLACE in name for name in names):
-        raise undecodable(path, encoding)
+        raise undecodable_error(path, encoding)
     refuse_one_name(path, names)
     return names
 
 
-def instead(wanted: Sequence[str], known: Sequence[str]) -> str:
+def found_instead(wanted: Sequence[str], known: Sequence[str]) -> str:
     """The thing in a column's place, and the fix; no first line that may be a record."""
     if set(wanted) & set(known):
-        return f"; it has {abridged(known)}. Fix: add the column, or name another one."
+        return f"; it has {shown_names(known)}. Fix: add the column, or name another one."
     return ", nor any other that was asked for. Fix: its first line must name the columns."

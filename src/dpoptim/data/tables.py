@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.column_names import abridged
-from dpoptim.data.damaged_files import kind_of, name_of
+from dpoptim.data.column_names import shown_names
 from dpoptim.data.dataset import Data
 from dpoptim.data.encoding import encode_table
-from dpoptim.data.rows import Rows
+from dpoptim.data.large_arrays import Rows
+from dpoptim.data.opened_files import UTF8, kind_of, known_encoding, name_of
+from dpoptim.data.public_schemas import from_public_table, public_target
 from dpoptim.data.schema import Column, Scaling, Schema
-from dpoptim.data.schema_files import from_public_table, public_target
 from dpoptim.data.table_files import TABLE_ENDINGS, column_names
-from dpoptim.data.text_files import UTF8, known_encoding
 
 ENDINGS = (*TABLE_ENDINGS, ".npz")
 
@@ -61,7 +60,7 @@ def load_table(path: str | Path, schema: Schema, *, public: bool = False) -> Dat
         >>> load_table("visits.csv", parse_schema(text)).y
         array([0, 1])
     """
-    path = existing(path)
+    path = existing_table(path)
     target = schema.target
     rows, parts, persons = Rows(schema.width), [], Persons()
     for encoded in encode_table(path, schema, labels=True, persons=True):
@@ -139,7 +138,7 @@ def schema_without_file(
         >>> schema_without_file("public.csv", "ill", public=True).target.classes
         ('no', 'yes')
     """
-    path, encoding = existing(path), known_encoding(encoding, "encoding")
+    path, encoding = existing_table(path), known_encoding(encoding, "encoding")
     names = [name for name, _ in column_names(path, encoding)]
     target = refuse_columns(path, names, target, person)
     known = target_column(path, target, classes, target_bounds)
@@ -151,7 +150,7 @@ def schema_without_file(
         return found if known is None else with_column(found, known)
     if known is None:
         if not public:
-            raise ValueError(NO_BOUNDS if regression else undeclared(path))
+            raise ValueError(NO_BOUNDS if regression else classes_missing(path))
         known = public_target(path, target, regression=regression, encoding=encoding)
     columns = [
         known if name == target else Column(name, "person" if name == person else "number")
@@ -170,12 +169,13 @@ def refuse_columns(path: Path, names: Sequence[str], target: str | None, person:
     """Return the label's column; refuse names that are not there, and tables of it alone."""
     if target is None:
         raise ValueError(
-            f"{path}: --target is missing; it names the label's column, one of {abridged(names)}."
+            f"{path}: --target is missing; it names the label's column, one of "
+            f"{shown_names(names)}."
         )
     for option, name in (("--target", target), ("--person-column", person)):
         if name is not None and name not in names:
             raise ValueError(
-                f"{path} has no column {name!r}; {option} takes one of {abridged(names)}."
+                f"{path} has no column {name!r}; {option} takes one of {shown_names(names)}."
             )
     if set(names) <= {target, person}:
         raise ValueError(
@@ -205,7 +205,7 @@ def check_classes(source: str | Path, classes: tuple[str, ...]) -> None:
         )
 
 
-def undeclared(source: str | Path) -> str:
+def classes_missing(source: str | Path) -> str:
     return (
         f"{source}: --classes is missing. The list of labels goes into the released model, so on "
         "private data it must be known beforehand: declare it (--classes no,yes, or in a schema), "
@@ -213,7 +213,7 @@ def undeclared(source: str | Path) -> str:
     )
 
 
-def existing(path: str | Path) -> Path:
+def existing_table(path: str | Path) -> Path:
     """The path of a file that is there and whose ending says that it can be read."""
     path = Path(path)
     if not path.is_file():

@@ -66,14 +66,14 @@ def encode_text(
     if isinstance(texts, str) or wrong is not None:
         raise TypeError("texts must be a sequence of strings, one for each record.")
     if cache is None:
-        return encode(texts, encoder)
+        return sentence_features(texts, encoder)
     path = Path(cache) / f"text-{fingerprint(texts)}.npy"
     if path.exists():
         with contextlib.suppress(ValueError, OSError):  # a damaged file is made anew
             known = np.load(path, allow_pickle=False)
             if known.shape == (len(texts), FEATURES) and known.dtype == np.float32:
                 return np.asarray(known)
-    features = encode(texts, encoder)
+    features = sentence_features(texts, encoder)
     content = io.BytesIO()
     np.save(content, features)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -114,7 +114,7 @@ def encoder_folder(folder: str | Path | None) -> Path:
 
 
 @torch.no_grad()
-def encode(texts: Sequence[str], encoder: str | Path | None) -> NDArray[np.float32]:
+def sentence_features(texts: Sequence[str], encoder: str | Path | None) -> NDArray[np.float32]:
     folder = encoder_folder(encoder)
     try:
         from transformers import AutoModel, AutoTokenizer

@@ -75,12 +75,14 @@ def views(dataset: Dataset[Any], transform: Callable[[Any], Any], K: int) -> Dat
     return Views(dataset, transform, K)
 
 
-def repeated(x: Tensor, K: int) -> Tensor:
+def repeat_records(x: Tensor, K: int) -> Tensor:
     """``x`` (n, ...) with every record K times, (n, K, ...), in the same memory; itself for one."""
     return x[:, None].expand(-1, K, *x.shape[1:]) if K > 1 else x
 
 
-def moved(images: Tensor, pixels: int = 1, generator: torch.Generator | None = None) -> Tensor:
+def moved_images(
+    images: Tensor, pixels: int = 1, generator: torch.Generator | None = None
+) -> Tensor:
     """Move each image by up to so many pixels down and across, by itself.
 
     What comes in at the border has the image's lowest value.

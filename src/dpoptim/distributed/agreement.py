@@ -35,7 +35,8 @@ def facts_of(
         sharded: whether each rank has records of its own, which are then not compared.
         options: further arguments of `attach` that must be the same.
 
-    Data sets that are stored (`stored`) are compared by a digest, which stays among the ranks.
+    Data sets that are stored (`stored_samples`) are compared by a digest, which stays among
+    the ranks.
     """
     names = {id(p): name for name, p in zip(engine.names, engine.parameters, strict=True)}
     facts = {
@@ -89,22 +90,22 @@ def settings_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list
 def sample_of(train_set: Dataset[Any]) -> str:
     """The number of records, and where they are stored, a digest of which are where."""
     whole = hashlib.sha256()
-    for part in stored(train_set):
+    for part in stored_samples(train_set):
         whole.update(part)
     return f"{len(train_set)} records, {whole.hexdigest()[:16]}"  # type: ignore[arg-type]
 
 
-def stored(train_set: Any) -> Iterator[bytes | memoryview]:
+def stored_samples(train_set: Any) -> Iterator[bytes | memoryview]:
     """Some of what a data set holds, from its first record to its last; of a `Subset` its indices.
 
     Only what reads the same however often: nothing of a data set with code of its own. Private.
     """
     if isinstance(train_set, Subset):
         yield np.asarray(train_set.indices, dtype=np.int64).tobytes()
-        yield from stored(train_set.dataset)
+        yield from stored_samples(train_set.dataset)
     elif isinstance(train_set, ConcatDataset):
         for part in train_set.datasets:
-            yield from stored(part)
+            yield from stored_samples(part)
     elif type(train_set) is TensorDataset:
         rows = some_of(len(train_set), SAMPLED)
         for tensor in train_set.tensors:

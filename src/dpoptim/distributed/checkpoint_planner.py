@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from dpoptim.distributed.rank_signals import portable
+from dpoptim.distributed.rank_signals import portable_error
 from dpoptim.gradients.accumulation.boxes import Boxes, Offsets, box_of
 
 Write = Callable[[Iterator[Tensor]], Sequence[Any]]  # boxes; returns where each of them lies
@@ -107,7 +107,7 @@ class OwnFiles(StorageWriter):
             places = self._write(iter(boxes))
         except BaseException as error:
             self.failure = error
-            raise portable(error) from None
+            raise portable_error(error) from None
         results: Future[list[WriteResult]] = Future()
         results.set_result(
             [

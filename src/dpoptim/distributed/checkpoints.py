@@ -19,7 +19,7 @@ from dpoptim.gradients.accumulation.totals import Totals
 State = dict[str, Any]
 
 
-def common(state: State, ranks: Ranks, totals: Totals, records: int | None) -> State:
+def common_state(state: State, ranks: Ranks, totals: Totals, records: int | None) -> State:
     """From this rank's own state between two steps to one for any number of ranks.
 
     **Secret**, as its parts are. What is in no `Boxes` is right on rank 0.
@@ -48,7 +48,7 @@ def common(state: State, ranks: Ranks, totals: Totals, records: int | None) -> S
     return state | {"queue": queue, "memory": memory, "gate": gate}
 
 
-def filled(totals: Totals, saved: Sequence[Tensor | Stored]) -> list[Tensor]:
+def parts_of_rank(totals: Totals, saved: Sequence[Tensor | Stored]) -> list[Tensor]:
     """This rank's parts of vectors that were saved by parameter."""
     vectors = [torch.empty(size, dtype=torch.float64) for size in totals.own_entries]
     for boxes, tensor in zip(totals.boxes(vectors), saved, strict=True):
@@ -63,18 +63,18 @@ def common_queue(queue: State, ranks: Ranks, records: int | None) -> State:
     return queue | {"waiting": [torch.cat(parts) for parts in zip(*everyone, strict=True)]}
 
 
-def own(
+def own_state(
     state: State,
     ranks: Ranks,
     totals: Totals,
     deal: Callable[[Indices], Indices],
     records: int | None,
 ) -> State:
-    """From what `common` returned, in any number of ranks, to this rank's own state.
+    """From what `common_state` returned, in any number of ranks, to this rank's own state.
 
     Args:
         deal: this rank's part of each batch that was drawn ahead.
-        records: as for `common`.
+        records: as for `common_state`.
 
     Raises:
         ValueError: batches were drawn ahead, or orders are in force, of records that are not on
@@ -83,10 +83,10 @@ def own(
     state = state | {"queue": own_queue(state["queue"], ranks, deal, records)}
     memory, gate = state["memory"], state["gate"]
     if memory.get("error") is not None:
-        memory = memory | {"error": filled(totals, memory["error"])}
+        memory = memory | {"error": parts_of_rank(totals, memory["error"])}
     if (noise := gate["correlated"]) is not None:
         first = ranks.rank == 0
-        remembered = [filled(totals, saved) for saved in noise["parameters"]]
+        remembered = [parts_of_rank(totals, saved) for saved in noise["parameters"]]
         vectors = [[each[place] for each in remembered] for place in range(len(totals.entries))]
         vectors += [[v if first else v[:0] for v in each] for each in noise["vectors"]]
         sizes = [*totals.own_entries, *(size if first else 0 for size in noise["sizes"])]
@@ -98,7 +98,7 @@ def own(
 def own_queue(
     queue: State, ranks: Ranks, deal: Callable[[Indices], Indices], records: int | None
 ) -> State:
-    """Which batches this rank has before it. See `own`."""
+    """Which batches this rank has before it. See `own_state`."""
     shards = queue.get("shards")
     if shards is None and records is None:
         waiting = [torch.from_numpy(deal(batch.numpy())) for batch in queue["waiting"]]

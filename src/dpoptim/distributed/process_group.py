@@ -32,13 +32,13 @@ from dpoptim.distributed.rank_signals import (
     MOST_MICROBATCHES,
     OTHER_RUN,
     TRIAL,
-    named,
-    portable,
-    told_of,
+    portable_error,
+    rank_names,
+    signs_in_words,
 )
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
-from dpoptim.distributed.roll_call import missing, tell_failure
+from dpoptim.distributed.roll_call import missing_ranks, tell_failure
 from dpoptim.errors import RankError
 from dpoptim.gradients.accumulation.summation_groups import Indices, into_groups
 from dpoptim.gradients.accumulation.totals import Totals
@@ -83,7 +83,7 @@ class ProcessGroup(Ranks):
         if failed:
             self._over = True
             raise RankError(
-                f"{named(failed)} failed in {what}, and says why itself. Nothing was released."
+                f"{rank_names(failed)} failed in {what}, and says why itself. Nothing was released."
             )
 
     def agree(self, facts: Mapping[str, str]) -> None:
@@ -96,8 +96,8 @@ class ProcessGroup(Ranks):
             ]
             if other:
                 raise RankError(
-                    f"{named(other)} would go on with another {key} than rank 0. Fix: the same "
-                    "program, settings, first values of the model and data on every rank "
+                    f"{rank_names(other)} would go on with another {key} than rank 0. Fix: the "
+                    "same program, settings, first values of the model and data on every rank "
                     "(sharded=True if each has records of its own)."
                 )
 
@@ -109,7 +109,7 @@ class ProcessGroup(Ranks):
                 try:
                     box[0] = (True, ask())
                 except BaseException as error:  # an interrupt must not leave the others waiting
-                    failure, box[0] = error, (False, portable(error))
+                    failure, box[0] = error, (False, portable_error(error))
             dist.broadcast_object_list(box, group=self._control, group_src=0)
         if failure is not None:
             raise failure
@@ -149,7 +149,7 @@ class ProcessGroup(Ranks):
     ) -> NoReturn:
         """Name the ranks that are about to do something else."""
         self._over = True
-        others = told_of([None if together(sign) else sign for sign in signs])
+        others = signs_in_words([None if together(sign) else sign for sign in signs])
         raise RankError(
             f"rank {self.rank} is about to {about}, but {others}. Nothing of the step "
             "was released. Fix: every rank must go through the same steps, call private.save and "
@@ -161,7 +161,7 @@ class ProcessGroup(Ranks):
             return
         signs = self._say(FAILED if failed else LEFT, step, quietly=failed)
         self._over = True
-        others = told_of([None if sign == (LEFT, step) else sign for sign in signs])
+        others = signs_in_words([None if sign == (LEFT, step) else sign for sign in signs])
         if others and not failed:
             raise RankError(
                 f"rank {self.rank} leaves the run after step {step}, but {others}: the run does "
@@ -204,7 +204,7 @@ class ProcessGroup(Ranks):
         A rank that says something else meanwhile would end the others' processes.
         """
         signs = self._signs(EXCHANGE, 0)
-        if others := told_of([None if sign[0] == EXCHANGE else sign for sign in signs]):
+        if others := signs_in_words([None if sign[0] == EXCHANGE else sign for sign in signs]):
             self._over = True
             raise RankError(
                 f"rank {self.rank} is {doing}, but {others}. Fix: see the error of that rank; all "
@@ -254,8 +254,8 @@ class ProcessGroup(Ranks):
             and not given[0]
         ):
             raise ValueError(
-                f"ledger was given on {named([rank for rank, it in enumerate(given) if it])}, but "
-                "not on rank 0, which alone charges. Fix: give it on rank 0."
+                f"ledger was given on {rank_names([rank for rank, it in enumerate(given) if it])}, "
+                "but not on rank 0, which alone charges. Fix: give it on rank 0."
             )
         return LedgerOfRanks(ledger, self.from_first)
 
@@ -335,8 +335,8 @@ class ProcessGroup(Ranks):
             self._broken = True
             lost_groups.add(self.group)
             raise RankError(
-                f"rank {self.rank} lost the others while {doing}: {missing(self.group)}. What was "
-                "reserved stays charged. Fix: see the error of that rank; then start all again, "
-                "from a checkpoint if there is one. (The time-out is "
+                f"rank {self.rank} lost the others while {doing}: {missing_ranks(self.group)}. "
+                "What was reserved stays charged. Fix: see the error of that rank; then start all "
+                "again, from a checkpoint if there is one. (The time-out is "
                 f"{time_out_of(self.group)}, the argument timeout of init_process_group.)"
             ) from error

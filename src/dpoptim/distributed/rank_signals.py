@@ -20,11 +20,11 @@ ABOUT = {
 MOST_MICROBATCHES = 1 << 20  # of a step, at most
 
 
-def named(ranks: Sequence[int]) -> str:
+def rank_names(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def told(kind: int, at: int) -> str:
+def sign_in_words(kind: int, at: int) -> str:
     """Words for a rank's sign, without counts that are private."""
     if kind in (MICROBATCH, COUNT):
         return "is about to run a part of " + (
@@ -44,14 +44,14 @@ def told(kind: int, at: int) -> str:
     return f"{said.get(kind, 'releases')} (step {at})"
 
 
-def told_of(signs: Sequence[tuple[int, int] | None]) -> str:
+def signs_in_words(signs: Sequence[tuple[int, int] | None]) -> str:
     """Words for those ranks of all that have a sign here."""
     return "; ".join(
-        f"rank {rank} {told(*sign)}" for rank, sign in enumerate(signs) if sign is not None
+        f"rank {rank} {sign_in_words(*sign)}" for rank, sign in enumerate(signs) if sign is not None
     )
 
 
-def portable(error: BaseException) -> BaseException:
+def portable_error(error: BaseException) -> BaseException:
     """The error as another process can raise it; an interrupt is of one process alone."""
     if isinstance(error, Exception):
         with suppress(Exception):

@@ -6,13 +6,13 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from dpoptim.distributed.c10d_internals import rendezvous_store
-from dpoptim.distributed.rank_signals import named
+from dpoptim.distributed.rank_signals import rank_names
 
 ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they live may take
 
 
 def tell_failure(group: dist.ProcessGroup, *, failed: bool) -> None:
-    """Leave word for `missing` that this process failed, or take it back."""
+    """Leave word for `missing_ranks` that this process failed, or take it back."""
     word = word_of(group, dist.get_rank(group))
     with suppress(Exception):  # stores raise what they like; the others then hear less
         if failed:
@@ -26,7 +26,7 @@ def word_of(group: dist.ProcessGroup, rank: int) -> str:
     return f"dpoptim/{group.group_name}/failed/{rank}"
 
 
-def missing(group: dist.ProcessGroup) -> str:
+def missing_ranks(group: dist.ProcessGroup) -> str:
     """Name who does not answer a roll-call through the store, with which the processes met."""
     calls = f"dpoptim/{group.group_name}/alive"
     ranks = range(dist.get_world_size(group))
@@ -37,7 +37,7 @@ def missing(group: dist.ProcessGroup) -> str:
     except Exception:  # stores raise what they like
         return "the process that held the rendezvous (rank 0, unless torchrun does) is gone"
     if failed:
-        return f"{named(failed)} failed, and says why itself"
+        return f"{rank_names(failed)} failed, and says why itself"
     gone: list[int] = []
     for rank in ranks:
         try:
@@ -47,6 +47,6 @@ def missing(group: dist.ProcessGroup) -> str:
     if not gone:
         return "all ranks live, but one was late"
     return (
-        f"{named(gone)} gave no sign of life for {ROLL_CALL.seconds} s (dead, or waiting for one "
-        "that is)"
+        f"{rank_names(gone)} gave no sign of life for {ROLL_CALL.seconds} s (dead, or waiting for "
+        "one that is)"
     )

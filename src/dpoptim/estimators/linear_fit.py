@@ -25,7 +25,7 @@ from dpoptim.estimators.solving import is_cross_entropy, solve
 from dpoptim.estimators.table import ClippedRows, public_norm, table
 from dpoptim.estimators.weights import notes_of_weights, parts_of_data
 from dpoptim.noise.stream import key_stream
-from dpoptim.sampling.length import MOST_STEPS
+from dpoptim.sampling.sampler import MOST_STEPS
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.training.batches.privacy_units import Persons

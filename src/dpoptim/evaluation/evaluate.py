@@ -218,7 +218,7 @@ def evaluate_classifier(
         confusion=confusion,
         calibration=_calibration(histogram, in_bins, level),
         histogram=histogram,
-        guarantee=noted(released.guarantee, said),
+        guarantee=with_notes(released.guarantee, said),
     )
 
 
@@ -261,5 +261,5 @@ def _calibration(histogram: Floats, noise: float, confidence: float) -> tuple[Bi
     return tuple(found)
 
 
-def noted(guarantee: Guarantee, said: tuple[str, ...]) -> Guarantee:
+def with_notes(guarantee: Guarantee, said: tuple[str, ...]) -> Guarantee:
     return replace(guarantee, notes=(*guarantee.notes, *said, APART))

@@ -50,27 +50,26 @@ def of_a_mean(
     noise: float,
     *,
     confidence: float,
-    low: float = 0.0,
     high: float = 1.0,
     variance: float = math.inf,
 ) -> Interval:
-    """The mean of n values in [low, high] from their noisy sum.
+    """The mean of n values in [0, high] from their noisy sum.
 
     Args:
         noise: standard deviation of the noise in the sum.
         variance: of the values, where something is known of it.
 
-    A value in a range has at most the variance (high - mean)(mean - low) (Bhatia and Davis 2000),
+    A value in a range has at most the variance (high - mean) mean (Bhatia and Davis 2000),
     for counts exactly that.
     """
-    mean = min(max(total / n, low), high)
+    mean = min(max(total / n, 0.0), high)
     # Near the ends the estimate of the variance is too good to be true: one value of n is taken to
     # be otherwise.
-    inner = min(max(mean, low + (high - low) / (n + 2)), high - (high - low) / (n + 2))
-    most = min(variance, (high - inner) * (inner - low))
+    inner = min(max(mean, high / (n + 2)), high - high / (n + 2))
+    most = min(variance, (high - inner) * inner)
     deviation = math.sqrt(most / n + (noise / n) ** 2)
     reach = float(ndtri((1 + confidence) / 2)) * deviation
-    return Interval(mean, max(low, mean - reach), min(high, mean + reach), confidence)
+    return Interval(mean, max(0.0, mean - reach), min(high, mean + reach), confidence)
 
 
 def of_r2(

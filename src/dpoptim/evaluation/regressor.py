@@ -16,7 +16,7 @@ from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
-from dpoptim.evaluation.evaluate import LABEL, Delta, noted, price_and_records
+from dpoptim.evaluation.evaluate import LABEL, Delta, price_and_records, with_notes
 from dpoptim.evaluation.intervals import Interval, mean_square, of_a_mean, of_r2
 from dpoptim.gate import FilteredGate
 from dpoptim.statistics import (
@@ -123,7 +123,7 @@ def evaluate_regressor(
     records, mu, number, said = price_and_records(epsilon, delta, n, len(true), neighboring)
     counted = neighboring == "add-or-remove-one"
     with paid_gate(mu, neighboring, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
-        sums, noise = release(
+        sums, noise = released_sum(
             gate,
             regressor_rows(found, true, bound, counted=counted),
             BOUND_ROUNDING,
@@ -142,7 +142,7 @@ def evaluate_regressor(
         variance = max(float(second) + 0.5 - mean**2, of_variance)
         ratio = 4 * error / variance
         farthest = max(4.0, ratio * (1 + abs(mean)) ** 2)
-        counts, noise = release(
+        counts, noise = released_sum(
             gate,
             spread_rows(found, true, bound, error, mean, ratio, farthest),
             histogram_bound(neighboring) * BOUND_ROUNDING,
@@ -178,11 +178,13 @@ def evaluate_regressor(
         confidence=level,
     )
     return RegressorScores(
-        scaled, r2, noted(guarantee_of(gate, number, noise_seed=noise_seed), said)
+        scaled, r2, with_notes(guarantee_of(gate, number, noise_seed=noise_seed), said)
     )
 
 
-def release(gate: FilteredGate, rows: Floats, norm_bound: float, mu: float) -> tuple[Floats, float]:
+def released_sum(
+    gate: FilteredGate, rows: Floats, norm_bound: float, mu: float
+) -> tuple[Floats, float]:
     """The noisy sum of ``rows``, each at most 1 long, and its noise's standard deviation."""
     paid = mu * LEFT
     noisy = noisy_sum(gate, bounded_sum(rows, 1.0), norm_bound=norm_bound, mu=paid)

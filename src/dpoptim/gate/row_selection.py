@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dpoptim.gate.queries import SelectedRows
 from dpoptim.gradients.per_sample.sparse import sparse_rows
-from dpoptim.noise.exact_bernoulli import rare_heads, tossed
+from dpoptim.noise.exact_bernoulli import rare_heads, toss_coins
 from dpoptim.noise.few_rows import Vector
 from dpoptim.noise.stream import KeyStream
 
@@ -52,35 +52,37 @@ def select_rows(
     tables = len(sparse) // 2
     counts = iter(sparse[tables:])
     return [
-        only(each, selected(query, step, coins, next(counts)))
+        rows_of_sum(each, rows_above_threshold(query, step, coins, next(counts)))
         if isinstance(each, Tensor) and each.is_sparse
         else each
         for each in sums[: len(sums) - tables]
     ]
 
 
-def selected(query: SelectedRows, step: int, coins: KeyStream, counts: Tensor) -> NDArray[np.int64]:
+def rows_above_threshold(
+    query: SelectedRows, step: int, coins: KeyStream, counts: Tensor
+) -> NDArray[np.int64]:
     """Return the rows whose noisy count exceeds the threshold, ascending."""
     touched = counts.indices()[0].cpu().numpy()
     scores = query.scores(counts.values().cpu().numpy(), step)
-    heads = touched[lifted(coins, scores)]
+    heads = touched[toss_above_threshold(coins, scores)]
     untouched = float(query.scores(np.zeros(1), step)[0])
     if untouched > 0:
-        others = np.flatnonzero(lifted(coins, np.full(len(counts), untouched)))
+        others = np.flatnonzero(toss_above_threshold(coins, np.full(len(counts), untouched)))
     else:
         others = rare_heads(coins, len(counts), float(ndtr(untouched)))
     return np.union1d(heads, np.setdiff1d(others, touched, assume_unique=True))
 
 
-def lifted(coins: KeyStream, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+def toss_above_threshold(coins: KeyStream, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Toss, for each of ``scores``, whether it and a standard normal number exceed 0 together.
 
     The rarer side has the coin, whose chance float64 holds to 2^-40 of itself.
     """
-    return np.asarray(tossed(coins, ndtr(-np.abs(scores))) != (scores > 0))
+    return np.asarray(toss_coins(coins, ndtr(-np.abs(scores))) != (scores > 0))
 
 
-def only(total: Tensor, rows: NDArray[np.int64]) -> Tensor:
+def rows_of_sum(total: Tensor, rows: NDArray[np.int64]) -> Tensor:
     """Return these rows of a sparse sum, in float64; zeros where it has none."""
     wanted = torch.from_numpy(rows).to(total.device)
     there = total.indices()[0]

@@ -14,7 +14,6 @@ from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError, RankError
-from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.lightning_checkpoints import KEY, PrivateFiles
 from dpoptim.integrations.lightning_options import (
     leave_out_scaler,
@@ -25,6 +24,7 @@ from dpoptim.integrations.lightning_options import (
     warn_of_fewer_steps,
 )
 from dpoptim.integrations.loaders import PlanLoader
+from dpoptim.integrations.loggers import is_public, names_of_figures
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach

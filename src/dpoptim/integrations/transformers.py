@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
-from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.language import losses_from_labels
 from dpoptim.integrations.loaders import PlanLoader, SealedStep
+from dpoptim.integrations.loggers import is_public, names_of_figures
 from dpoptim.integrations.transformers_checkpoints import SECRET, PrivateCheckpoints
 from dpoptim.integrations.transformers_options import (
     fit_accelerator,

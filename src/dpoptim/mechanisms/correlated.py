@@ -1,15 +1,18 @@
-"""Noise that later steps take back, so that prefix sums carry little (Denisov et al. 2022)."""
+"""Noise that later steps take back, so that prefix sums carry little (Denisov et al. 2022).
 
-from dataclasses import dataclass
+On cyclic Poisson batches fewer bands amplify more, and `best_bands` chooses how many.
+"""
+
+from dataclasses import dataclass, replace
 
 import dp_accounting
 import numpy as np
 
 from dpoptim.gate import CorrelatedSum
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
-from dpoptim.noise.correlated import BandedToeplitz, BestStrategy, Independent, Strategy
-from dpoptim.sampling import BallsInBins, MinSeparationSampling
-from dpoptim.sampling.balls_in_bins import mixture
+from dpoptim.noise.correlated import BandedToeplitz, BestStrategy, Independent, Strategy, Workload
+from dpoptim.sampling import BallsInBins, CyclicPoissonSampling, MinSeparationSampling
+from dpoptim.sampling.balls_in_bins import mixture_event
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class CorrelatedNoise(StepMechanism):
         if isinstance(sampler, BallsInBins) and isinstance(strategy, BandedToeplitz):
             query = self.query(run, noise_multiplier, 1.0)
             means = strategy.outputs_of_bins(run.steps, sampler.parts)
-            return mixture(means, noise_multiplier, query.sensitivity)
+            return mixture_event(means, noise_multiplier, query.sensitivity)
         return dp_accounting.GaussianDpEvent(noise_multiplier)
 
     def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> CorrelatedSum:
@@ -93,3 +96,51 @@ def bands_of(strategy: Strategy) -> float:
     if isinstance(strategy, Independent):
         return 1
     return strategy.bands if isinstance(strategy, BandedToeplitz) else np.inf
+
+
+@dataclass(frozen=True)
+class BandedError:
+    """Result of a number of bands within a budget.
+
+    Attributes:
+        bands: of strategy and sampler.
+        noise_multiplier: that the budget asks for.
+        mean_error: root of the mean squared error of the iterates, over the norm bound.
+    """
+
+    bands: int
+    noise_multiplier: float
+    mean_error: float
+
+
+def banded_error(run: RunShape, workload: Workload, *, epsilon: float, delta: float) -> BandedError:
+    """Calibrate banded noise on a `CyclicPoissonSampling` of as many parts."""
+    bands = run.sampler.separation
+    strategy = BandedToeplitz(bands, workload=workload)
+    noise = CorrelatedNoise(strategy).calibrate(run, epsilon=epsilon, delta=delta)
+    return BandedError(
+        bands, noise, noise * float(np.sqrt(np.mean(strategy.prefix_std(run.steps) ** 2)))
+    )
+
+
+def best_bands(
+    run: RunShape, most: int, workload: Workload, *, epsilon: float, delta: float
+) -> int:
+    """Return the number of bands of least mean error: powers of 2, until two in a row are worse.
+
+    Args:
+        run: with any sampler. most: bands to consider. workload: see `BandedToeplitz`. epsilon,
+        delta: the budget.
+    """
+    best: BandedError | None = None
+    worse, bands = 0, 1
+    while bands <= min(most, run.steps) and worse < 2:
+        shape = replace(run, sampler=CyclicPoissonSampling(run.batch_size / run.n, bands))
+        found = banded_error(shape, workload, epsilon=epsilon, delta=delta)
+        if best is None or found.mean_error < best.mean_error:
+            best, worse = found, 0
+        else:
+            worse += 1
+        bands *= 2
+    assert best is not None
+    return best.bands

@@ -15,8 +15,7 @@ from dpoptim.accounting.monte_carlo import FAILURE_SHARE
 from dpoptim.arguments import one_of, whole_number
 from dpoptim.assumptions import Assumption, enforced, trusted
 from dpoptim.clipping import Groups, Style
-from dpoptim.mechanisms.bands import best_bands
-from dpoptim.mechanisms.correlated import CorrelatedNoise
+from dpoptim.mechanisms.correlated import CorrelatedNoise, best_bands
 from dpoptim.mechanisms.mechanism import RunShape
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.sensitive_state import ClipNormPolicy

@@ -15,8 +15,7 @@ from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.private_quantile import PrivateQuantile
 from dpoptim.methods.sensitive_state import ClipNormPolicy
 from dpoptim.sampling import PlannedPoissonSampling, PoissonSampling, TruncatedPoissonSampling
-from dpoptim.sampling.poisson import SamplingByCoins
-from dpoptim.sampling.truncated_poisson import largest_batch_of
+from dpoptim.sampling.poisson import SamplingByCoins, largest_batch_of
 
 
 @dataclass(frozen=True)

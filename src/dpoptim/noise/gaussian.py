@@ -240,14 +240,14 @@ def _draw_on_cpu(
     together = min(workers, len(chunks))
     if together == 1:  # a forked child would wait for ever for OpenMP's threads
         for branch, chunk in zip(branches, chunks, strict=True):
-            _draw_chunk(branch, chunk, std, 1 if forked() else workers)
+            _draw_chunk(branch, chunk, std, 1 if was_forked() else workers)
         return
     # For this call only: a forked child would find a lasting pool dead.
     with ThreadPoolExecutor(together) as pool:
         list(pool.map(_draw_chunk, branches, chunks, [std] * len(chunks)))
 
 
-def forked() -> bool:
+def was_forked() -> bool:
     """Whether this process was forked from one that had this module, whose threads it has not."""
     return this_process() != _BEGAN
 

@@ -10,20 +10,26 @@ import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from dpoptim.accounting.accountant import compute_epsilon
-from dpoptim.accounting.doubts import doubts
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
+from dpoptim.accounting.public_numbers import doubts
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption
 from dpoptim.clipping import ClippingRule
 from dpoptim.gate import Query
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
 from dpoptim.notebook import as_table
-from dpoptim.plan.text import read_text, refuse_other_promise, settings_in, text_of
-from dpoptim.plan.words import basis_of, described
+from dpoptim.plan.text import (
+    basis_of,
+    plan_in_words,
+    read_text,
+    refuse_other_promise,
+    settings_in,
+    text_of,
+)
 from dpoptim.privacy_unit import RECORD, Unit
 from dpoptim.registry import entry
 from dpoptim.sampling import Sampler
-from dpoptim.sampling.length import number_of_steps
+from dpoptim.sampling.sampler import number_of_steps
 
 SMALLEST_NOISE = 0.01  # below it epsilon has no meaningful number
 
@@ -214,7 +220,7 @@ class Plan:
             basis: what is known of that by now (``private.describe()`` gives it); None: `basis`,
                 from the plan alone.
         """
-        return described(self, self.basis if basis is None else basis)
+        return plan_in_words(self, self.basis if basis is None else basis)
 
     def _repr_html_(self) -> str:
         """For notebooks: `describe` as a table."""

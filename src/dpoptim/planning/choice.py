@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dpoptim.accounting.doubts import doubts
 from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.public_numbers import doubts
 from dpoptim.mechanisms.mechanism import StepMechanism
 from dpoptim.plan import Plan, make_plan
 from dpoptim.planning.ranking import noise_to_signal, predicted_error

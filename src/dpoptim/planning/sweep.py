@@ -139,7 +139,7 @@ def candidates(question: Question, method: TrainingMethod) -> Iterator[Setting]:
     """Every batch size and number of epochs of a method and its variants."""
     for batch_size in batch_sizes(question, method):
         for epochs in EPOCHS if question.epochs is None else (question.epochs,):
-            yield from settings(question, method, batch_size, epochs)
+            yield from settings_of_method(question, method, batch_size, epochs)
 
 
 def methods_of(question: Question) -> list[TrainingMethod]:
@@ -168,7 +168,7 @@ def is_independent(method: TrainingMethod) -> bool:
     return isinstance(method.mechanism, IndependentNoise)
 
 
-def settings(
+def settings_of_method(
     question: Question, method: TrainingMethod, batch_size: int, epochs: float
 ) -> Iterator[Setting]:
     """The method and its own variants at this batch size; nothing where none fits."""

@@ -15,7 +15,7 @@ from dpoptim.accounting.attacker import LEAST_NOISE, AttackerTarget, calibrate_t
 from dpoptim.accounting.canonical import canonical
 from dpoptim.accounting.gaussian import gdp_mu
 from dpoptim.accounting.guarantee import neighbours_differ_by
-from dpoptim.accounting.profiles import parts
+from dpoptim.accounting.profiles import rate_and_inner_event
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape
 
 MOST_NOISE = 1e9
@@ -63,7 +63,7 @@ def estimated_noise(mechanism: Mechanism, run: RunShape, mu: float) -> float:
     apart = neighbours_differ_by(run.neighboring)
     steps = []
     for leaf, count in canonical(mechanism.event(run, 1.0)):
-        rate, inner = parts(leaf)
+        rate, inner = rate_and_inner_event(leaf)
         if not isinstance(inner, dp_accounting.GaussianDpEvent):
             raise NotEstimatedError(
                 "the noise of this method is not Gaussian, and is not estimated."

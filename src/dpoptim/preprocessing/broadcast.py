@@ -11,7 +11,7 @@ from sklearn.pipeline import Pipeline
 LEDGER = "ledger"  # each process has its own, which none hands on
 
 
-def packed(pipeline: Pipeline, learnt: tuple[str, ...]) -> bytes:
+def pack(pipeline: Pipeline, learnt: tuple[str, ...]) -> bytes:
     """The fitted steps, and the attributes of the pipeline that are named, without ledgers."""
     ledgers = {
         name: value

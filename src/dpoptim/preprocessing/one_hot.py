@@ -100,7 +100,7 @@ class DPOneHot(SummedStep):
         found = self._frequent(columns, counted) if counted else {}
         self.counted_ = tuple(counted)
         self.categories_ = [
-            found[column] if names is None else [named(name) for name in names]
+            found[column] if names is None else [category_name(name) for name in names]
             for column, names in enumerate(given)
         ]
         return self
@@ -198,7 +198,7 @@ class DPOneHot(SummedStep):
         return texts.reshape(found.shape)
 
 
-def named(category: object) -> str:
+def category_name(category: object) -> str:
     """A category's name: a text as it was given."""
     return category if isinstance(category, str) else text_of(category)
 

@@ -30,7 +30,7 @@ from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.gate import charged_together, event_ahead
 from dpoptim.gate.one_process import alone
 from dpoptim.opacus_words import KnowsOpacus
-from dpoptim.preprocessing.broadcast import packed, unpack
+from dpoptim.preprocessing.broadcast import pack, unpack
 from dpoptim.preprocessing.private_step import PrivateStep, only_tried
 from dpoptim.preprocessing.steps_within import (
     as_parts,
@@ -150,7 +150,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                 note = f"fitted in one of {ranks.size} processes, and handed on; {SAME_TABLE}"
                 self.privacy_ = replace(self.privacy_, notes=(*self.privacy_.notes, note))
                 self.steps[-1][1].privacy_ = self.privacy_
-                return packed(self, ("privacy_", "shares_"))
+                return pack(self, ("privacy_", "shares_"))
 
             handed = ranks.from_first(here)
             if ranks.rank:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from dpoptim.reproduce.das_published import SOFTMAX_WITHOUT_PRIVACY
-from dpoptim.reproduce.das_tables import spread, without_penalty
-from dpoptim.reproduce.kl_rates import write_rows
+from dpoptim.reproduce.das_tables import without_penalty
 from dpoptim.reproduce.real_cases import Case
+from dpoptim.reproduce.results import deviation, write_rows
 
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 BATCH, EPOCHS, AVERAGED, MOMENTUM = 4096, 40, 0.25, 0.9
@@ -65,7 +65,7 @@ def measured(case: Case, rates: Sequence[float], seeds: int) -> Row:
     best = max(rates, key=lambda rate: choosing.accuracy(trained(choosing, 0, rate)))
     found = [case.accuracy(trained(case, seed, best)) for seed in range(1, seeds + 1)]
     paper = SOFTMAX_WITHOUT_PRIVACY.get(case.name, math.nan)
-    return Row(case.name, best, mean(found), spread(found), seeds, paper)
+    return Row(case.name, best, mean(found), deviation(found), seeds, paper)
 
 
 def das_baselines(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import torch
@@ -26,9 +26,9 @@ from dpoptim.reproduce.das_published import (
     printed,
 )
 from dpoptim.reproduce.dice_table import UNCLIPPED
-from dpoptim.reproduce.kl_rates import write_rows
-from dpoptim.reproduce.one_pass import DELTA, SCALE, load
+from dpoptim.reproduce.one_pass import DELTA, SCALE, load_split
 from dpoptim.reproduce.real_cases import Case
+from dpoptim.reproduce.results import deviation, write_rows
 from dpoptim.runs.train import accuracy
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
@@ -60,7 +60,7 @@ class Row:
 
 def fashion_parts(directory: Path) -> Parts:
     """Fashion-MNIST, pixels in [0, 1]."""
-    training, choosing, test = ((x * SCALE, y) for x, y in load(directory))
+    training, choosing, test = ((x * SCALE, y) for x, y in load_split(directory))
     return training, choosing, test
 
 
@@ -102,8 +102,7 @@ def table7(
         scores = [train(plan, training, rate, 0, choosing) for rate in rates]
         rate = rates[scores.index(max(scores))]
         found = [train(plan, training, rate, seed, test) for seed in range(1, seeds + 1)]
-        spread = stdev(found) if seeds > 1 else math.nan
-        rows.append(Row(norm, epsilon, rate, mean(found), spread, seeds))
+        rows.append(Row(norm, epsilon, rate, mean(found), deviation(found), seeds))
         paper = partial(published, data) if data else None
         write_rows(out / f"{name}.csv", Row, rows, paper)
     return rows

@@ -18,15 +18,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.reproduce.das_published import EPSILONS, PRIVATE, SOFTMAX, printed
-from dpoptim.reproduce.kl_rates import write_rows
 from dpoptim.reproduce.kl_real import dp_sgd
 from dpoptim.reproduce.real_cases import Case, tweets
+from dpoptim.reproduce.results import deviation, pyplot, write_rows
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.lipschitz import lipschitz_constants
 
@@ -130,7 +130,9 @@ def das_table(
         ]
         scores = [row.accuracy for row in each]
         rows.append(
-            replace(each[0], accuracy=mean(scores), standard_deviation=spread(scores), seeds=seeds)
+            replace(
+                each[0], accuracy=mean(scores), standard_deviation=deviation(scores), seeds=seeds
+            )
         )
         write_rows(out / f"{stem}.csv", Row, rows)
     draw(out / f"{stem}.png", rows)
@@ -175,12 +177,8 @@ def measured(
     found = [accuracy(case, first_seed + i, best) for i in range(seeds)]
     paper = printed(SOFTMAX, case.name, name, epsilon)
     return Row(
-        case.name, name, norm, epsilon, best / norm, mean(found), spread(found), seeds, paper
+        case.name, name, norm, epsilon, best / norm, mean(found), deviation(found), seeds, paper
     ), best
-
-
-def spread(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else math.nan
 
 
 def table4(out: Path, cases: Sequence[Case], *, seeds: int = 3) -> None:
@@ -216,11 +214,7 @@ def tweets_of_norm_10(out: Path, tweets_directory: Path) -> Case:
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
     """Accuracy against the clip norm, a panel for each epsilon; the paper's in grey."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     epsilons = list(dict.fromkeys(row.epsilon for row in rows))
     figure, axes = plt.subplots(
         1, len(epsilons), figsize=(4.2 * len(epsilons), 3.6), layout="constrained", squeeze=False

@@ -4,15 +4,15 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import numpy as np
 
 from dpoptim.methods import DiceSGD
 from dpoptim.reproduce.dice_cases import Case
 from dpoptim.reproduce.dice_table import train
-from dpoptim.reproduce.kl_rates import write_rows
 from dpoptim.reproduce.one_pass import DELTA
+from dpoptim.reproduce.results import deviation, pyplot, write_rows
 
 EPSILON = 2.0
 CLIP_NORMS = (0.03, 0.1, 0.3, 1.0, 3.0)
@@ -57,9 +57,14 @@ def dice_ablations(
         for a, b in itertools.product(firsts, seconds):
             settings = {**BEST, first: a, second: b}
             scores = [run(case, seed=seed, **settings) for seed in range(1, seeds + 1)]
-            spread = stdev(scores) if seeds > 1 else float("nan")
             mine.append(
-                Cell(panel, **settings, score=mean(scores), standard_deviation=spread, seeds=seeds)
+                Cell(
+                    panel,
+                    **settings,
+                    score=mean(scores),
+                    standard_deviation=deviation(scores),
+                    seeds=seeds,
+                )
             )
         write_rows(out / f"dice_{panel}.csv", Cell, mine)
         draw(out / f"dice_{panel}.png", mine, case.measure)
@@ -80,11 +85,7 @@ def run(
 
 def draw(path: Path, cells: Sequence[Cell], measure: str) -> None:
     """A coloured grid of one panel."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(4.6, 3.8), layout="constrained")
     named = {
         "clip_norm": "$C_1$",

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.methods import DiceSGD
-from dpoptim.reproduce.kl_rates import write_rows
+from dpoptim.reproduce.results import pyplot, write_rows
 from dpoptim.training.attach import attach
 
 CLIP_NORMS = (0.5, 1.0, 2.0)
@@ -92,11 +92,7 @@ def descend(method: DiceSGD, slope: int, passes: int) -> list[float]:
 
 def draw(path: Path, paths: dict[tuple[str, float], list[float]]) -> None:
     """x against passes, a panel for each clip norm."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     clip_norms = list(dict.fromkeys(clip_norm for _, clip_norm in paths))
     figure, axes = plt.subplots(
         1, len(clip_norms), figsize=(4 * len(clip_norms), 3.4), sharey=True, layout="constrained"

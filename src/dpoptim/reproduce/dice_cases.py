@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.losses import per_sample_mean
-from dpoptim.reproduce.one_pass import load
+from dpoptim.reproduce.one_pass import load_split
 from dpoptim.reproduce.tweets import load_tweets
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy
@@ -67,7 +67,7 @@ class Case:
 
 
 def fashion_softmax(directory: str | Path) -> Case:
-    training, choosing, test = load(directory)
+    training, choosing, test = load_split(directory)
     return Case(
         "Fashion-MNIST, softmax",
         "accuracy",
@@ -105,7 +105,7 @@ def tanh_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def fashion_cnn(directory: str | Path) -> Case:
-    training, choosing, test = ((x.view(-1, 1, 28, 28) * 10, y) for x, y in load(directory))
+    training, choosing, test = ((x.view(-1, 1, 28, 28) * 10, y) for x, y in load_split(directory))
     return Case(
         "Fashion-MNIST, CNN",
         "accuracy",

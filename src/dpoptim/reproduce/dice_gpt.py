@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from dpoptim.methods import DiceSGD
 from dpoptim.plan import Plan
 from dpoptim.reproduce.dice_cases import Case, restaurant_gpt
-from dpoptim.reproduce.kl_rates import write_rows
+from dpoptim.reproduce.results import write_rows
 from dpoptim.training.attach import attach
 
 EPSILON, DELTA = 8.0, 8e-6

@@ -29,7 +29,7 @@ from dpoptim.reproduce import dice_cases, dice_vit
 from dpoptim.reproduce.dice_cases import PADDING, Case
 from dpoptim.reproduce.dice_table import OPEN, Row
 from dpoptim.reproduce.dice_texts import Schedule, Score, Texts, arrays, by_meaning
-from dpoptim.reproduce.user_data import reading
+from dpoptim.reproduce.user_data import naming_option
 from dpoptim.runs.train import accuracy
 
 BATCH = 1000
@@ -106,7 +106,7 @@ def loading(folder: Path) -> Iterator[Any]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with reading("model"):
+        with naming_option("model"):
             if not (folder / "config.json").is_file():
                 raise FileNotFoundError(f"{folder} has no config.json")
             yield transformers
@@ -116,7 +116,7 @@ def loading(folder: Path) -> Iterator[Any]:
             logging.enable_progress_bar()
 
 
-def on(device: str, model: nn.Module) -> nn.Module:
+def moved_to_device(device: str, model: nn.Module) -> nn.Module:
     """The model, moved.
 
     Raises:
@@ -155,7 +155,7 @@ def classifier(folder: Path, classes: int) -> OfPixels:
 
 def vit_case(images: Data, folder: Path, device: str) -> Case:
     """Fine-tuning on shuffled images, at the first of the clip norms of `dice_vit`."""
-    model = on(device, classifier(folder, images.classes))
+    model = moved_to_device(device, classifier(folder, images.classes))
     assert images.x_test is not None
     assert images.y_test is not None
     x, y, x_test, y_test = (
@@ -191,7 +191,7 @@ def in_table_3(score: Score) -> float:
 
 def gpt2_texts(e2e: Path, folder: Path, device: str) -> Texts:
     """E2E's training set, and its test set, by the tokenizer of the model in ``folder``."""
-    with reading("e2e"):
+    with naming_option("e2e"):
         training, tests = (
             list(dice_cases.records(e2e / name)) for name in ("trainset.csv", "testset_w_refs.csv")
         )
@@ -202,7 +202,7 @@ def gpt2_texts(e2e: Path, folder: Path, device: str) -> Texts:
         )
         if tokenizer.eos_token_id is None:
             raise ValueError(f"{folder} has a tokenizer without a token that ends a text")
-    placed, end = on(device, OfNumbers(model)), tokenizer.eos_token_id + 1
+    placed, end = moved_to_device(device, OfNumbers(model)), tokenizer.eos_token_id + 1
 
     def numbers(texts: Sequence[str]) -> list[list[int]]:
         found = tokenizer(list(texts), add_special_tokens=False)["input_ids"]

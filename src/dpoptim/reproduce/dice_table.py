@@ -18,8 +18,8 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD
 from dpoptim.plan import Plan
 from dpoptim.reproduce.dice_cases import Arrays, Case
-from dpoptim.reproduce.kl_rates import write_rows
 from dpoptim.reproduce.one_pass import DELTA
+from dpoptim.reproduce.results import write_rows
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import TypeVar
 
 import torch
@@ -29,7 +29,7 @@ from dpoptim.reproduce import dice_cases
 from dpoptim.reproduce.dice_cases import PADDING, UNKNOWN, Arrays, SmallGPT
 from dpoptim.reproduce.dice_gpt import DELTA, EPSILON
 from dpoptim.reproduce.dice_table import OPEN, candidates
-from dpoptim.reproduce.kl_rates import write_rows
+from dpoptim.reproduce.results import deviation, write_rows
 from dpoptim.reproduce.text_scores import SCORES
 from dpoptim.training.attach import attach
 
@@ -194,7 +194,7 @@ def pretrained(part: Arrays, epochs: int) -> SmallGPT:
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
         x, y = part
         steps = [each for _ in range(epochs) for each in torch.randperm(len(x)).split(BATCH)]
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: factor(t, len(steps)))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_factor(t, len(steps)))
     for batch in steps:
         dice_cases.word_loss(model(x[batch]), y[batch]).backward()
         optimizer.step()
@@ -204,7 +204,7 @@ def pretrained(part: Arrays, epochs: int) -> SmallGPT:
 
 
 @torch.no_grad()
-def write(model: nn.Module, texts: Texts) -> list[list[str]]:
+def written_sentence(model: nn.Module, texts: Texts) -> list[list[str]]:
     """Return the sentence for each meaning, word by word the most likely one."""
     ends = torch.tensor([len(meaning) for meaning in texts.meanings])
     rows = torch.full((len(ends), texts.longest - 1), PADDING)
@@ -231,7 +231,7 @@ def plan_of(method: str, n: int, schedule: Schedule) -> Plan:
     return plan
 
 
-def factor(done: int, steps: int) -> float:
+def rate_factor(done: int, steps: int) -> float:
     """Return a step's share of the highest rate: a tenth of the steps rise, the rest fall."""
     rise = max(1, steps // 10)
     return min((done + 1) / rise, (steps - done) / (steps - rise))
@@ -241,7 +241,7 @@ def train(plan: Plan, texts: Texts, seed: int) -> tuple[list[float], nn.Module]:
     """Return the mean loss of a test word when each epoch has ended, and the model."""
     model, schedule = copy.deepcopy(texts.model), texts.schedule
     optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.rate)
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: factor(t, plan.steps))
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_factor(t, plan.steps))
     ends = {round(plan.steps * e / schedule.epochs) for e in range(1, schedule.epochs + 1)}
     losses = []
     with attach(plan, model, optimizer, TensorDataset(*texts.training), noise_seed=seed) as private:
@@ -276,15 +276,11 @@ def dice_texts(
         plan = plan_of(method, len(texts.training[0]), texts.schedule)
         runs = [train(plan, texts, seed) for seed in range(1, seeds + 1)]
         for epoch, found in enumerate(zip(*(losses for losses, _ in runs), strict=True), 1):
-            epochs.append(Epoch(method, epoch, mean(found), spread(found), seeds))
-        written = [write(model, texts) for _, model in runs]
+            epochs.append(Epoch(method, epoch, mean(found), deviation(found), seeds))
+        written = [written_sentence(model, texts) for _, model in runs]
         for measure, score in SCORES.items():
             values = [score(each, texts.references) for each in written]
-            scores.append(Score(method, measure, mean(values), spread(values), seeds))
+            scores.append(Score(method, measure, mean(values), deviation(values), seeds))
         write_rows(out / f"dice_fig4{suffix}.csv", Epoch, epochs)
         write_rows(out / f"dice_table3{suffix}.csv", Score, scores, paper)
     return epochs, scores
-
-
-def spread(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else math.nan

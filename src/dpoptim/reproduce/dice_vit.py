@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpoptim.reproduce.dice_cases import Arrays, Case, blocks
 from dpoptim.reproduce.dice_table import OPEN, Row, dice_table
-from dpoptim.reproduce.one_pass import load
+from dpoptim.reproduce.one_pass import load_split
 from dpoptim.runs.train import accuracy
 
 CLIP_NORMS = (1.0, 0.1)
@@ -78,7 +78,7 @@ def pretrained(part: Arrays) -> SmallViT:
 
 def vit_case(directory: Path) -> Case:
     """Return the task, at the first of `CLIP_NORMS`."""
-    whole, choosing, test = load(directory)
+    whole, choosing, test = load_split(directory)
     with torch.random.fork_rng(devices=[]):
         model = pretrained(of_classes(whole, odd=True))
     x, y = of_classes(whole, odd=False)

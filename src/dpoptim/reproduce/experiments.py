@@ -205,10 +205,10 @@ def fang_fig4(request: Request) -> None:
 
 def fang_fig5(request: Request) -> None:
     from dpoptim.reproduce.fang_budgets import BUDGETS, budgets
-    from dpoptim.reproduce.one_pass import load
+    from dpoptim.reproduce.one_pass import load_split
 
     pairs = BUDGETS[1:3] if request.quick else BUDGETS
-    budgets(request.out, load(request.fashion), seeds=request.seeds, pairs=pairs)
+    budgets(request.out, load_split(request.fashion), seeds=request.seeds, pairs=pairs)
 
 
 def fang_theorem(request: Request) -> None:

@@ -1,13 +1,12 @@
 """Gradient against value clipping: clipped shares, accuracy, time (Fang et al. 2023)."""
 
 import importlib.util
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpoptim.methods import DPSGD, PrivateQuantile, ValueClippedSGD
 from dpoptim.plan import Plan
-from dpoptim.reproduce.kl_rates import write_rows
-from dpoptim.reproduce.one_pass import DELTA, load
+from dpoptim.reproduce.one_pass import DELTA, load_split
+from dpoptim.reproduce.results import deviation, pyplot, write_rows
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy
 from dpoptim.training.attach import attach
@@ -82,7 +81,7 @@ def start(name: str, step: float, clip_norm: float) -> tuple[nn.Module, torch.op
 def clipping_frequency(out: Path, directory: Path, *, epochs: int = 10) -> list[Frequency]:
     """Fig. 1: write ``fang_fig1.csv`` and ``.png`` into the folder ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    training, _, _ = load(directory)
+    training, _, _ = load_split(directory)
     rows = []
     for name in MODELS:
         for clip_norm in CLIP_NORMS:
@@ -129,7 +128,7 @@ def methods(clip_norm: float) -> dict[str, DPSGD | ValueClippedSGD]:
 def accuracies(out: Path, directory: Path, *, seeds: int = 3) -> list[Score]:
     """Fig. 2: write ``fang_fig2.csv``, at each method's best clip norm and learning rate."""
     out.mkdir(parents=True, exist_ok=True)
-    training, choosing, test = load(directory)
+    training, choosing, test = load_split(directory)
     rows = []
     for name in MODELS:
         for method in methods(1.0):
@@ -148,9 +147,10 @@ def accuracies(out: Path, directory: Path, *, seeds: int = 3) -> list[Score]:
                 ]
             _, plan, step = max(tried, key=lambda each: each[0])
             found = [run(plan, name, training, step, seed, test) for seed in range(1, seeds + 1)]
-            spread = stdev(found) if seeds > 1 else math.nan
             norm = plan.method.rule.norm
-            rows.append(Score(name, method, norm, step / norm, mean(found), spread, seeds))
+            rows.append(
+                Score(name, method, norm, step / norm, mean(found), deviation(found), seeds)
+            )
             write_rows(out / "fang_fig2.csv", Score, rows)
     return rows
 
@@ -182,7 +182,7 @@ def epoch_times(
     with_opacus = importlib.util.find_spec("opacus") is not None
     if not with_opacus:
         say("without Opacus: pip install 'dpoptim[bench]'")
-    training, _, _ = load(directory)
+    training, _, _ = load_split(directory)
     rows = []
     for name in MODELS:
         found: dict[str, list[float]] = {}
@@ -275,11 +275,7 @@ def private_epoch(plan: Plan, name: str, training: Arrays) -> float:
 
 def draw_frequencies(path: Path, rows: Sequence[Frequency]) -> None:
     """Share of clipped gradients against epochs, a panel for each model."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     names = list(dict.fromkeys(row.model for row in rows))
     figure, axes = plt.subplots(
         1, len(names), figsize=(4.4 * len(names), 3.4), layout="constrained", squeeze=False

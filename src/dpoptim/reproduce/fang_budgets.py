@@ -4,14 +4,13 @@ The linear model on Fashion-MNIST, with value clipping's sharp bound and clip no
 the first 10,000 training images and five epochs.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 from dpoptim.reproduce.fang import STEPS, Arrays, methods, run
-from dpoptim.reproduce.kl_rates import write_rows
+from dpoptim.reproduce.results import deviation, write_rows
 
 RECORDS, BATCH, EPOCHS = 10_000, 250, 5
 BUDGETS = (  # epsilon and delta: each varies while the other stays
@@ -56,7 +55,6 @@ def budgets(
             found = [
                 run(plan, "linear", training, step, seed, test) for seed in range(1, seeds + 1)
             ]
-            spread = stdev(found) if seeds > 1 else math.nan
-            rows.append(Score(method, epsilon, delta, step, mean(found), spread, seeds))
+            rows.append(Score(method, epsilon, delta, step, mean(found), deviation(found), seeds))
             write_rows(out / "fang_fig5.csv", Score, rows)
     return rows

@@ -7,11 +7,10 @@ smoothness 1, the excess risk ``|w - mean a|^2 / 2``, and rho of Assumption 4.1.
 hence public.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,8 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.methods import DPSGD, ValueClippedSGD
 from dpoptim.plan import Plan
-from dpoptim.reproduce.kl_rates import write_rows
 from dpoptim.reproduce.one_pass import DELTA
+from dpoptim.reproduce.results import deviation, write_rows
 from dpoptim.theory.clip_norm import Settings, gaussian_spread, smooth_settings
 from dpoptim.training.attach import attach
 
@@ -124,7 +123,7 @@ def evolution(out: Path, *, seeds: int = 3) -> list[Evolution]:
                 ends = [excess[epoch * per_epoch - 1] for excess, _ in runs]
                 share = mean(clipped[epoch - 1] for _, clipped in runs)
                 rows.append(
-                    Evolution(name, clip_norm, epoch, share, mean(ends), spread(ends), seeds)
+                    Evolution(name, clip_norm, epoch, share, mean(ends), deviation(ends), seeds)
                 )
     write_rows(out / "fang_fig4.csv", Evolution, rows)
     return rows
@@ -178,11 +177,7 @@ def bound(epsilon: float, clip_norm: float | None, seeds: int) -> Bound:
         found.learning_rate,
         max(share for _, clipped in runs for share in clipped),
         mean(scores),
-        spread(scores),
+        deviation(scores),
         found.risk,
         seeds,
     )
-
-
-def spread(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else math.nan

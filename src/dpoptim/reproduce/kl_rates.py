@@ -6,18 +6,17 @@ would ask for. The experiments named after a rho keep that and vary n. Data are 
 public.
 """
 
-import csv
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 
 from dpoptim.reproduce.kl_losses import network, power, sine, steep_valley, tilted
+from dpoptim.reproduce.results import pyplot, write_rows
 from dpoptim.solvers import Budget, Objective, Result, adaptive_gd, kl_spider
 
 EXPONENTS = (1.25, 1.5, 2.0)
@@ -235,21 +234,6 @@ def kl_rates(out: Path, quick: bool) -> list[Slope]:
     return slopes
 
 
-def write_rows(
-    path: Path,
-    kind: type[Any],
-    rows: Sequence[Any],
-    paper: Callable[[Any], float] | None = None,
-) -> None:
-    """Frozen records as CSV, one line each; what a paper prints for each in a column beside."""
-    beside = {} if paper is None else {"paper": paper}
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*(field.name for field in fields(kind)), *beside])
-        writer.writeheader()
-        for row in rows:
-            writer.writerow(asdict(row) | {name: of(row) for name, of in beside.items()})
-
-
 def draw_slope(axis: Any, runs: Sequence[Run], slope: Slope) -> None:
     """Draw what an experiment measured at one kappa, and the theorem's line."""
     same = [r for r in runs if r.kappa == slope.kappa or math.isnan(r.kappa)]
@@ -264,9 +248,9 @@ def draw_slope(axis: Any, runs: Sequence[Run], slope: Slope) -> None:
 
 def draw(path: Path, runs: Sequence[Run], slopes: Sequence[Slope]) -> None:
     """Measured points with their slopes, and lines of the theorems' slopes through the centre."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
     from matplotlib.ticker import NullFormatter
+
+    plt = pyplot()
 
     names = list(dict.fromkeys(slope.experiment for slope in slopes))
     figure, axes = plt.subplots(

@@ -5,11 +5,10 @@ epsilon = 1 (the data are public; on private data that choice would have to be p
 methods run at all epsilons with other seeds.
 """
 
-import csv
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from dpoptim.gate import Gate
 from dpoptim.methods import DPSGD
 from dpoptim.noise.stream import KeyStream
 from dpoptim.reproduce.real_cases import Case, breast_cancer, fashion, tweets
+from dpoptim.reproduce.results import write_rows
 from dpoptim.solvers import (
     Budget,
     Result,
@@ -101,7 +101,7 @@ def dp_sgd(
     return mean if first_averaged < plan.steps else w
 
 
-def by(solver: Callable[..., Result]) -> Method:
+def solver_method(solver: Callable[..., Result]) -> Method:
     """A solver as a method of the comparison; its settings are its arguments."""
 
     def method(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
@@ -133,19 +133,19 @@ METHODS: dict[str, tuple[Method, list[dict[str, float]]]] = {
         ),
     ),
     "noisy GD": (
-        by(noisy_gd),
+        solver_method(noisy_gd),
         candidates(lipschitz=[1, 1, 3, 3], step_size=[1, 2, 0.5, 0.5], steps=[50, 100, 100, 300]),
     ),
     # with so few rounds it takes nearly the same steps for every exponent
     **{
         f"KL-Spider, kappa = {exponent:g}": (
-            by(kl_spider),
+            solver_method(kl_spider),
             [{**settings, "kl_exponent": exponent} for settings in SPIDER],
         )
         for exponent in (2.0, 1.5)
     },
     "proximal point": (
-        by(proximal_point),
+        solver_method(proximal_point),
         candidates(
             lipschitz=[1, 1, 3, 3],
             weak_convexity=[0.01, 0.1, 0.1, 1],
@@ -156,11 +156,11 @@ METHODS: dict[str, tuple[Method, list[dict[str, float]]]] = {
         ),
     ),
     "adaptive GD": (
-        by(adaptive_gd),
+        solver_method(adaptive_gd),
         candidates(lipschitz=[1, 1, 3, 3], smoothness=[0.25, 1, 2, 4], max_steps=[300]),
     ),
     "stationary point": (
-        by(select_stationary),
+        solver_method(select_stationary),
         candidates(lipschitz=[1, 3], smoothness=[0.25, 2], max_steps=[300]),
     ),
 }
@@ -206,15 +206,8 @@ def kl_real(
     out.mkdir(parents=True, exist_ok=True)
     for case in cases:
         rows += compare(case, seeds=1 if quick else 3)
-        write(out, rows)  # a long comparison: keep what there is
+        write_rows(out / "kl_real.csv", Row, rows)  # a long comparison: keep what there is
     return rows
-
-
-def write(out: Path, rows: Sequence[Row]) -> None:
-    with (out / "kl_real.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
 
 
 def compare(case: Case, seeds: int) -> list[Row]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpoptim.data import FASHION_MNIST_DIRECTORY, load_fashion_mnist
 from dpoptim.noise.correlated import BufferedToeplitz
-from dpoptim.reproduce.srgd_rates import METHODS, settings_for, tuned, write
+from dpoptim.reproduce.srgd_rates import METHODS, settings_for, tuned, write_dicts
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
@@ -47,7 +47,7 @@ class Row:
     seeds: int
 
 
-def load(directory: str | Path) -> tuple[Arrays, Arrays, Arrays]:
+def load_split(directory: str | Path) -> tuple[Arrays, Arrays, Arrays]:
     """(training, choice of settings, test): rows divided by `SCALE`, and labels."""
     data = load_fashion_mnist(directory)
     assert data.x_test is not None
@@ -88,7 +88,7 @@ def one_pass(
     of their own. Returns the table's path.
     """
     out.mkdir(parents=True, exist_ok=True)
-    training, choosing, test = load(data_directory)
+    training, choosing, test = load_split(data_directory)
     rows: list[dict[str, object]] = []
     for batch_size, epsilon, (name, method) in itertools.product(
         batch_sizes, epsilons, METHODS.items()
@@ -102,7 +102,7 @@ def one_pass(
         rows.append(
             asdict(measure(name, mine, batch_size, epsilon, training, choosing, test, seeds))
         )
-        write(out / "one_pass.csv", rows)
+        write_dicts(out / "one_pass.csv", rows)
     return out / "one_pass.csv"
 
 

@@ -10,7 +10,7 @@ import csv
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from scipy.optimize import least_squares
 from torch import Tensor
 
 from dpoptim.noise.correlated import BufferedToeplitz, Independent, ToeplitzSquareRoot
+from dpoptim.reproduce.results import pyplot, write_rows
 from dpoptim.reproduce.srgd_problem import Floats, Task
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.budget import Budget
@@ -214,8 +215,8 @@ def srgd_rates(out: Path, *, quick: bool = False, seeds: int = 10) -> Path:
     for n, p, kind in itertools.product(sizes, (10, 100), ("squared", "logistic")):
         cells += measure(Task(kind, p), n, (0.5, 2.0, math.inf), 2 if quick else seeds)
         # after every cell: a long run may be cut short
-        write(table, [asdict(cell) for cell in cells])
-    write(out / "srgd_exponents.csv", fitted_exponents(cells))
+        write_rows(table, Cell, cells)
+    write_dicts(out / "srgd_exponents.csv", fitted_exponents(cells))
     draw(cells, out / "srgd_rates.png")
     return table
 
@@ -244,7 +245,7 @@ def fitted_exponents(cells: Sequence[Cell]) -> list[dict[str, object]]:
     return rows
 
 
-def write(path: Path, rows: Sequence[dict[str, object]]) -> None:
+def write_dicts(path: Path, rows: Sequence[dict[str, object]]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -253,11 +254,7 @@ def write(path: Path, rows: Sequence[dict[str, object]]) -> None:
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
     """Excess risk against n, a panel for each loss, dimension and epsilon."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     colours = dict(
         zip(METHODS, ("#0060a8", "#6cb6f2", "#b04a00", "#6b7280", "#c9a227"), strict=True)
     )

@@ -12,8 +12,8 @@ from dpoptim.data import Data, hold_out_fifth
 from dpoptim.data.arrays import PIXELS, from_arrays
 from dpoptim.data.idx import read_idx_folder
 from dpoptim.data.image_folders import read_image_folder
-from dpoptim.data.npz_files import Arrays, chosen, read_all, read_npy_folder
-from dpoptim.data.schema_files import natural_order
+from dpoptim.data.npz_files import Arrays, chosen_arrays, read_all, read_npy_folder
+from dpoptim.data.public_schemas import natural_order
 from dpoptim.reproduce.das_published import SOFTMAX
 from dpoptim.reproduce.real_cases import Case
 from dpoptim.reproduce.request import FOLDERS
@@ -25,7 +25,7 @@ TRAINING, TEST = {"x_train", "y_train"}, {"x_test", "y_test"}
 
 
 @contextmanager
-def reading(option: str) -> Iterator[None]:
+def naming_option(option: str) -> Iterator[None]:
     """Name the option, and what its folder has to hold, in an error of whatever reads it."""
     try:
         yield
@@ -42,7 +42,7 @@ def feature_sets(folder: Path, name: str | None = None) -> list[Case]:
     Raises:
         FileNotFoundError: there is none. ValueError: arrays are missing or do not agree.
     """
-    with reading("features"):
+    with naming_option("features"):
         found = [
             path
             for path in sorted(folder.glob("*"))
@@ -70,7 +70,7 @@ def read_feature_set(path: Path) -> Data:
     tests = bool(TEST & arrays.keys())
     if missing := (TRAINING | TEST if tests else TRAINING) - arrays.keys():
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
-    data = public(path, paper_name(path), chosen(path, arrays, "y_train"))
+    data = public_data_set(path, paper_name(path), chosen_arrays(path, arrays, "y_train"))
     return data if tests else hold_out_fifth(data, seed=0)
 
 
@@ -80,8 +80,8 @@ def emnist(folder: Path) -> Case:
     Raises:
         FileNotFoundError: a file is missing. ValueError: a file is damaged.
     """
-    with reading("emnist"):
-        return case_of(public(folder, "EMNIST", read_idx_folder(folder, *EMNIST)))
+    with naming_option("emnist"):
+        return case_of(public_data_set(folder, "EMNIST", read_idx_folder(folder, *EMNIST)))
 
 
 def cifar(folder: Path) -> Data:
@@ -90,18 +90,18 @@ def cifar(folder: Path) -> Data:
     Raises:
         FileNotFoundError: a file is missing. ValueError: a file is damaged, or no part tests.
     """
-    with reading("cifar"):
+    with naming_option("cifar"):
         arrays = read_image_folder(folder)
         if arrays.x_test is None:
             raise ValueError(f"{folder} has no images to test on")
         if arrays.x.shape[1:2] != (3,):
             raise ValueError(f"{folder} holds no images in colour")
-        data = shuffled(public(folder, folder.resolve().name, arrays))
+        data = shuffled(public_data_set(folder, folder.resolve().name, arrays))
     theirs = data.x.shape[1:] == (3, 32, 32)
     return replace(data, name=BY_CLASSES.get(data.classes, data.name)) if theirs else data
 
 
-def public(path: Path, name: str, arrays: Arrays) -> Data:
+def public_data_set(path: Path, name: str, arrays: Arrays) -> Data:
     """A data set of what was read; bytes are pixels."""
     return from_arrays(
         str(path),

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 from dpoptim.assumptions import Assumption, trusted
 from dpoptim.data import Data
-from dpoptim.plan import Plan
 from dpoptim.training.assumptions import of_own_program
 
 BY_THE_CLOCK = trusted("how many steps a clock left time for tells nothing about the records")
@@ -20,7 +19,7 @@ BY_ANOTHER = "before it was taken up again, the run was trained by the dpoptim w
 
 
 def basis_of_run(
-    basis: Iterable[Assumption], data: Data, plan: Plan, *others: Assumption, views: int = 1
+    basis: Iterable[Assumption], data: Data, *others: Assumption, views: int = 1
 ) -> tuple[Assumption, ...]:
     """The guarantee's basis, for whoever knows only that this package trained its own model.
 

@@ -20,7 +20,7 @@ from dpoptim.accounting.guarantee import Guarantee, neighboring_name
 from dpoptim.documents import dump, with_digest
 from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
-from dpoptim.plan.words import of_each
+from dpoptim.plan.text import of_each
 from dpoptim.runs.plans import plan_by_numbers
 from dpoptim.runs.result import LedgerEntry, RunResult
 
@@ -99,7 +99,7 @@ def verdict(result: RunResult) -> Verdict:
     )
 
 
-def reading(result: RunResult) -> str:
+def guarantee_in_words(result: RunResult) -> str:
     """The guarantee in one sentence that needs no mathematics."""
     judged, guarantee = verdict(result), result.guarantee
     if judged.kind != "proven":
@@ -146,7 +146,7 @@ def certificate(result: RunResult) -> dict[str, Any]:
         "guarantee": {
             **guarantee.to_json(),
             "text": str(guarantee),
-            "reading": reading(result),
+            "reading": guarantee_in_words(result),
             "relation_explained": RELATIONS[relation].format(unit=guarantee.unit),
         },
         "attacker": attacker(plan, guarantee) if judged.kind == "proven" else None,
@@ -168,7 +168,7 @@ def certificate(result: RunResult) -> dict[str, Any]:
             ]
             for kind in ("enforced", "trusted", "unproven")
         },
-        "scores": scores(result),
+        "scores": public_scores(result),
         "ledger": ledger_entry(result.ledger),
         "training": {**result.settings, "seconds": result.seconds},
         "plan": json.loads(plan.to_json()) if private else None,
@@ -193,13 +193,13 @@ def attacker(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
         "prior_odds": "even",
         "found_at_most": [
             {"false_positive_rate": rate, "true_positive_rate": 1 - missed}
-            for rate, missed in zip(FALSE_POSITIVE_RATES, misses(plan), strict=True)
+            for rate, missed in zip(FALSE_POSITIVE_RATES, attacker_misses(plan), strict=True)
         ],
     }
 
 
 @lru_cache(maxsize=64)
-def misses(plan: Plan) -> tuple[float, ...]:
+def attacker_misses(plan: Plan) -> tuple[float, ...]:
     """The best attacker's misses at each of the rates of false alarms."""
     return tuple(tradeoff_curve(plan.event, plan.neighboring, FALSE_POSITIVE_RATES).tolist())
 
@@ -211,12 +211,12 @@ def further_deltas(plan: Plan) -> list[dict[str, float]]:
     exact = {plan.guarantee.delta: plan.guarantee.epsilon}
     return [
         {"delta": delta, "epsilon": _jsonable(exact.get(delta, epsilon))}
-        for delta, epsilon in curve(plan)
+        for delta, epsilon in privacy_curve_points(plan)
     ]
 
 
 @lru_cache(maxsize=64)
-def curve(plan: Plan) -> tuple[tuple[float, float], ...]:
+def privacy_curve_points(plan: Plan) -> tuple[tuple[float, float], ...]:
     """Pairs (delta, epsilon) of the whole run, the largest delta first."""
     deltas = sorted({*FURTHER_DELTAS, plan.guarantee.delta}, reverse=True)
     return tuple(
@@ -224,7 +224,7 @@ def curve(plan: Plan) -> tuple[tuple[float, float], ...]:
     )
 
 
-def scores(result: RunResult) -> dict[str, Any] | None:
+def public_scores(result: RunResult) -> dict[str, Any] | None:
     """Hold-out scores and their measure, said to be on public data; None where there are none."""
     if not (result.private_scores or result.comparison_scores):
         return None

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_settings import named
+from dpoptim.accounting.ledger_settings import dataset_of_unit
 from dpoptim.data import Data
 from dpoptim.files import make_folder
 from dpoptim.installed import SOURCES, digests
@@ -25,7 +25,7 @@ from dpoptim.plan import Plan
 from dpoptim.planning import warnings_about_plan
 from dpoptim.privacy_unit import Unit
 from dpoptim.recipes import for_numbers, rate_of
-from dpoptim.runs.inputs import BUNDLED, advice, load
+from dpoptim.runs.inputs import BUNDLED, load_data, warnings_for_owner
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
@@ -64,7 +64,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         ranks.agree({"installation of dpoptim": digests()[SOURCES]})
         console = console if first else Console(quiet=True)
         with refused_together(ranks, "dpoptim train"):
-            data = load(request)
+            data = load_data(request)
             kept = ranks.from_first(partial(relation_kept, request.ledger))
             torch.manual_seed(request.seed)
             model = build_model(request.model, data.x.shape[1:], data.outputs)
@@ -153,7 +153,7 @@ def notes_on(
 ) -> Iterator[str]:
     """Warnings before anything is spent."""
     yield from (f"Note: {doubt}" for doubt in doubts)
-    yield from advice(data, request)
+    yield from warnings_for_owner(data, request)
     if request.ledger is not None and ledger.budget is None:
         yield (
             "Note: this ledger has no budget, so it writes every run down and refuses none; "
@@ -238,7 +238,9 @@ def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:
 
 def charged_to(request: TrainRequest, data: Data) -> str:
     """The data set's name in its ledger: of persons and of records, which do not add up."""
-    return named(request.dataset or data.name, "record" if data.persons is None else "person")
+    return dataset_of_unit(
+        request.dataset or data.name, "record" if data.persons is None else "person"
+    )
 
 
 def prepare_folder(request: TrainRequest, data: Data) -> Path:

@@ -13,7 +13,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Data
 from dpoptim.methods import WholeRun
 from dpoptim.runs.command import planned_run
-from dpoptim.runs.inputs import load
+from dpoptim.runs.inputs import load_data
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.outcome import parameters_of
@@ -70,7 +70,7 @@ def compare_methods(
 
     **Guarantee.** None: scores of many runs are shown, which only public data allows.
     """
-    data = load(request)
+    data = load_data(request)
     if not data.public or data.x_test is None:
         raise ValueError(
             "dpoptim compare shows scores of many runs: the data must be public (--data-is-public)."

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_settings import PERSONS, named
+from dpoptim.accounting.ledger_settings import PERSONS, dataset_of_unit
 from dpoptim.data import Floats, Schema
-from dpoptim.data.damaged_files import name_of
 from dpoptim.data.encoding import encode_table
+from dpoptim.data.opened_files import name_of
 from dpoptim.data.table_files import is_table
 from dpoptim.evaluation import (
     ClassifierScores,
@@ -32,9 +32,9 @@ from dpoptim.runs.evaluations import (
     TRAINING,
     Evaluation,
     Records,
-    evaluated,
+    costs_together,
+    label_ending,
     read_evaluations,
-    together,
 )
 from dpoptim.runs.outcome import try_writing
 from dpoptim.runs.predict import outputs_of
@@ -105,12 +105,12 @@ def evaluate_run(
         )
     file = model_file(run)
     folder = file.parent
-    together(read_evaluations(folder)["evaluations"])  # to which this one is added
+    costs_together(read_evaluations(folder)["evaluations"])  # to which this one is added
     training = event_of_training(folder)
     try_writing(folder)
     model = hashlib.sha256(file.read_bytes()).hexdigest()
     unit = "record" if saved.encoding.person is None else "person"
-    with opened(ledger, dataset, neighboring, unit, n) as charged:
+    with open_ledger(ledger, dataset, neighboring, unit, n) as charged:
         relation = charged.neighboring
         if relation == "add-or-remove-one" and n is None:
             raise ValueError(
@@ -152,7 +152,7 @@ def evaluate_run(
 
 def label_of(folder: Path, model: str) -> str:
     """The evaluation in a ledger: it names run and model, by which `verify` finds it."""
-    return f"{LABEL} of {folder.resolve().name[:100]}, {evaluated(model)}"
+    return f"{LABEL} of {folder.resolve().name[:100]}, {label_ending(model)}"
 
 
 def kind_of_records(folder: Path, data: Path, ledger: Ledger, said: Records | None) -> Records:
@@ -215,7 +215,7 @@ def event_of_training(folder: Path) -> dp_accounting.DpEvent | None:
 
 
 @contextmanager
-def opened(
+def open_ledger(
     path: Path | None, dataset: str | None, neighboring: str | None, unit: str, n: int | None
 ) -> Iterator[Ledger]:
     """The ledger file, or one in memory.
@@ -232,7 +232,7 @@ def opened(
     relation = neighboring if existing else neighboring or usual
     name = None if path is None or existing else dataset or path.stem
     name = dataset if name is None else name
-    name = None if name is None else named(name, unit)
+    name = None if name is None else dataset_of_unit(name, unit)
     with Ledger(path, dataset=name, neighboring=relation) as ledger:
         if path is not None and ledger.dataset.endswith(PERSONS) != (unit == "person"):
             raise ValueError(

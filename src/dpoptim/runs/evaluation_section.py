@@ -32,10 +32,10 @@ from dpoptim.runs.evaluations import (
     TRAINING,
     Evaluation,
     Records,
+    costs_together,
     headline,
     in_words,
     read_evaluations,
-    together,
 )
 from dpoptim.runs.page import escape, facts, figure, grid, number, percent
 
@@ -47,7 +47,7 @@ HEADINGS = ("#", "time", "records", "score", "alone", "ledger")
 TICKS = (0, 0.25, 0.5, 0.75, 1)
 
 
-def keep(folder: Path, found: Evaluation, classes: Sequence[str]) -> bool:
+def keep_evaluation(folder: Path, found: Evaluation, classes: Sequence[str]) -> bool:
     """Write an evaluation down beside the model, and draw all of them into the run's report.
 
     A signature of those before is removed: it does not cover this one.
@@ -64,7 +64,7 @@ def keep(folder: Path, found: Evaluation, classes: Sequence[str]) -> bool:
     with turn_in(folder):
         before = read_evaluations(folder)
         entries = [*before["evaluations"], found.to_json()]
-        sums = together(entries)
+        sums = costs_together(entries)
         section = evaluation_section(found.scores, classes, found.records)
         section = section + all_of_them(entries, sums)
         report = folder / REPORT
@@ -75,7 +75,7 @@ def keep(folder: Path, found: Evaluation, classes: Sequence[str]) -> bool:
             "together": sums,
             "report_section_sha256": None if parts is None else sha256_of(section),
             # which the report shows until it is written: for ever, after a power cut
-            "section_before_sha256": None if parts is None else known(parts[1], before),
+            "section_before_sha256": None if parts is None else shown_digest(parts[1], before),
         }
         (folder / NAME).with_suffix(".sig").unlink(missing_ok=True)
         write_atomically(folder / NAME, dump(with_digest(document)) + "\n")
@@ -85,7 +85,7 @@ def keep(folder: Path, found: Evaluation, classes: Sequence[str]) -> bool:
     return parts is not None
 
 
-def known(section: str, document: Mapping[str, Any]) -> str | None:
+def shown_digest(section: str, document: Mapping[str, Any]) -> str | None:
     """Digest of a report's section, if the record of evaluations names it."""
     shown = sha256_of(section)
     return shown if shown in [document[name] for name in SECTIONS] else None
@@ -170,16 +170,18 @@ def all_of_them(entries: Sequence[Mapping[str, Any]], sums: Sequence[Mapping[str
 
 def _classifier(scores: ClassifierScores, classes: Sequence[str]) -> str:
     cells = [
-        ("Accuracy", percent(scores.accuracy.value), between(scores.accuracy, percent)),
+        ("Accuracy", percent(scores.accuracy.value), interval_in_words(scores.accuracy, percent)),
         ("Largest class", percent(scores.majority.value), "accuracy of naming it always"),
     ]
     if scores.auc is not None:
         cells.append(
             ("AUC", "\N{EN DASH}", HIDDEN)
             if scores.auc.hidden
-            else ("AUC", number(scores.auc.value), between(scores.auc, number))
+            else ("AUC", number(scores.auc.value), interval_in_words(scores.auc, number))
         )
-    cells.append(("Log-loss", number(scores.log_loss.value), between(scores.log_loss, number)))
+    cells.append(
+        ("Log-loss", number(scores.log_loss.value), interval_in_words(scores.log_loss, number))
+    )
     pictures = [
         figure(
             calibration_figure(scores),
@@ -206,8 +208,12 @@ def _regressor(scores: RegressorScores) -> str:
     error = scores.squared_error
     root = Interval(error.value**0.5, error.low**0.5, error.high**0.5, error.confidence)
     cells = [
-        ("R2", number(scores.r2.value), between(scores.r2, number)),
-        ("Root of the mean squared error", f"{root.value:.4g}", between(root, "{:.4g}".format)),
+        ("R2", number(scores.r2.value), interval_in_words(scores.r2, number)),
+        (
+            "Root of the mean squared error",
+            f"{root.value:.4g}",
+            interval_in_words(root, "{:.4g}".format),
+        ),
     ]
     caption = "R2 with its interval: 0 is the mean of the targets, 1 is without error."
     picture = figure(interval_figure(scores.r2), caption)
@@ -293,5 +299,5 @@ def square(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
-def between(found: Interval, said: Callable[[float], str]) -> str:
+def interval_in_words(found: Interval, said: Callable[[float], str]) -> str:
     return f"{said(found.low)} to {said(found.high)}"

@@ -68,7 +68,7 @@ class Evaluation:
         }
 
 
-def evaluated(model: str) -> str:
+def label_ending(model: str) -> str:
     """How the ledger's label of an evaluation ends, by the SHA-256 of the model's file."""
     return f"model {model[:16]}"
 
@@ -147,7 +147,7 @@ def trained_by(entry: Mapping[str, Any]) -> dp_accounting.DpEvent | None:
     return None if entry["training"] is None else event_from_json(entry["training"])
 
 
-def together(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def costs_together(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Cost of evaluations together, for one who is in all of them, at their least delta.
 
     One sum for each relation and unit, which do not add up; with the training of each model that
@@ -157,10 +157,12 @@ def together(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         entries: as `Evaluation.to_json` makes them.
     """
     kinds = dict.fromkeys((e["guarantee"]["neighboring"], e["guarantee"]["unit"]) for e in entries)
-    return [sum_of(alike(entries, kind), kind) for kind in kinds]
+    return [sum_of(evaluations_of_kind(entries, kind), kind) for kind in kinds]
 
 
-def alike(entries: Iterable[Mapping[str, Any]], kind: tuple[str, str]) -> list[Mapping[str, Any]]:
+def evaluations_of_kind(
+    entries: Iterable[Mapping[str, Any]], kind: tuple[str, str]
+) -> list[Mapping[str, Any]]:
     return [e for e in entries if (e["guarantee"]["neighboring"], e["guarantee"]["unit"]) == kind]
 
 
@@ -186,7 +188,7 @@ def sum_of(entries: Sequence[Mapping[str, Any]], kind: tuple[str, str]) -> dict[
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """A sum of `together` in one line."""
+    """A sum of `costs_together` in one line."""
     count, open_ = found["evaluations"], found["without_ledger"]
     what = "1 evaluation" if count == 1 else f"{count} evaluations together"
     what += {"apart": "", "counted": ", with the training", "on top": " on top of the training"}[
@@ -196,7 +198,7 @@ def in_words(found: Mapping[str, Any]) -> str:
     return f"{what}: {found['guarantee']['text']}{aside}"
 
 
-def refuted(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+def refuted_evaluations(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for each evaluation whose guarantee is not what its event gives."""
     wrong = []
     for number, entry in enumerate(entries, 1):

@@ -47,7 +47,7 @@ TOO_SMALL_FOR_VIEWS = (
 )
 
 
-def load(options: TrainRequest) -> Data:
+def load_data(options: TrainRequest) -> Data:
     """Load the options' data set; public ones without a hold-out of their own lose a fifth to one.
 
     Raises:
@@ -55,7 +55,7 @@ def load(options: TrainRequest) -> Data:
     """
     weights = options.weights_of_classes
     if options.data in BUNDLED:
-        return weighted(load_bundled(options), weights)
+        return with_class_weights(load_bundled(options), weights)
     path = Path(options.data)
     data = load_described(path, options) if is_table(path) else load_unnamed(path, options)
     if options.task is not None and (options.task == REGRESSION) != (
@@ -65,11 +65,11 @@ def load(options: TrainRequest) -> Data:
             f"--task {options.task} does not fit the target. Fix: regression needs bounds of the "
             "target (in the schema, or --target-bounds), classification needs classes."
         )
-    data = weighted(data, weights)
+    data = with_class_weights(data, weights)
     return hold_out_fifth(data, options.seed) if data.public and data.x_test is None else data
 
 
-def weighted(data: Data, weights: Mapping[str, float] | None) -> Data:
+def with_class_weights(data: Data, weights: Mapping[str, float] | None) -> Data:
     """The data set with public weights of its classes, relative to the largest."""
     if weights is None:
         return data
@@ -105,10 +105,10 @@ def refuse_given(options: TrainRequest, names: Sequence[str], why: str) -> None:
 def pixel_steps(options: TrainRequest) -> tuple[Step, ...]:
     """Preparation of images with pixels in [0, 1]: fixed maps of each image alone."""
     evened = () if options.raw_pixels else (SquareRoot(),)
-    return (*evened, *scattered(options)) if options.features == SCATTERING else evened
+    return (*evened, *scattered_images(options)) if options.features == SCATTERING else evened
 
 
-def scattered(options: TrainRequest) -> tuple[Step, ...]:
+def scattered_images(options: TrainRequest) -> tuple[Step, ...]:
     """Scattering of brightness and differences of colours.
 
     Whitened for linear models, whose gradients are as long as their inputs, where there is one
@@ -175,7 +175,7 @@ def load_unnamed(path: Path, options: TrainRequest) -> Data:
 
 def number_steps(options: TrainRequest) -> tuple[Step, ...]:
     if options.features == SCATTERING:
-        return (ChannelsFirst(), *scattered(options))
+        return (ChannelsFirst(), *scattered_images(options))
     return (UnitNorm(),) if options.normalise else ()
 
 
@@ -190,7 +190,7 @@ def describe_encoding(data: Data) -> str:
     return "as in the file" if data.encoding is None else data.encoding.describe()
 
 
-def advice(data: Data, options: TrainRequest) -> Iterator[str]:
+def warnings_for_owner(data: Data, options: TrainRequest) -> Iterator[str]:
     """Warnings to the owner of the data before the budget is spent, from what is public."""
     by_itself = isinstance(data.encoding, Schema) and data.encoding.scaling == "unit-norm"
     if by_itself and options.schema is None:

@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger_records import delta_of
 from dpoptim.accounting.ledger_runs import Reservation
-from dpoptim.accounting.ledger_text import delta_of
 from dpoptim.runs.drawing import (
     ACCENT,
     WARM,

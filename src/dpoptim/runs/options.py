@@ -292,11 +292,7 @@ class TrainRequest:
     @property
     def bounds_of_target(self) -> tuple[float, float] | None:
         """The two numbers in ``--target-bounds``."""
-        return (
-            None
-            if self.target_bounds is None
-            else two_numbers("--target-bounds", self.target_bounds)
-        )
+        return None if self.target_bounds is None else lowest_and_highest(self.target_bounds)
 
 
 def class_and_weight(text: str) -> tuple[str, float]:
@@ -310,14 +306,18 @@ def class_and_weight(text: str) -> tuple[str, float]:
         ) from None
 
 
-def two_numbers(option: str, text: str) -> tuple[float, float]:
-    """A lower and a higher number, separated by a comma."""
+def lowest_and_highest(text: str) -> tuple[float, float]:
+    """The two numbers in ``--target-bounds``, separated by a comma."""
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"{option} takes LOWEST,HIGHEST such as 0,500000, got {text!r}.") from None
+        raise ValueError(
+            f"--target-bounds takes LOWEST,HIGHEST such as 0,500000, got {text!r}."
+        ) from None
     if not -1e30 < low < high < 1e30:
-        raise ValueError(f"{option} takes two finite numbers, the lower first, got {text!r}.")
+        raise ValueError(
+            f"--target-bounds takes two finite numbers, the lower first, got {text!r}."
+        )
     return low, high
 
 

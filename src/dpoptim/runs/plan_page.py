@@ -7,10 +7,10 @@ from typing import Any
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpoptim.accounting.guarantee import rounded_up
-from dpoptim.plan.words import of_each
+from dpoptim.plan.text import of_each
 from dpoptim.planning import EpsilonAtMost, Plans, Setting, learning_rate
 from dpoptim.planning.choice import PREDICTED
-from dpoptim.runs.certificate import FALSE_POSITIVE_RATES, best_guess, misses, percent_up
+from dpoptim.runs.certificate import FALSE_POSITIVE_RATES, attacker_misses, best_guess, percent_up
 from dpoptim.runs.drawing import (
     ACCENT,
     MUTED,
@@ -244,7 +244,7 @@ def attacker(plans: Plans) -> str:
     rows = [("A best guess is right", percent_up(best_guess(plan, plan.guarantee)))]
     rows += [
         (f"Found at {rate * 100:g} % false alarms", percent_up(1 - missed))
-        for rate, missed in zip(FALSE_POSITIVE_RATES, misses(plan), strict=True)
+        for rate, missed in zip(FALSE_POSITIVE_RATES, attacker_misses(plan), strict=True)
     ]
     return (
         '<section><h2>What an attacker could do</h2><div class="card beside">'

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from dpoptim.data import Floats, Preparation, Schema
-from dpoptim.data.damaged_files import kind_of
 from dpoptim.data.encoding import encode_table
 from dpoptim.data.npz_files import read_features
 from dpoptim.data.numbers import as_texts
+from dpoptim.data.opened_files import kind_of
 from dpoptim.data.table_files import Values, is_table
 from dpoptim.estimators.table import clip_rows
 from dpoptim.files import begin_beside
@@ -81,7 +81,7 @@ def predict_file(
             writer.writerow([*keep, *header])
             for x, y, kept in features_of(saved, data, with_targets=public, keep=keep):
                 outputs = outputs_of(saved, x)
-                writer.writerows(beside(kept, lines_of(saved, outputs)))
+                writer.writerows(lines_beside_kept(kept, lines_of(saved, outputs)))
                 records += len(x)
                 if score is not None and y is not None:
                     score.add(outputs, y)
@@ -121,7 +121,7 @@ def refuse_to_keep(data: Path, keep: Sequence[str], header: Sequence[str]) -> No
         )
 
 
-def beside(kept: Sequence[Values], lines: Iterable[list[str]]) -> Iterator[list[str]]:
+def lines_beside_kept(kept: Sequence[Values], lines: Iterable[list[str]]) -> Iterator[list[str]]:
     """Lines of predictions behind their records' kept values."""
     texts = [as_texts(values) for values in kept]
     return ([*own, *line] for *own, line in zip(*texts, lines, strict=True))

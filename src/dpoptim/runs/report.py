@@ -8,7 +8,7 @@ from typing import Any
 
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.plan import Plan
-from dpoptim.plan.words import of_each
+from dpoptim.plan.text import of_each
 from dpoptim.runs import report_figures as figures
 from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.runs.drawing import power_of_ten

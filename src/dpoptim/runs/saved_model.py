@@ -41,7 +41,7 @@ class SavedModel:
     row_norm: float | None = None
 
 
-def contents(
+def model_contents(
     model: nn.Module, name: str, data: Data, row_norm: float | None = None
 ) -> dict[str, Any]:
     """The contents of ``model.pt``: text, numbers, tensors, public once the model is."""
@@ -68,7 +68,7 @@ def save_model(
     Where the folder fails, it goes into a temporary one, because the budget that made it is spent.
     """
     buffer = io.BytesIO()
-    torch.save(contents(model, name, data, row_norm), buffer)
+    torch.save(model_contents(model, name, data, row_norm), buffer)
     try:
         write_atomically(path, buffer.getvalue())
     except OSError as error:

@@ -19,7 +19,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, whole_number
 from dpoptim.assumptions import Assumption, trusted
 from dpoptim.data import Data
-from dpoptim.data.views import moved, repeated
+from dpoptim.data.views import moved_images, repeat_records
 from dpoptim.gradients.per_sample import native
 from dpoptim.installed import digests
 from dpoptim.iterate import Iterate
@@ -60,12 +60,12 @@ class Optimization:
     def records(self, data: Data) -> TensorDataset:
         """Inputs and labels, each as often as it has views."""
         return TensorDataset(
-            *(repeated(torch.from_numpy(each), self.views) for each in (data.x, data.y))
+            *(repeat_records(torch.from_numpy(each), self.views) for each in (data.x, data.y))
         )
 
     def seen(self, x: Tensor) -> Tensor:
         """Rows as a step looks at them."""
-        return moved(x) if self.views > 1 else x
+        return moved_images(x) if self.views > 1 else x
 
 
 @torch.no_grad()
@@ -205,7 +205,7 @@ def train_privately(
             model=model,
             guarantee=private.spent(),
             basis=basis_of_run(
-                private.basis, data, plan, *added_lines(ended, saved), views=optimization.views
+                private.basis, data, *added_lines(ended, saved), views=optimization.views
             ),
             reservation=private.reservation,
             scores=tuple(scores.values),

@@ -129,9 +129,7 @@ def train_by_solver(
     return Trained(
         model=model,
         guarantee=replace(guarantee, unit=plan.unit.name),
-        basis=basis_of_run(
-            (*plan.basis, *basis_of_ledger(ledger.durable), *chosen, *seeded), data, plan
-        ),
+        basis=basis_of_run((*plan.basis, *basis_of_ledger(ledger.durable), *chosen, *seeded), data),
         reservation=reservation,
         scores=()
         if hold_out is None

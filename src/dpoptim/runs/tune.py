@@ -16,7 +16,7 @@ from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
 from dpoptim.estimators.linear_fit import MOMENTUM_SHARE
 from dpoptim.files import make_folder, write_atomically
 from dpoptim.runs.command import open_ledger
-from dpoptim.runs.inputs import load
+from dpoptim.runs.inputs import load_data
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.outcome import try_writing
@@ -84,7 +84,7 @@ def estimator_for(data: Data, rows_per_person: int) -> Any:
     return DPLogisticRegression(**common, classes=range(data.classes), class_weight=weights)
 
 
-def flat(data: Data) -> Any:
+def flat_features(data: Data) -> Any:
     return data.x.reshape(len(data.x), -1)
 
 
@@ -92,7 +92,7 @@ def tune_publicly(
     request: TrainRequest, texts: Sequence[str] | None, *, n: int | None, seeds: int
 ) -> list[Tried]:
     """Rank settings on the public table that the request names; see `tune_on_public`."""
-    data = load(request)
+    data = load_data(request)
     assert data.x_test is not None  # public data has a hold-out
     assert data.y_test is not None
     assert request.epsilon is not None
@@ -101,7 +101,7 @@ def tune_publicly(
     return tune_on_public(
         estimator,
         grid_of(texts, data, estimator),
-        (flat(data), data.y),
+        (flat_features(data), data.y),
         (data.x_test.reshape(len(data.x_test), -1), data.y_test),
         persons=data.persons,
         epsilon=request.epsilon,
@@ -128,7 +128,7 @@ def tune_privately(
     **Guarantee.** ``guarantee``, that of `DPSearchCV`: the whole search is charged as one event
     before its first trial, however many lose.
     """
-    data = load(request)
+    data = load_data(request)
     assert request.epsilon is not None
     assert request.delta is not None
     relation = request.neighboring or relation_kept(request.ledger) or "zero-out"
@@ -154,7 +154,7 @@ def tune_privately(
             holdout=holdout,
             ledger=ledger if ledger.durable else None,  # and then the guarantee says so
             noise_seed=request.noise_seed,
-        ).fit(flat(data), data.y, persons=data.persons)
+        ).fit(flat_features(data), data.y, persons=data.persons)
         charge = ledger.made[-1] if ledger.durable else None
     save_model(
         out / "model.pt", as_network(search.best_estimator_, data), "softmax", data, row_norm(data)

@@ -64,14 +64,14 @@ def verify_run(folder: Path, *, ledgers: Sequence[Path] = ()) -> Verified:
     plan = read_document(folder / "plan.json", Plan.from_json)
     written = read_document(folder / "certificate.json", read_certificate)
     try:
-        expected = certificate(rebuilt(plan, written))
+        expected = certificate(result_by_certificate(plan, written))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{_shown(folder)}: the certificate lacks entries or has wrong ones "
             f"({type(error).__name__})."
         ) from None
     wrong = [
-        *differences(written, expected),
+        *differing_entries(written, expected),
         *missing_basis(plan, written),
         *unnamed_package(written),
     ]
@@ -117,7 +117,7 @@ def verify_run(folder: Path, *, ledgers: Sequence[Path] = ()) -> Verified:
     )
 
 
-def rebuilt(plan: Plan, written: dict[str, Any]) -> RunResult:
+def result_by_certificate(plan: Plan, written: dict[str, Any]) -> RunResult:
     """A run of this plan with what the certificate says of everything else."""
     basis = tuple(
         Assumption(kind, text) for kind, texts in written["basis"].items() for text in texts
@@ -158,7 +158,7 @@ def files_of(written: dict[str, Any]) -> dict[str, str] | None:
     return files
 
 
-def differences(written: Any, expected: Any, place: str = "") -> Iterator[str]:
+def differing_entries(written: Any, expected: Any, place: str = "") -> Iterator[str]:
     """One line for each entry that differs."""
     if isinstance(written, dict) and isinstance(expected, dict):
         for name in dict.fromkeys([*expected, *written]):
@@ -170,10 +170,10 @@ def differences(written: Any, expected: Any, place: str = "") -> Iterator[str]:
             elif name not in expected:
                 yield f"{printable(inner)} does not belong there"
             else:
-                yield from differences(written[name], expected[name], inner)
+                yield from differing_entries(written[name], expected[name], inner)
     elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):
         for number, (one, other) in enumerate(zip(written, expected, strict=True)):
-            yield from differences(one, other, f"{place}[{number}]")
+            yield from differing_entries(one, other, f"{place}[{number}]")
     elif not _same(written, expected):
         yield (
             f"{printable(place)} says {printable(repr(written))}, the plan gives "

@@ -18,12 +18,12 @@ from dpoptim.runs.evaluation_section import NO_EVALUATION, REPORT, parts_of, tex
 from dpoptim.runs.evaluations import (
     NAME,
     SECTIONS,
-    evaluated,
+    costs_together,
     headline,
     in_words,
+    label_ending,
     read_evaluations,
-    refuted,
-    together,
+    refuted_evaluations,
     trained_by,
 )
 from dpoptim.runs.interrupted import SECRET
@@ -125,9 +125,9 @@ def check_evaluations(
 ) -> None:
     """Each evaluation's guarantee, and their sums, computed again."""
     entries = kept["evaluations"]
-    expected = together(entries)
+    expected = costs_together(entries)
     model = written["model"]["sha256"]
-    found.wrong += [f"{NAME}: {line}" for line in refuted(entries)]
+    found.wrong += [f"{NAME}: {line}" for line in refuted_evaluations(entries)]
     found.wrong += [
         f"{NAME}: evaluation {number} counts another training than the plan's"
         for number, entry in enumerate(entries, 1)
@@ -172,7 +172,7 @@ def charged_for(charge: Reservation, entry: Mapping[str, Any]) -> bool:
     return (
         same_event(event_from_json(entry["event"]), charge.event)
         and (charge.neighboring, charge.unit) == (stated["neighboring"], stated["unit"])
-        and charge.label.endswith(evaluated(entry["model_sha256"]))
+        and charge.label.endswith(label_ending(entry["model_sha256"]))
     )
 
 
@@ -199,7 +199,7 @@ def check_charges(
         else:
             found.checked.append(f"the ledger holds the charge of evaluation {number}")
         found.charges.add(charge.id)
-    ending = evaluated(str(written["model"]["sha256"]))
+    ending = label_ending(str(written["model"]["sha256"]))
     left_out = [
         each
         for each in charged.values()

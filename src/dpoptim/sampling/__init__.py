@@ -4,15 +4,16 @@ A sampler owns both the draw and the event, so that what is sampled and what is 
 drift apart.
 """
 
-from dpoptim.sampling.all_records import AllRecords
 from dpoptim.sampling.balls_in_bins import BallsInBins
 from dpoptim.sampling.cyclic_poisson import CyclicPoissonSampling
-from dpoptim.sampling.fixed_batches import FixedBatches
+from dpoptim.sampling.fixed_batches import AllRecords, FixedBatches
 from dpoptim.sampling.min_separation import MinSeparationSampling
-from dpoptim.sampling.planned_poisson import PlannedPoissonSampling
-from dpoptim.sampling.poisson import PoissonSampling
+from dpoptim.sampling.poisson import (
+    PlannedPoissonSampling,
+    PoissonSampling,
+    TruncatedPoissonSampling,
+)
 from dpoptim.sampling.sampler import Draws, Floats, Indices, Position, Sampler
-from dpoptim.sampling.truncated_poisson import TruncatedPoissonSampling
 
 __all__ = [
     "AllRecords",

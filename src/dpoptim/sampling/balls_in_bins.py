@@ -68,7 +68,7 @@ class BallsInBins(CyclicPoissonSampling):
         steps = np.arange(len(noise_multipliers))
         means = np.zeros((len(steps), self.parts))
         means[steps, steps % self.parts] = noise_multipliers.min() / noise_multipliers
-        return mixture(means, float(noise_multipliers.min()), 1.0)
+        return mixture_event(means, float(noise_multipliers.min()), 1.0)
 
     def promise(self) -> str:
         return (
@@ -77,7 +77,7 @@ class BallsInBins(CyclicPoissonSampling):
         )
 
 
-def mixture(means: Floats, noise_multiplier: float, sensitivity: float) -> BallsInBinsDpEvent:
+def mixture_event(means: Floats, noise_multiplier: float, sensitivity: float) -> BallsInBinsDpEvent:
     """The event of a strategy, by the theorem.
 
     Args:

@@ -30,9 +30,8 @@ import dp_accounting
 import numpy as np
 
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling.events import composed
 from dpoptim.sampling.poisson import SamplingByCoins
-from dpoptim.sampling.sampler import Floats, Indices, Position, rarely_exceeded
+from dpoptim.sampling.sampler import Floats, Indices, Position, composed_gaussians, rarely_exceeded
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class CyclicPoissonSampling(SamplingByCoins):
         turns = self.participations(len(noise_multipliers))
         padded = np.full(turns * self.parts, np.inf)
         padded[: len(noise_multipliers)] = noise_multipliers
-        return composed(padded.reshape(turns, self.parts).min(1), self.rate)
+        return composed_gaussians(padded.reshape(turns, self.parts).min(1), self.rate)
 
     def batches(
         self, coins: KeyStream, records: int, position: Position | None = None

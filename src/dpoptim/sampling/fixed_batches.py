@@ -1,4 +1,4 @@
-"""Disjoint batches of every pass over the data, in an order that no record decides."""
+"""Samplers without coins: disjoint batches of every pass over the data, or all records."""
 
 import math
 from collections.abc import Iterator
@@ -10,8 +10,14 @@ import numpy as np
 
 from dpoptim.arguments import one_of
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling.events import one_gaussian
-from dpoptim.sampling.sampler import Floats, Indices, Position, Sampler
+from dpoptim.sampling.sampler import (
+    Floats,
+    Indices,
+    Position,
+    Sampler,
+    composed_gaussians,
+    one_gaussian,
+)
 
 Order = Literal["reshuffled", "shuffled", "given"]
 
@@ -147,3 +153,42 @@ class ShardOfFixedBatches:
                 position.order = self.whole._permutation(coins, records)
             position.drawn += 1
             yield position.order[step * records // steps : (step + 1) * records // steps]
+
+
+@dataclass(frozen=True)
+class AllRecords(Sampler):
+    """A solver that takes its records as it needs them, each as often as its budget pays for."""
+
+    relations = ("zero-out", "replace-one")
+
+    def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
+        """Gaussians, composed."""
+        return composed_gaussians(noise_multipliers, 1.0)
+
+    def batches(
+        self, coins: KeyStream, records: int, position: Position | None = None
+    ) -> Iterator[Indices]:
+        position = position or Position()
+        while True:
+            position.drawn += 1
+            yield np.arange(records)
+
+    def shard(self, records: int) -> "AllRecords":
+        return self
+
+    def steps(self, epochs: float) -> int:
+        return max(1, math.ceil(epochs))
+
+    def passes(self, steps: int) -> float:
+        return float(steps)
+
+    def capacity(self, n: int) -> int:
+        return n
+
+    def promise(self) -> str:
+        return "nothing is sampled: the number of records is public"
+
+    def releases(self, steps: int) -> str:
+        return (
+            "noisy sums, norms and choices are released for as long as the one budget pays for them"
+        )

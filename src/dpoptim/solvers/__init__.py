@@ -1,7 +1,7 @@
 """Whole-run algorithms for empirical and population risk."""
 
 from dpoptim.solvers.accelerated_srgd import SRGDResult, accelerated_srgd
-from dpoptim.solvers.adaptive_gd import adaptive_gd
+from dpoptim.solvers.adaptive_gd import adaptive_gd, select_stationary
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
 from dpoptim.solvers.kl_spider import kl_spider
@@ -12,7 +12,6 @@ from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.problem import LinearProblem, ModuleProblem, Problem
 from dpoptim.solvers.proximal_point import proximal_point
 from dpoptim.solvers.releases import Result, Step
-from dpoptim.solvers.select_stationary import select_stationary
 from dpoptim.solvers.srgd_settings import SRGD, suggested_settings, theorem_settings
 
 __all__ = [

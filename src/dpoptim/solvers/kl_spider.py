@@ -217,7 +217,7 @@ def run_round(
         if norm < round_.stop_below:
             break  # at the point whose gradient is short, not the one before it
         step = length / norm
-        if schedule.plain_steps and exceeds(estimate, anchor.noise):
+        if schedule.plain_steps and outweighs_noise(estimate, anchor.noise):
             step = 1 / smoothness  # longer: the schedule's is at most 2 / (3 smoothness)
         new = w - step * estimate
         releases.moved(step)
@@ -236,13 +236,13 @@ def plain_step(releases: Releases, w: Tensor, anchor: Anchor, smoothness: float)
 
     Else the next anchor is drawn at the same point, and both together say more.
     """
-    if not exceeds(anchor.estimate, anchor.noise):
+    if not outweighs_noise(anchor.estimate, anchor.noise):
         return w
     releases.moved(1 / smoothness)
     return w - anchor.estimate / smoothness
 
 
-def exceeds(estimate: Tensor, noise: float) -> bool:
+def outweighs_noise(estimate: Tensor, noise: float) -> bool:
     """Whether a gradient step of size 1 / smoothness lowers the risk in spite of its noise.
 
     ``F(w - g / L) <= F(w) - (|grad F|^2 - |noise|^2) / (2 L)`` for ``g = grad F + noise`` with

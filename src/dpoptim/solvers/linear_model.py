@@ -189,7 +189,7 @@ class LinearModel:
         record of several rows has part in as many of its groups; in float64, for which records of
         several rows are meant, the margin is enough for 10^5 groups.)
         """
-        bound, scale = scaled(bound)
+        bound, scale = bound_and_power(bound)
         with torch.no_grad(), exact_arithmetic():
             # the very numbers that are summed
             g = self._combined(x, y, [(c * scale, w) for c, w in terms]).contiguous()
@@ -226,7 +226,7 @@ class LinearModel:
         return total.to(x.dtype)
 
 
-def scaled(bound: float) -> tuple[float, float]:
+def bound_and_power(bound: float) -> tuple[float, float]:
     """The bound times a power of two, out of where float32 is coarse; and that power."""
     if not 0 < bound <= LARGEST_ENTRY:
         raise ValueError(f"bound must be above 0 and at most {LARGEST_ENTRY:g}, got {bound!r}.")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpoptim.arguments import number_from_zero, whole_number
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
-from dpoptim.solvers.linear_model import LinearModel, as_rows, as_tensor, scaled
+from dpoptim.solvers.linear_model import LinearModel, as_rows, as_tensor, bound_and_power
 
 KNOWN = ("squared_row_norms", "shares", "weights")  # in a batch, after x and y
 Terms = Sequence[tuple[float, Tensor]]  # pairs (c_j, w_j)
@@ -80,7 +80,7 @@ class LinearProblem:
 
     def __init__(self, model: LinearModel, *, capacity: int, l2: float = 0.0) -> None:
         self.model = model
-        self.capacity, self.l2 = checked(capacity, l2)
+        self.capacity, self.l2 = checked_settings(capacity, l2)
 
     @property
     def dimension(self) -> int:
@@ -152,7 +152,7 @@ class ModuleProblem:
         l2: float = 0.0,
     ) -> None:
         self.loss = loss
-        self.capacity, self.l2 = checked(capacity, l2)
+        self.capacity, self.l2 = checked_settings(capacity, l2)
         self._model = copy.deepcopy(model).eval()
         self._copies: dict[int, tuple[Copies, Engine]] = {}
         self._attached(1)  # refuses what cannot be clipped, here and not later
@@ -177,7 +177,7 @@ class ModuleProblem:
     def clipped_sum(self, batch: tuple[Tensor, Tensor], terms: Terms, bound: float) -> Tensor:
         x, y = batch
         copies, engine = self._attached(len(terms))
-        bound, scale = scaled(bound)
+        bound, scale = bound_and_power(bound)
         engine.clipping = Clipping(bound)
         for model, (_, w) in zip(copies.models, terms, strict=True):
             write_parameters(model, w)
@@ -234,7 +234,7 @@ class Copies(nn.Module):
         }
 
 
-def checked(capacity: int, l2: float) -> tuple[int, float]:
+def checked_settings(capacity: int, l2: float) -> tuple[int, float]:
     """Both if they are in range, else a ValueError."""
     return whole_number("capacity", capacity, least=1), number_from_zero("l2", l2)
 

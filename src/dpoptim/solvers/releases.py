@@ -142,7 +142,7 @@ class Releases:
     def gradient_norm(self, w: Tensor, *, lipschitz: float, rho: float) -> float:
         """|grad F(w)| with noise, gradients clipped to ``lipschitz``; may be negative."""
         public = self.n * self.objective.problem.penalty_gradient(w)
-        bound, mu = lipschitz + rounding(public), math.sqrt(2 * rho)
+        bound, mu = lipschitz + rounding_of_norm(public), math.sqrt(2 * rho)
         released = self._answer(
             [[(1.0, w)]],
             lipschitz,
@@ -158,7 +158,7 @@ class Releases:
         mu = min(math.sqrt(2 * rho), SUREST_CHOICE)
         epsilon, rho = selection_epsilon(mu), mu**2 / 2
         public = [self.n * self.objective.problem.penalty_gradient(w) for w in points]
-        bound = lipschitz + max(map(rounding, public))
+        bound = lipschitz + max(map(rounding_of_norm, public))
 
         def choose(sums: list[Tensor]) -> int:
             scores = [
@@ -229,7 +229,7 @@ class Releases:
         return total
 
 
-def rounding(public: Tensor) -> float:
+def rounding_of_norm(public: Tensor) -> float:
     """Rounding's part in a record's effect on the norm of (a private sum + ``public``).
 
     The addition rounds each entry to 2^-53 of its value, and `accurate_norm` the norm to 2^-52: in

@@ -10,7 +10,7 @@ from torch import Tensor
 from dpoptim.clipping import Clipping
 from dpoptim.data.sparse_rows import EntriesOfRows, row_of_entries
 from dpoptim.gradients.arithmetic.products import margin
-from dpoptim.solvers.linear_model import LinearModel, as_tensor, scaled
+from dpoptim.solvers.linear_model import LinearModel, as_tensor, bound_and_power
 from dpoptim.solvers.problem import LinearProblem, Terms, factors_of
 
 WHOLE = 52  # bits of a float64 that count: sums of whole numbers below 2^52 are exact
@@ -38,7 +38,7 @@ class SparseProblem(LinearProblem):
 
     def clipped_sum(self, batch: tuple[Any, ...], terms: Terms, bound: float) -> Tensor:
         table, y, norms, row, *factors_of_rows = batch
-        model, (bound, scale) = self.model, scaled(bound)
+        model, (bound, scale) = self.model, bound_and_power(bound)
         g = torch.zeros(len(y), model.outputs, dtype=torch.float64, device="cpu")
         for coefficient, w in terms:
             g.add_(model.residuals(self._scores(table, w), y), alpha=coefficient * scale)

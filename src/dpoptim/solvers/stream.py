@@ -38,12 +38,12 @@ def batches(
             )
         if (n := lengths.pop()) < wanted:
             raise too_few(n, batch_size, steps)
-        return (slices(data, t * batch_size, (t + 1) * batch_size) for t in range(steps))
+        return (batch_slices(data, t * batch_size, (t + 1) * batch_size) for t in range(steps))
     records = iter(data)
     return (collated(records, batch_size, steps) for _ in range(steps))
 
 
-def slices(data: tuple[Any, ...], start: int, stop: int) -> Iterator[tuple[Any, ...]]:
+def batch_slices(data: tuple[Any, ...], start: int, stop: int) -> Iterator[tuple[Any, ...]]:
     at_once = rows_at_once(math.prod(getattr(data[0], "shape", (0, 1))[1:]), CHUNK)
     for first in range(start, stop, at_once):
         yield tuple(part[first : min(first + at_once, stop)] for part in data)

@@ -100,7 +100,7 @@ def sufficient_statistics(
         )
     ranks.arrive("sufficient_statistics")
     n, d = ranks.added(len(data[0])), model.columns
-    gram, cross = sums(model, data, radius, target_bound)
+    gram, cross = second_moments(model, data, radius, target_bound)
     upper = np.triu_indices(d)
     weights = np.where(upper[0] == upper[1], 1.0, math.sqrt(2))
     query = np.concatenate([gram[upper] * weights, cross])
@@ -140,7 +140,7 @@ def sufficient_statistics(
     return Result(torch.from_numpy(solution), release.guarantee, (step,))
 
 
-def sums(
+def second_moments(
     model: LinearModel, data: tuple[Any, ...], radius: float, target_bound: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """sum (x, 1)(x, 1)^T / radius^2, (d, d), sum (x, 1) y / (radius target_bound): private.
@@ -149,7 +149,7 @@ def sums(
     """
     gram = np.zeros((model.columns, model.columns), order="F")
     cross = np.zeros(model.columns)
-    for rows, y, shares in blocks(model, data):
+    for rows, y, shares in row_blocks(model, data):
         with np.errstate(over="ignore"):
             length = np.sqrt(np.einsum("ij,ij->i", rows, rows))
         odd = ~(np.isfinite(length) & np.isfinite(y))  # too long for float64, or not finite
@@ -166,7 +166,7 @@ def sums(
     return gram, cross
 
 
-def blocks(
+def row_blocks(
     model: LinearModel, data: tuple[Any, ...]
 ) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
     """Yields rows (x, 1) in float64, (b, d), targets (b,) and shares, if there are any, in turn.

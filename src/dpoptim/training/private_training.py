@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.distributed.checkpoints import common
+from dpoptim.distributed.checkpoints import common_state
 from dpoptim.distributed.rank_signals import FINISH, SAVE
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
@@ -222,7 +222,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             "caveats": self._all_caveats(),
             "streams": self._streams.reached(),
             **self._attached.state(),
-            **common(
+            **common_state(
                 self._steps.secret_state(), self._ranks, self._engine.totals, self._own_records
             ),
         }

@@ -37,8 +37,7 @@ from dpoptim.gate import TrialsGate
 from dpoptim.gate.one_process import alone
 from dpoptim.noise.stream import KeyStream
 from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
-from dpoptim.tuning.records import Records
-from dpoptim.tuning.scores import noisy_score
+from dpoptim.tuning.records import Records, noisy_score
 from dpoptim.tuning.search_event import search_event
 
 UNTIMED = "on trust: nobody learns from running times how many trials there were"
@@ -185,7 +184,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
             for candidate in candidates:
                 gate.rehearse(partial(fit, candidate, train))
             drawn = list(enumerate(gate.draw(len(candidates))))
-            with unheard():
+            with without_warnings():
                 for number, chosen in drawn[ranks.rank :: ranks.size]:
                     seed = None if self.noise_seed is None else 1000 * self.noise_seed + number
                     model = fit(candidates[chosen], train, None, seed)
@@ -307,7 +306,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """Let trials warn of nothing: it would tell of those that lost, and of records they scored."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")

@@ -28,7 +28,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.files import remove_litter, write_atomically
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
-from dpoptim.plan.text import differences
+from dpoptim.plan.text import differing_entries
 from dpoptim.printable import printable
 from dpoptim.training.batches.privacy_units import Units
 
@@ -261,7 +261,7 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
     if Plan.from_json(theirs["plan"]) != Plan.from_json(ours["plan"]):
         raise ValueError(
             "resume: the checkpoint belongs to another plan: "
-            f"{differences(theirs['plan'], ours['plan'])}. Fix: make the plan with the same "
+            f"{differing_entries(theirs['plan'], ours['plan'])}. Fix: make the plan with the same "
             "settings, or load it with dpoptim.Plan.from_json. Other settings are another run, on "
             "a charge of its own, which may begin with this one's weights: without resume."
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.agreement import digest
-from dpoptim.distributed.checkpoints import own
+from dpoptim.distributed.checkpoints import own_state
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.gradients.accumulation.boxes import changed, is_large, whole
 from dpoptim.gradients.accumulation.summation_groups import Indices
@@ -143,7 +143,7 @@ class EarlierPart:
         if self.contents is None:
             return self
         refuse_other_training(self.contents, identity, ledger)
-        return EarlierPart(own(self.contents, ranks, totals, deal, records), self.digest)
+        return EarlierPart(own_state(self.contents, ranks, totals, deal, records), self.digest)
 
     @property
     def gate(self) -> dict[str, Any] | None:

@@ -1,12 +1,14 @@
-"""Exact audit of a schema's encoding: a record's features are its own, and bounded as promised."""
+"""Exact audit of tables and images as they are read: a record's features are its own."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
 from dpoptim.data.encoding import encode_table
+from dpoptim.data.preparation import CHUNK, STEPS
 from dpoptim.data.schema import Schema, parse_schema
 from dpoptim.statistics import Floats
 
@@ -36,7 +38,7 @@ RECORDS = [  # each with something that no other has
 STRAY = ("50", "2020-03-01", '"said ""')
 
 
-def features(records: Sequence[tuple[str, ...]], schema: Schema) -> Floats:
+def encoded(records: Sequence[tuple[str, ...]], schema: Schema) -> Floats:
     """The records' features as `dpoptim train` reads them from a file."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "table.csv"
@@ -49,9 +51,9 @@ def features(records: Sequence[tuple[str, ...]], schema: Schema) -> Floats:
 def encoding() -> str:
     """The detector: features that depend on another record, or are longer than the norm bound."""
     schema, found = parse_schema(SCHEMA), []
-    together = features(RECORDS, schema)
+    together = encoded(RECORDS, schema)
     for place, record in enumerate(RECORDS):
-        others = features(RECORDS[:place] + RECORDS[place + 1 :], schema)
+        others = encoded(RECORDS[:place] + RECORDS[place + 1 :], schema)
         if not np.array_equal(others, np.delete(together, place, axis=0)):
             found.append(f"refuted: without {record} the features of others are not the same")
             break
@@ -66,12 +68,36 @@ def encoding() -> str:
 def stray_marks(schema: Schema) -> list[str]:
     """Records that decide how others are read, by a quotation mark; a table may be refused."""
     records = [(age, since, f'"{town}"') for age, since, town in RECORDS]
-    together = features(records, schema)
+    together = encoded(records, schema)
     for place in range(len(records)):
         try:
-            others = features([*records[:place], STRAY, *records[place + 1 :]], schema)
+            others = encoded([*records[:place], STRAY, *records[place + 1 :]], schema)
         except ValueError:
             continue
         if not np.array_equal(np.delete(others, place, 0), np.delete(together, place, 0)):
             return [f"refuted: with {STRAY} in its place, others are read otherwise"]
     return []
+
+
+SETTINGS: dict[str, dict[str, Any]] = {"divide": {"by": 255.0}}  # of steps that have no defaults
+
+
+def image_features() -> str:
+    """The detector: features of an image that depend on the others, to the last bit.
+
+    Every listed step, on more colour images than are prepared at a time.
+    """
+    images = np.random.default_rng(0).uniform(0, 1, (CHUNK + 2, 3, 8, 8)).astype(np.float32)
+    watched, found = (0, CHUNK + 1), []
+    for name, kind in STEPS.items():
+        step = kind(**SETTINGS.get(name, {}))
+        together = step(images)
+        for place in watched:
+            others = np.sqrt(images)
+            others[place] = images[place]
+            alone = step(images[place : place + 1])[0]
+            if not np.array_equal(alone, together[place]):
+                found.append(f"refuted: {name} gives an image other features when it is alone")
+            elif not np.array_equal(step(others)[place], alone):
+                found.append(f"refuted: {name} gives an image other features beside other images")
+    return "; ".join(dict.fromkeys(found))
