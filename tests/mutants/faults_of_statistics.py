@@ -123,13 +123,13 @@ def scores_without_noise() -> Iterator[None]:
 @contextmanager
 def scatter_without_noise() -> Iterator[None]:
     """An evaluation's sums are charged, and how far its records scatter is read off them."""
-    honest = regressor.noisy_sum
+    honest = regressor.released_sum
 
     def release(gate: Any, rows: Floats, *settings: Any) -> Any:
         noisy, deviation = honest(gate, rows, *settings)
         return (noisy if rows.shape[1] == 3 else rows.sum(0)), deviation
 
-    with patch.object(regressor, "noisy_sum", release):
+    with patch.object(regressor, "released_sum", release):
         yield
 
 

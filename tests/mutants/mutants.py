@@ -894,7 +894,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "scatter of errors released without noise",
-        "evaluation.regressor.release",
+        "evaluation.regressor.released_sum",
         _t.scatter_without_noise,
         "statistics",
     ),
