@@ -55,8 +55,12 @@ class TargetRange:
 
         **Guarantee.** Each depends on its own number alone, and is at most 1 long.
         """
+        return np.clip(self.in_units(y), -1.0, 1.0)
+
+    def in_units(self, y: Floats) -> Floats:
+        """Numbers in units of the range, also those beyond it."""
         with np.errstate(over="ignore"):  # a warning would tell of that number
-            return np.clip((y - self.middle) / self.half, -1.0, 1.0)
+            return (y - self.middle) / self.half
 
     def unscaled(self, outputs: Floats) -> Floats:
         """Outputs of a model that learnt them, as numbers like the targets."""

@@ -53,6 +53,18 @@ def test_the_whole_fit_is_one_entry_of_a_ledger() -> None:
     assert fitted.privacy_.epsilon == pytest.approx(1.0)
 
 
+def test_long_tails_do_not_draw_predictions_towards_the_median() -> None:
+    """Of counts with a long tail the mean prediction was 7 % of their scatter too low."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (20_000, 2))
+    y = np.minimum(rng.poisson(np.exp(0.3 + 0.5 * x[:, 0] + 1.2 * rng.normal(size=len(x)))), 100)
+    model = DPLinearRegression(1.0, target_bound=(0.0, 100.0), **SHARED).fit(x, y)
+    assert abs(model.predict(x).mean() - y.mean()) < 0.035 * y.std()
+    owners = np.repeat(np.arange(len(x) // 2), 2)
+    model = DPLinearRegression(2.0, target_bound=(0.0, 100.0), rows_per_person=2, **SHARED)
+    assert abs(model.fit(x, y, persons=owners).predict(x).mean() - y.mean()) < 0.035 * y.std()
+
+
 def test_what_a_solver_refuses_costs_nothing() -> None:
     x, y = table(0.1, 0.5)
     ledger = Ledger(neighboring="zero-out")

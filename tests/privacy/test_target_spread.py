@@ -10,17 +10,22 @@ from torch import Tensor
 
 from dpoptim import Ledger
 from dpoptim.accounting import compute_epsilon
+from dpoptim.accounting.gaussian import gdp_mu
 from dpoptim.audit.statistics import shifts_seen
-from dpoptim.estimators import DPSGDRegressor, target_spread
+from dpoptim.estimators import DPLinearRegression, DPSGDRegressor, target_spread
 from dpoptim.estimators.target_spread import (
+    LARGEST_RESIDUAL,
     LONGEST,
+    MEAN_SHARE,
     ROUNDS,
     SHARE,
+    Residuals,
     price_of_round,
     spread_of_targets,
 )
 from dpoptim.gate import FilteredGate
 from dpoptim.noise.stream import key_stream
+from dpoptim.statistics import bounded_sum
 from dpoptim.target_range import TargetRange
 from spies import plans_attached
 
@@ -76,6 +81,34 @@ def test_rows_of_a_person_count_by_their_mean() -> None:
     shares = np.full(y.shape, 1 / 3)
     moved = sums_of(y, shares)[0][0] - sums_of(y[1:], shares[1:])[0][0]
     torch.testing.assert_close(moved, torch.tensor([1.0, 0.5]).double(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("record", HOSTILE)
+def test_one_record_adds_at_most_the_bound_to_a_mean_residual(record: float) -> None:
+    """However far off: of a person's rows the mean counts."""
+    x, weights = np.ones((4, 1)), np.array([3.0, -1.0])
+    y = np.array([0.1, -0.2, 5.0, record])
+    terms = Residuals(x, y, weights, None)
+    moved = bounded_sum(terms, LARGEST_RESIDUAL) - bounded_sum(
+        Residuals(x[:3], y[:3], weights, None), LARGEST_RESIDUAL
+    )
+    assert abs(moved[0]) <= LARGEST_RESIDUAL * (1 + 2.0**-40)
+    of_person = Residuals(x.reshape(2, 2, 1), y.reshape(2, 2), weights, np.full((2, 2), 0.5))
+    assert of_person[:].shape == (2, 1)
+    assert not (np.abs(of_person[:]) > LARGEST_RESIDUAL).any()
+
+
+def test_a_fit_spends_on_rounds_solver_and_residual_what_it_has() -> None:
+    """Their squared prices, by the gate's noise, add up to the budget's."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (20_000, 2))
+    with shifts_seen() as seen:
+        model = DPLinearRegression(1.0, 1e-5, target_bound=100.0, noise_seed=0)
+        model.fit(x, np.exp(x[:, 0]))
+    spent = [LONGEST / deviation for total, deviation in seen[:-1] if len(total) == 2]
+    spent.append(LARGEST_RESIDUAL / seen[-1][1])
+    assert 0.02 < sum(np.square(spent)) / gdp_mu(1.0, 1e-5) ** 2 < SHARE + MEAN_SHARE
+    assert model.privacy_.epsilon <= 1.0
 
 
 def test_what_a_networks_fit_releases_is_what_it_is_charged_for(

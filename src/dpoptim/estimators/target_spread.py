@@ -25,16 +25,22 @@ from dpoptim.gate.choices import event_ahead
 from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.releases import PLANNED
-from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, guarantee_of
+from dpoptim.statistics import BOUND_ROUNDING, Rows, bounded_sum, guarantee_of
 from dpoptim.target_range import TargetRange
 
 SHARE = 0.1  # of a budget's mu^2, at most
 ROUNDS = 3
 # Half a range in standard deviations of targets, those that noise could add to them included.
 DEVIATIONS = 3.0
+# Noise over the variance at which a round is the last: one more would gain little, and find less
+# scatter than there is where targets have long tails, since the last one has cut these off.
+VISIBLE = 0.1
 # of (z, z^2 - 1/2) for |z| <= 1: its longest are at the ends
 LONGEST = math.sqrt(1.25)
 WHOLE = TargetRange(0.0, 1.0)
+MEAN_SHARE = 0.03  # of a budget's mu^2, for the mean residual
+LARGEST_RESIDUAL = 2.0  # in units of the range that was found: six standard deviations of targets
+CLEAR = 0.02  # noise of the mean residual, at most, in these units
 
 
 def price_of_round(mu: float) -> float:
@@ -57,6 +63,7 @@ def solve_in_part(
     data: tuple[Any, ...],
     budget: Budget,
     *,
+    intercept: bool,
     neighboring: str,
     ledger: Ledger | None,
     noise_seed: int | None,
@@ -64,9 +71,13 @@ def solve_in_part(
 ) -> tuple[Tensor, Guarantee, TargetRange]:
     """Find the range that targets take up, then train on targets scaled to it, in one reservation.
 
+    Last, where there are records enough, the intercept is moved by the mean residual, if that is
+    more than noise: clipped gradients lead towards the median, and the range cuts long tails off.
+
     Args:
-        run: a solver, which takes data and budget, ledger and ranks.
+        run: a solver of a squared loss, which takes data and budget, ledger and ranks.
         data: as `solve` takes it, targets in [-1, 1].
+        intercept: whether the last of the weights is one.
         ledger: where the whole budget is charged, once, before the first release.
 
     Returns:
@@ -92,17 +103,27 @@ def solve_in_part(
         noise=key_stream(noise_seed, "range of targets"),
         label="estimator, range of targets, auto",
     )
-    round_mu = price_of_round(budget.gdp)
-    part = spread_of_targets(gate, y, rest[0] if rest else None, n, mu=round_mu, ranks=ranks)
-    left = PLANNED * math.sqrt(budget.gdp**2 - gate.filter.spent**2)
+    round_mu, shares = price_of_round(budget.gdp), rest[0] if rest else None
+    part = spread_of_targets(gate, y, shares, n, mu=round_mu, ranks=ranks)
+    y = part.in_units(y)
+    mean_mu = budget.gdp * math.sqrt(MEAN_SHARE)
+    centred = intercept and len(rest) < 2 and noise_of_residual(mean_mu, n, neighboring) < CLEAR
+    spent = math.hypot(gate.filter.spent, mean_mu if centred else 0.0)
+    left = PLANNED * math.sqrt(budget.gdp**2 - spent**2)
     gate.open(left)
     gate.count(left)
     weights, _ = run(
-        data=(x, part.scaled(y), *rest),
+        data=(x, y.clip(-1, 1), *rest),
         budget=Budget(delta=budget.delta, mu=left),
         ledger=None,  # it is paid for
         ranks=ranks,
     )
+    if centred:
+        residuals = Residuals(x, y, weights.numpy(), shares)
+        (mean,) = noisy_mean(
+            gate, residuals, LARGEST_RESIDUAL, n, mu=mean_mu * PLANNED, ranks=ranks
+        )
+        weights[-1] += mean if abs(mean) > 2 * noise_of_residual(mean_mu, n, neighboring) else 0.0
     gate.finish()
     return weights, guarantee_of(gate, budget.delta, noise_seed=noise_seed), part
 
@@ -132,26 +153,56 @@ def spread_of_targets(
     (z, z^2 - 1/2) to a round's sum, z its target within the last range, released before, and cut to
     [-1, 1]; that is at most sqrt(5)/2 long, and so is a mean over its rows.
     """
-    bound = LONGEST * BOUND_ROUNDING
     noise = noise_of_mean(mu, n, gate.neighboring)
     found = WHOLE
     for number in range(ROUNDS):
         if DEVIATIONS**2 * noise >= 1:  # if they all were the same
             break
-        own = torch.from_numpy(bounded_sum(Terms(y, shares, found), LONGEST))
-        ranks.begin(RELEASE, number)
-        gate.open(mu)
-        total = ranks.total(own)
-        released = ranks.from_first(partial(gate.release_sum, total, norm_bound=bound, mu=mu))
-        if ranks.rank > 0:
-            gate.count(mu)
-        mean, square = (released / n).tolist()
+        terms = Terms(y, shares, found)
+        mean, square = noisy_mean(gate, terms, LONGEST, n, mu=mu, ranks=ranks, number=number)
         variance = max(0.0, square + 0.5 - mean**2)
         half = DEVIATIONS * math.sqrt(variance + noise)
         if half >= 1:
             break
         found = found.part(TargetRange(mean, half))
+        if noise < VISIBLE * variance:
+            break
     return found
+
+
+def noisy_mean(
+    gate: FilteredGate,
+    terms: Rows,
+    longest: float,
+    n: int,
+    *,
+    mu: float,
+    ranks: Ranks,
+    number: int = ROUNDS,
+) -> list[float]:
+    """The mean over n records of terms that are cut to a length, released.
+
+    Args:
+        terms: of this rank's records. longest: a term may be.
+        number: of the release, on all ranks.
+
+    **Guarantee.** mu-GDP, and charged to the gate: a record adds a term of at most ``longest``.
+    """
+    own = torch.from_numpy(bounded_sum(terms, longest))
+    ranks.begin(RELEASE, number)
+    gate.open(mu)
+    total = ranks.total(own)
+    bound = longest * BOUND_ROUNDING
+    released = ranks.from_first(partial(gate.release_sum, total, norm_bound=bound, mu=mu))
+    if ranks.rank > 0:
+        gate.count(mu)
+    mean: list[float] = (released / n).tolist()
+    return mean
+
+
+def noise_of_residual(mu: float, n: int, neighboring: str) -> float:
+    """Standard deviation of noise at this price on a mean residual; public."""
+    return neighbours_differ_by(neighboring) * LARGEST_RESIDUAL / (mu * n)
 
 
 class Terms:
@@ -168,8 +219,43 @@ class Terms:
 
     def __getitem__(self, rows: slice) -> NDArray[np.float64]:
         z = self._range.scaled(self._y[rows])
-        terms = np.stack([z, np.square(z) - 0.5], axis=-1)
-        if self._shares is None or z.ndim == 1:
-            return terms
-        mean: NDArray[np.float64] = (terms * self._shares[rows][..., None]).sum(1)
-        return mean
+        return of_records(np.stack([z, np.square(z) - 0.5], axis=-1), self._shares, rows)
+
+
+class Residuals:
+    """Targets less what weights say, (n, 1), made as rows are asked for.
+
+    Args:
+        x: rows of features, (n, d), or (n, K, d) where records have several.
+        y: targets, in units of the range that the weights were learnt in.
+        weights: (d + 1,), the intercept last.
+        shares: as for `spread_of_targets`.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: NDArray[np.float64],
+        weights: NDArray[np.float64],
+        shares: NDArray[np.float64] | None,
+    ) -> None:
+        self._x, self._y, self._weights, self._shares = x, y, weights, shares
+        self.shape = (len(y), 1)
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def __getitem__(self, rows: slice) -> NDArray[np.float64]:
+        said = np.asarray(self._x[rows] @ self._weights[:-1]) + self._weights[-1]
+        rest = np.clip(self._y[rows] - said, -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
+        return of_records(rest[..., None], self._shares, rows)
+
+
+def of_records(
+    terms: NDArray[np.float64], shares: NDArray[np.float64] | None, rows: slice
+) -> NDArray[np.float64]:
+    """The terms of records, (n, k), each the mean over its rows where it has several."""
+    if shares is None or terms.ndim == 2:
+        return terms
+    mean: NDArray[np.float64] = (terms * shares[rows][..., None]).sum(1)
+    return mean
