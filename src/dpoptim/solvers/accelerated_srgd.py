@@ -182,7 +182,7 @@ def shares_of_batches(data: Any, settings: SRGD, ranks: Ranks) -> tuple[SRGD, in
     """
     if ranks.size == 1:
         return settings, settings.batch_size
-    sizes = ranks.gathered(len(data[0]) if isinstance(data, tuple) else 0)
+    sizes = ranks.all_gather(len(data[0]) if isinstance(data, tuple) else 0)
     if 0 in sizes:
         raise ValueError("data must be a tuple of arrays, with a record at least, on every rank.")
     own = [settings.batch_size * size // sum(sizes) for size in sizes]
