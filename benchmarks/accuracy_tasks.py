@@ -13,7 +13,7 @@ from dpoptim.data.preparation import SquareRoot
 from dpoptim.recipes import recipe
 from dpoptim.reproduce import dice_cases
 from dpoptim.reproduce.dice_cases import Arrays, tanh_cnn
-from dpoptim.reproduce.tweets import lines
+from dpoptim.reproduce.real_cases import lines
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy
 

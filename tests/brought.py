@@ -4,17 +4,14 @@ import csv
 from pathlib import Path
 
 import numpy as np
-from typer.testing import CliRunner
 
-from dpoptim.cli import app
+import command_work
 
 Labelled = tuple[np.ndarray, np.ndarray]
 
 
 def run(*words: object, code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["reproduce", *map(str, words), "--quick"])
-    assert done.exit_code == code, done.output
-    return " ".join(done.output.split())
+    return command_work.run("reproduce", *words, "--quick", code=code)
 
 
 def rows_in(path: Path) -> list[dict[str, str]]:

@@ -907,7 +907,7 @@ def exchanged(rank: int, sizes: list[int], stretch: int) -> tuple[Tensor, list[T
         patch.object(dist, "all_to_all_single", counted),
     ):
         own = ranks.sum_parts(vector, sizes)
-        total = torch.cat(ranks.gathered(own))
+        total = torch.cat(ranks.all_gather(own))
         part = total.split(part_sizes(entries, size))[rank]
         into = [torch.empty(entries // 3), torch.empty(0), torch.empty(entries - entries // 3)]
         ranks.join_parts(part, into, lambda each: each.float().div_(2.0))

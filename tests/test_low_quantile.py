@@ -15,8 +15,8 @@ import dpoptim
 from dpoptim.gate import SelectionGate
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.noise.stream import KeyStream
+from dpoptim.reproduce.real_cases import lipschitz_constants
 from dpoptim.solvers.linear_model import LinearModel
-from dpoptim.solvers.lipschitz import lipschitz_constants
 
 
 def test_it_is_near_the_quantile() -> None:

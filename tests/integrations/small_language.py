@@ -6,7 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+import dpoptim
+
 VOCABULARY, RECORDS, PAD = 23, 48, 0
+
+
+def plan(steps: int = 3) -> dpoptim.Plan:
+    return dpoptim.DPSGD(clip_norm=0.5).plan(
+        n=RECORDS, batch_size=12, steps=steps, noise_multiplier=0.3, delta=1e-4
+    )
 
 
 class Sentences(Dataset[dict[str, Tensor]]):

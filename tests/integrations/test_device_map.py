@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import dpoptim
-from integrations.small_language import RECORDS, Sentences, adapted, causal, classifier, collate
+from integrations.small_language import (
+    Sentences,
+    adapted,
+    causal,
+    classifier,
+    collate,
+    plan,
+)
 
 accelerate = pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -33,12 +40,6 @@ MODELS: dict[str, tuple[Callable[[], Any], bool]] = {
     "LoRA": (adapted, True),
     "classifier": (classifier, False),
 }
-
-
-def plan() -> dpoptim.Plan:
-    return dpoptim.DPSGD(clip_norm=0.5).plan(
-        n=RECORDS, batch_size=12, steps=3, noise_multiplier=0.3, delta=1e-4
-    )
 
 
 def attached(model: nn.Module, **options: Any) -> tuple[dpoptim.PrivateTraining, Any]:

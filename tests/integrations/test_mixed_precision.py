@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dpoptim
-from integrations.small_language import RECORDS, Sentences, classifier, collate
+from integrations.small_language import RECORDS, Sentences, classifier, collate, plan
 
 transformers = pytest.importorskip("transformers")
 lightning = pytest.importorskip("lightning.pytorch")
@@ -21,12 +21,6 @@ from dpoptim.integrations.lightning import PrivateCallback  # noqa: E402
 from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
 
 HALF = torch.float16
-
-
-def plan() -> dpoptim.Plan:
-    return dpoptim.DPSGD(clip_norm=0.5).plan(
-        n=RECORDS, batch_size=12, steps=3, noise_multiplier=0.3, delta=1e-4
-    )
 
 
 def released(model: torch.nn.Module) -> list[torch.Tensor]:

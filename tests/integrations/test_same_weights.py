@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import dpoptim
-from integrations.small_language import RECORDS, Sentences, adapted, causal, classifier, collate
+from integrations.small_language import (
+    Sentences,
+    adapted,
+    causal,
+    classifier,
+    collate,
+    plan,
+)
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -35,18 +42,12 @@ TASKS: dict[str, tuple[Callable[[], Any], bool]] = {
 
 def stops() -> list[Any]:
     """For each task a step to stop after: the first, the last, and one drawn from those between."""
-    steps = plan().steps
+    steps = plan(6).steps
     return [
         ("classification", random.Random(24).randint(2, steps - 1)),
         pytest.param("causal LM", steps, marks=pytest.mark.variants),
         pytest.param("LoRA", 1, marks=pytest.mark.variants),
     ]
-
-
-def plan(steps: int = 6) -> dpoptim.Plan:
-    return dpoptim.DPSGD(clip_norm=0.5).plan(
-        n=RECORDS, batch_size=12, steps=steps, noise_multiplier=0.3, delta=1e-4
-    )
 
 
 def weights(model: nn.Module) -> Weights:
@@ -65,7 +66,7 @@ def plain(
 ) -> Weights:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with dpoptim.attach(
-        plan(),
+        plan(6),
         model,
         optimizer,
         data,
@@ -126,7 +127,7 @@ def trainer(
             torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5),
             None,
         ),
-        plan=plan(),
+        plan=plan(6),
         noise_seed=5,
         public_figures=public,
         **(points or {}),
@@ -167,7 +168,7 @@ def by_lightning(
     **trainer: Any,
 ) -> tuple[Weights, Any]:
     callback = PrivateCallback(
-        plan(),
+        plan(6),
         data,
         physical_batch_size=physical,
         collate_fn=collate,
@@ -203,7 +204,7 @@ def by_accelerate(
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
     model, optimizer = accelerator.prepare(model, optimizer)  # the usual order
     with dpoptim.attach(
-        plan(),
+        plan(6),
         model,
         optimizer,
         data,
@@ -250,7 +251,7 @@ def test_every_loop_releases_the_same_weights(task: str, tmp_path: Path) -> None
         close(expected, by_accelerate(make(), data, physical))
     for automatic, physical in ((True, 4), (False, 100)):
         found, fit = by_lightning(make(), data, tmp_path, physical, automatic=automatic)
-        assert fit.global_step == plan().steps
+        assert fit.global_step == plan(6).steps
         close(expected, {name.removeprefix("model."): value for name, value in found.items()})
 
 
@@ -307,7 +308,7 @@ def test_every_loop_resumes_to_the_same_weights(task: str, stop: int, tmp_path: 
     later = make()
     again = trainer(later, data, tmp_path / "trainer", 100)
     again.train(resume_from_checkpoint=str(tmp_path / "trainer" / f"checkpoint-{stop}"))
-    assert again.state.global_step == plan().steps
+    assert again.state.global_step == plan(6).steps
     close(expected, weights(later))
 
     folder = tmp_path / "lightning"
@@ -319,7 +320,7 @@ def test_every_loop_resumes_to_the_same_weights(task: str, stop: int, tmp_path: 
     (checkpoint,) = moved.glob(f"*step={stop}.ckpt")
     later = make()
     found, fit = by_lightning(later, data, moved, 100, resume=checkpoint)
-    assert fit.global_step == plan().steps
+    assert fit.global_step == plan(6).steps
     close(expected, {name.removeprefix("model."): value for name, value in found.items()})
 
 
@@ -339,7 +340,7 @@ def test_private_state_goes_with_the_lightning_checkpoint_that_it_is_of(tmp_path
     expected, fit = by_lightning(
         classifier(), data, tmp_path, 4, enable_checkpointing=True, more=[every, See()]
     )
-    steps = plan().steps
+    steps = plan(6).steps
     assert len(made) > 2, "there were others"
     kept = {f"private-step={step}.checkpoint" for step in (steps - 1, steps)}
     assert {path.name for path in tmp_path.glob("private-*")} == kept
@@ -366,7 +367,7 @@ def test_a_lightning_checkpoint_saved_by_hand_is_gone_on_from(tmp_path: Path) ->
     data = Sentences()
     expected, _ = by_lightning(classifier(), data, tmp_path, 4, more=[Save()])
     found, fit = by_lightning(classifier(), data, tmp_path, 4, resume=file)
-    assert fit.global_step == plan().steps
+    assert fit.global_step == plan(6).steps
     close(expected, found)
 
 
@@ -443,7 +444,7 @@ def test_lightning_logs_in_training_what_is_vouched_for_only(
             if tell is kept_for_later:
                 self.log("train_loss", self.kept)
 
-    callback = PrivateCallback(plan(), Sentences(), collate_fn=collate, public_figures=["epsilon"])
+    callback = PrivateCallback(plan(6), Sentences(), collate_fn=collate, public_figures=["epsilon"])
     fit = lightning.Trainer(
         accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False,
         enable_checkpointing=False,
@@ -468,9 +469,9 @@ def test_options_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
     for given in ({"compute_loss_func": print}, {}):
         with pytest.raises(ValueError, match="compute_loss.*losses=fn"):
             (PrivateTrainer if given else OwnLoss)(
-                classifier(), training_arguments(tmp_path, 4), plan=plan(), **given
+                classifier(), training_arguments(tmp_path, 4), plan=plan(6), **given
             )
-    callback = PrivateCallback(plan(), Sentences(), collate_fn=collate)
+    callback = PrivateCallback(plan(6), Sentences(), collate_fn=collate)
     for option in ({"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}):
         fit = lightning.Trainer(
             accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path,

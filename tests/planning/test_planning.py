@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from command_work import run
 from dpoptim.accounting.accountant import compute_epsilon, tradeoff_curve
 from dpoptim.accounting.attacker import (
     LEAST_NOISE,
@@ -21,7 +21,6 @@ from dpoptim.accounting.attacker import (
     right_at_most,
 )
 from dpoptim.accounting.profiles import LossDistribution
-from dpoptim.cli import app
 from dpoptim.methods import DPFTRL, DPSGD
 from dpoptim.planning import EpsilonAtMost, Question, StepCost, choose, learning_rate, sweep
 from dpoptim.planning.choice import CLOSE
@@ -192,12 +191,6 @@ def test_what_should_give_pause_is_said(changes: dict[str, object], said: str) -
     assert choose(question()).warnings == ()
 
 
-def run(*args: str, code: int = 0) -> str:
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
-    assert result.exit_code == code, (result.output, result.exception)
-    return result.output
-
-
 FAST = ("--method", "dp-sgd", "--records-per-second", "1e5")
 
 
@@ -250,7 +243,7 @@ def test_the_table_marks_the_choice_and_a_schema_gives_the_size(tmp_path: Path) 
     text = run("plan", "--n", "5000", "--schema", str(schema), "--epsilon", "1", *FAST, *out)
     assert "delta 1e-05" in text
     assert "a softmax model, n = 5,000 records" in text
-    assert f"next        dpoptim train --data FILE --schema {schema} --method" in text
+    assert f"next dpoptim train --data FILE --schema {schema} --method" in text
     assert len(re.findall(r"\d\.\d\d x", text)) >= 3
     assert re.search(r"\d+ settings", text)
     schema.write_text(schema.read_text() + '[columns.who]\nkind = "person"\n')
@@ -277,11 +270,7 @@ def test_the_table_marks_the_choice_and_a_schema_gives_the_size(tmp_path: Path) 
 )
 def test_what_cannot_be_planned(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
     out = tmp_path / "p.html"
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(
-        app, ["plan", "--n", "1000", *arguments, "--out", str(out)]
-    )
-    assert result.exit_code == 2
-    assert said in result.output + (result.stderr or "")
+    assert said in run("plan", "--n", "1000", *arguments, "--out", out, code=2)
     assert not out.exists()
 
 

@@ -42,8 +42,10 @@ ALLOWED = {
     ("solvers/objective.py", "[len(part) for part in data]"): "n is public under the relations "
     "that it takes",
     ("solvers/releases.py", "tuple(w0.shape)"): "a starting point",
-    ("solvers/stream.py", "[len(part) for part in data]"): "n is public under the relations that "
-    "it takes",
+    (
+        "solvers/one_pass_batches.py",
+        "[len(part) for part in data]",
+    ): "n is public under the relations that it takes",
     ("training/trials/check.py", "len(records)"): "of the batch that the caller made up",
     (
         "training/trials/loss_refusals.py",

@@ -11,8 +11,7 @@ import torch
 from dpoptim.reproduce import das_baselines
 from dpoptim.reproduce.das_published import PRIVATE
 from dpoptim.reproduce.das_tables import Recipe, das_table, smooth_pixels
-from dpoptim.reproduce.real_cases import Case
-from dpoptim.reproduce.tweets import tasks_in
+from dpoptim.reproduce.real_cases import Case, tasks_in
 from dpoptim.solvers.linear_model import LinearModel
 
 

@@ -23,7 +23,7 @@ from dpoptim.reproduce import (
     one_pass,
 )
 from dpoptim.reproduce.real_cases import fashion as fashion_case
-from dpoptim.solvers.lipschitz import lipschitz_constants
+from dpoptim.reproduce.real_cases import lipschitz_constants
 
 
 def test_das_tables_quote_the_paper_and_hold_every_cell() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpoptim.reproduce import tweets
+from dpoptim.reproduce import real_cases
 
 
 def folder(path: Path, labels: str = "0\n1\n0\n") -> Path:
@@ -25,8 +25,8 @@ def test_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((texts, cache))
         return np.array([[len(text)] for text in texts], dtype=np.float32)
 
-    monkeypatch.setattr(tweets, "encode_text", lengths)
-    data = tweets.load_tweets(folder(tmp_path), most=2)
+    monkeypatch.setattr(real_cases, "encode_text", lengths)
+    data = real_cases.load_tweets(folder(tmp_path), most=2)
     assert data.class_names == ("anger", "joy")
     assert data.x[:, 0].tolist() == [8, 26]
     assert data.y.tolist() == [0, 1]
@@ -35,7 +35,7 @@ def test_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="mapping.txt is missing"):
-        tweets.load_tweets(tmp_path)
+        real_cases.load_tweets(tmp_path)
     for labels in ("0\n1\n", "0\n1\n7\n"):
         with pytest.raises(ValueError, match="3 train texts"):
-            tweets.load_tweets(folder(tmp_path, labels))
+            real_cases.load_tweets(folder(tmp_path, labels))

@@ -4,16 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
+from command_work import run
 from dpoptim import Ledger
-from dpoptim.cli import app
 from dpoptim.methods import DPSGD, WholeRun
-
-
-def train(*args: str) -> tuple[int, str]:
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, ["train", *args])
-    return result.exit_code, result.output
 
 
 def test_n_is_the_number_of_records_that_are_divided_by(tmp_path: Path) -> None:
@@ -32,23 +26,28 @@ def test_n_is_the_number_of_records_that_are_divided_by(tmp_path: Path) -> None:
         "--delta",
         "1e-5",
     ]
-    code, said = train(
-        *settings, "--method", "noisy-gd", "--n", "1000", "--out", str(tmp_path / "run")
+    said = run(
+        "train",
+        *settings,
+        "--method",
+        "noisy-gd",
+        "--n",
+        "1000",
+        "--out",
+        str(tmp_path / "run"),
+        code=2,
     )
-    assert code == 2
     assert "--n 1000 is not the number of records" in said
     assert not (tmp_path / "run" / "certificate.json").exists()
     relation = ["--neighboring", "zero-out", "--batch-size", "20", "--epochs", "1"]
-    code, said = train(*settings, *relation, "--n", "1000", "--out", str(tmp_path / "run"))
-    assert code == 2
+    said = run("train", *settings, *relation, "--n", "1000", "--out", str(tmp_path / "run"), code=2)
     assert "--n 1000 is not the number of records" in said
     assert "guarantee" not in said  # nothing was planned for them
 
 
 def test_a_solver_that_releases_many_sums_does_not_promise_one(tmp_path: Path) -> None:
     settings = ["--data", "digits", "--method", "noisy-gd", "--epsilon", "4", "--no-compare"]
-    code, said = train(*settings, "--out", str(tmp_path))
-    assert code == 0, said
+    run("train", *settings, "--out", str(tmp_path))
     enforced = json.loads((tmp_path / "certificate.json").read_text())["basis"]["enforced"]
     assert not any("at most 1 noisy" in text for text in enforced)
     assert any("for as long as the one budget pays" in text for text in enforced)
@@ -72,11 +71,11 @@ def test_a_solver_that_releases_many_sums_does_not_promise_one(tmp_path: Path) -
 def test_the_ledger_names_data_set_and_model(method: str, tmp_path: Path) -> None:
     """Of a solver, too, which had been "estimator" there; and the certificate knows of the file."""
     path = tmp_path / "digits.sqlite"
-    code, said = train(
+    run(
+        "train",
         *("--data", "digits", "--method", method, "--ledger", str(path), "--no-compare"),
         *("--out", str(tmp_path / "run")),
     )
-    assert code == 0, said
     (entry,) = Ledger(path).entries()
     assert (
         entry.label == f"training of softmax on digits{'' if method == 'dp-sgd' else ', ' + method}"

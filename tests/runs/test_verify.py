@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from typer.testing import CliRunner
 
+from command_work import run
 from dpoptim import Ledger
 from dpoptim.assumptions import Assumption
-from dpoptim.cli import app
 from dpoptim.documents import sha256_of, with_digest
 from dpoptim.evaluation import evaluate_classifier
 from dpoptim.installed import SOURCES, digests
@@ -27,12 +26,6 @@ from dpoptim.runs.evaluations import Evaluation
 from dpoptim.runs.verify import verify_run
 from dpoptim.training.assumptions import PACKAGE
 from finished_run import SEEDED, small_run
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(part) for part in arguments])
-    assert result.exit_code == code, result.output
-    return re.sub(r"\s+", " ", result.output)
 
 
 def saved(folder: Path, **changes: Any) -> Path:

@@ -22,9 +22,9 @@ from dpoptim.solvers.accelerated_srgd import SRGDResult, accelerated_srgd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
 from dpoptim.solvers.linear_model import LinearModel
+from dpoptim.solvers.one_pass_batches import batches_in_order
 from dpoptim.solvers.problem import LinearProblem, ModuleProblem
 from dpoptim.solvers.srgd_settings import SRGD, suggested_settings, theorem_settings
-from dpoptim.solvers.stream import batches
 
 STEPS, BATCH, FEATURES = 6, 20, 3
 
@@ -308,20 +308,23 @@ def test_wrong_arguments_are_named() -> None:
 
 def test_streams() -> None:
     x, y = made_up()
-    arrays = [[tuple(c) for c in b] for b in batches((x, y), BATCH, STEPS)]
+    arrays = [[tuple(c) for c in b] for b in batches_in_order((x, y), BATCH, STEPS)]
     records = iter(list(zip(x, y, strict=True)) + [None] * 3)
-    stream = [[tuple(c) for c in b] for b in batches(records, BATCH, STEPS)]
+    stream = [[tuple(c) for c in b] for b in batches_in_order(records, BATCH, STEPS)]
     assert next(records) is None  # read no further than needed
     for a, b in zip(arrays, stream, strict=True):
         assert len(a) == len(b) == 1
         torch.testing.assert_close(a[0], b[0], rtol=0, atol=0)
-    assert sum(len(c[0]) for b in batches((torch.zeros(20_000),), 10_000, 2) for c in b) == 20_000
+    assert (
+        sum(len(c[0]) for b in batches_in_order((torch.zeros(20_000),), 10_000, 2) for c in b)
+        == 20_000
+    )
     with pytest.raises(ValueError, match="has 120 records, but 7 batches"):
-        batches((x, y), BATCH, STEPS + 1)
+        batches_in_order((x, y), BATCH, STEPS + 1)
     with pytest.raises(ValueError, match="ended early"):
-        [list(b) for b in batches(iter([(1.0,)] * 3), 2, 2)]
+        [list(b) for b in batches_in_order(iter([(1.0,)] * 3), 2, 2)]
     with pytest.raises(ValueError, match="one length"):
-        batches((x, y[1:]), BATCH, STEPS)
+        batches_in_order((x, y[1:]), BATCH, STEPS)
 
 
 @pytest.mark.parametrize("constraint", [Ball(0.3), Box(-0.2, 0.1)], ids=repr)

@@ -1,7 +1,4 @@
-"""Reports of a ledger: its runs, what they were charged, and what the budget still admits.
-
-As values, and for people: a line a run, each with its epsilon, and their sum. Nothing here writes.
-"""
+"""Reports of a ledger, as values and as lines for people: its runs, charges, and what is left."""
 
 import math
 import threading

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpoptim.audit.canary_units import attach_canaries
 from dpoptim.audit.side_by_side import Floats, releases_kept
+from dpoptim.audit.small_runs import attach_canaries
 from dpoptim.audit.two_worlds import LENGTH, Canaries, canary_data
 from dpoptim.gate import CorrelatedSum
 from dpoptim.noise.correlated import BandedToeplitz

@@ -10,7 +10,7 @@ import dp_accounting as dp
 from dpoptim.accounting import calibration, compute_epsilon
 from dpoptim.audit.min_separation import MixturesOfPatterns
 
-DELTA, RELATION = 1e-5, "zero-out"
+EPSILON, DELTA, RELATION = 2.0, 1e-5, "zero-out"
 Family = Callable[[float], dp.DpEvent]
 
 
@@ -30,21 +30,21 @@ def calibrations() -> str:
 
     with own_cache():
         return (
-            over_budget("b-min-sep batches", apart.event, 2.0)
-            or over_budget("a Gaussian", dp.GaussianDpEvent, 2.0)
-            or over_budget("what was remembered of another event", dearer, 2.0)
+            over_budget("b-min-sep batches", apart.event)
+            or over_budget("a Gaussian", dp.GaussianDpEvent)
+            or over_budget("what was remembered of another event", dearer)
         )
 
 
-def over_budget(what: str, family: Family, epsilon: float) -> str:
-    """Calibrate; text if the noise costs more than ``epsilon``."""
+def over_budget(what: str, family: Family) -> str:
+    """Calibrate; text if the noise costs more than `EPSILON`."""
     noise = calibration.calibrate_remembered(
-        family, epsilon=epsilon, delta=DELTA, neighboring=RELATION
+        family, epsilon=EPSILON, delta=DELTA, neighboring=RELATION
     )
     cost = compute_epsilon(family(noise), DELTA, RELATION).epsilon
-    if cost <= epsilon:
+    if cost <= EPSILON:
         return ""
-    return f"refuted: calibration of {what}: epsilon {cost:.4g} where {epsilon:g} was asked for"
+    return f"refuted: calibration of {what}: epsilon {cost:.4g} where {EPSILON:g} was asked for"
 
 
 @contextmanager

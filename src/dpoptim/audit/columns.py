@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.data import TensorDataset
 
+from dpoptim.audit.small_runs import linear_of_zeros
 from dpoptim.audit.statistics import PUBLIC, RECORDS, shifts_seen
 from dpoptim.data.encoding import encode_table
 from dpoptim.data.schema import parse_schema
@@ -141,9 +141,7 @@ def scored(names: list[str]) -> None:
     plan = dataclasses.replace(plan, unit=Unit("person", 2))
     data = TensorDataset(torch.zeros(RECORDS, 2), torch.arange(RECORDS) % 2)
     hold_out = TensorDataset(torch.zeros(len(names), 2), torch.arange(len(names)) % 2)
-    model = nn.utils.skip_init(nn.Linear, 2, 2)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
+    model = linear_of_zeros(2, 2, bias=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     own: dict[str, Any] = {"persons": range(RECORDS), "rows_per_record": 2, "noise_seed": 0}
     with attach(plan, model, optimizer, data, **own) as private:

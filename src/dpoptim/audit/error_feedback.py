@@ -8,20 +8,19 @@ from dataclasses import replace
 import numpy as np
 import torch
 from scipy.special import ndtr
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from dpoptim.accounting import gdp_epsilon
-from dpoptim.audit.canary_units import attach_canaries
 from dpoptim.audit.finding import DELTA, MU, Finding, finding
+from dpoptim.audit.small_runs import attach_canaries, linear_of_zeros
 from dpoptim.methods import DiceSGD
 from dpoptim.plan import Plan
 
 
 def released_means(plan: Plan, x: Tensor, seed: int) -> Tensor:
     """The release of each step, (steps,), record i's gradient being x[i] for any model."""
-    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    nn.init.zeros_(model.weight)
+    model = linear_of_zeros(1, 1, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     found = []
     with attach_canaries(plan, model, optimizer, TensorDataset(x[:, None]), seed) as private:

@@ -1,7 +1,7 @@
 """Loops that mix or leak records: to be refused, or to give each no more than its share."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,14 +9,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.refused_loops import FEATURES, accepted, zeros
+from dpoptim.audit.refused_loops import FEATURES, accepted
+from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, sum_of_a_step
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.oracle import Loss
-from dpoptim.methods.dp_sgd import DPSGD
-from dpoptim.training.attach import attach
 from dpoptim.training.trials.isolation import IsolationWarning
 
-POSITIONS, CLIP_NORM, FLAG = 4, 0.5, 7.0
+POSITIONS, FLAG = 4, 7.0
 
 
 class Folded(nn.Module):
@@ -24,7 +22,7 @@ class Folded(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = zeros(FEATURES, 1)
+        self.layer = linear_of_zeros(FEATURES, 1)
 
     def encode(self, x: Tensor) -> Tensor:
         return self.layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])[..., 0]
@@ -38,7 +36,7 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right = zeros(FEATURES, 1), zeros(FEATURES, 1)
+        self.left, self.right = linear_of_zeros(FEATURES, 1), linear_of_zeros(FEATURES, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.left(x) + self.right(x)
@@ -69,10 +67,12 @@ def rows_of_an_earlier_pass() -> str:
         return (model.encode(batch) - 1).square().sum(1)
 
     x = torch.zeros(6, POSITIONS, FEATURES)
-    without = sum_of_a_step(Folded(), x, step)
+    without = sum_of_a_step(Folded(), TensorDataset(x), step)
     # its positions would be those of two records, each with a bound of its own
     x[-1] = 1e3
-    return moved_beyond_bound("rows of an earlier pass", sum_of_a_step(Folded(), x, step), without)
+    return moved_beyond_bound(
+        "rows of an earlier pass", sum_of_a_step(Folded(), TensorDataset(x), step), without
+    )
 
 
 def empty_slots() -> str:
@@ -83,7 +83,10 @@ def empty_slots() -> str:
 
     x = torch.zeros(6, POSITIONS, FEATURES)
     x[-1] = -1e3
-    sums = [sum_of_a_step(Folded(), some, step, n=6, fixed_shape=True) for some in (x, x[:-1])]
+    sums = [
+        sum_of_a_step(Folded(), TensorDataset(some), step, n=6, fixed_shape=True)
+        for some in (x, x[:-1])
+    ]
     return moved_beyond_bound("a record in an empty slot", *sums)
 
 
@@ -111,7 +114,7 @@ def dropout_by_a_public_seed() -> str:
             sums = []
             for _ in range(2):
                 torch.manual_seed(0)
-                sums.append(sum_of_a_step(build(), x, step))
+                sums.append(sum_of_a_step(build(), TensorDataset(x), step))
             if torch.equal(*sums):
                 return "dropout follows a public seed"
     return ""
@@ -133,7 +136,9 @@ def sorted_for_one_layer() -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IsolationWarning)
         sums = [
-            sum_of_a_step(Branches(), some, lambda m, b: loss(m, (b,)), n=6, checked=loss)
+            sum_of_a_step(
+                Branches(), TensorDataset(some), lambda m, b: loss(m, (b,)), n=6, checked=loss
+            )
             for some in (x, x[:-1])
         ]
     return moved_beyond_bound("a record that others are sorted beside", *sums)
@@ -149,7 +154,9 @@ def formed_a_few_at_once() -> str:
     n = 80
     x = torch.ones(n, 60, 256) * torch.tensor([1e-6, 1.0]).repeat(n // 2)[:, None, None]
     whole, *others = (
-        sum_of_a_step(zeros(256, 64), some, lambda m, b: m(b).sum((1, 2)), n=n)
+        sum_of_a_step(
+            linear_of_zeros(256, 64), TensorDataset(some), lambda m, b: m(b).sum((1, 2)), n=n
+        )
         for some in (x, x[1:], x[:-1])
     )
     found = (
@@ -162,12 +169,14 @@ def norms_that_count_microbatches() -> str:
     """One record more, in a microbatch of its own: do spectral norms go on for it?"""
     states = []
     for n in (6, 7):
-        layer = zeros(FEATURES, 3)
+        layer = linear_of_zeros(FEATURES, 3)
         layer.weight.data[range(3), range(3)] = torch.tensor([1.0, 0.95, 0.9])  # slow to follow
         with torch.random.fork_rng():
             torch.manual_seed(0)
             model = parametrizations.spectral_norm(layer)
-        sum_of_a_step(model, torch.ones(n, FEATURES), lambda m, b: m(b).sum(1), n=6, physical=1)
+        sum_of_a_step(
+            model, TensorDataset(torch.ones(n, FEATURES)), lambda m, b: m(b).sum(1), n=6, physical=1
+        )
         states.append(torch.cat([buffer.flatten() for buffer in model.buffers()]))
     return "" if torch.equal(*states) else "spectral norms counted the microbatches of a step"
 
@@ -203,7 +212,7 @@ class Turned(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.flagged, self.layer = Flagged(), zeros(FEATURES, 1)
+        self.flagged, self.layer = Flagged(), linear_of_zeros(FEATURES, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         out, turned = self.flagged(x)
@@ -219,38 +228,10 @@ def flags_of_one_record() -> str:
         warnings.simplefilter("ignore", IsolationWarning)
         for some in (x, x[:-1]):
             try:
-                sums.append(sum_of_a_step(Turned(), some, lambda m, b: m(b), n=6))
+                sums.append(sum_of_a_step(Turned(), TensorDataset(some), lambda m, b: m(b), n=6))
             except PrivacyError:  # what it says is not the same for all
                 return ""
     return moved_beyond_bound("a record that others take for themselves", *sums)
-
-
-def sum_of_a_step(
-    model: nn.Module,
-    x: Tensor,
-    losses: Callable[[nn.Module, Tensor], Tensor],
-    *,
-    n: int | None = None,
-    fixed_shape: bool = False,
-    physical: int | None = None,
-    checked: Loss | None = None,
-) -> Tensor:
-    """The sum of one step of all records, without noise: float64. ``checked``: told to `attach`."""
-    n = n or len(x)
-    before = parameters_of(model)
-    plan = DPSGD(clip_norm=CLIP_NORM).plan(
-        n=n, batch_size=n, steps=1, noise_multiplier=0, delta=1e-5
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with attach(plan, model, optimizer, TensorDataset(x), loss=checked) as private:
-        for (batch,) in private.batches(physical_batch_size=physical, fixed_shape=fixed_shape):
-            private.backward(losses(model, batch))
-            optimizer.step()
-    return n * (before - parameters_of(model))
-
-
-def parameters_of(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
 def moved_beyond_bound(what: str, one: Tensor, other: Tensor) -> str:

@@ -6,9 +6,10 @@ So this makes them again from these alone. There is no tolerance for chance: all
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from dpoptim.audit.small_runs import linear_of_zeros, parameters_of
 from dpoptim.methods import DPSGD
 from dpoptim.noise.stream import KeyStream
 from dpoptim.training.attach import attach
@@ -18,11 +19,9 @@ RECORDS, STEPS, RADIUS, SEED = 40, 12, 0.5, 1
 
 def iterates() -> str:
     """Train by SGD, and find the last point and the one that was kept among those expected."""
-    model = nn.Linear(3, 2).double()
-    for p in model.parameters():
-        nn.init.zeros_(p)
+    model = linear_of_zeros(3, 2, bias=True, dtype=torch.float64)
     x = torch.arange(3.0 * RECORDS, dtype=torch.float64).sin().view(RECORDS, 3)
-    points = [weights(model)]
+    points = [parameters_of(model)]
 
     def step_again(*_: object) -> None:
         given = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
@@ -41,18 +40,14 @@ def iterates() -> str:
             private.backward(F.cross_entropy(model(inputs), labels, reduction="none"))
             optimizer.step()
     found = []
-    if not torch.allclose(weights(model), points[-1], rtol=0, atol=1e-9):
+    if not torch.allclose(parameters_of(model), points[-1], rtol=0, atol=1e-9):
         found.append("the last point is not the projection of what released gradients lead to")
     private.swap_random_iterate()
     coins = KeyStream.from_seed(SEED, "random iterate")
     kept = [k for k in range(STEPS) if len(coins.coins(1, 1 / (k + 1)))][-1]
-    if not torch.allclose(weights(model), points[kept], rtol=0, atol=1e-9):
+    if not torch.allclose(parameters_of(model), points[kept], rtol=0, atol=1e-9):
         found.append("the point that was kept is not the one that coins chose")
     return f"refuted: {'; '.join(found)}" if found else ""
-
-
-def weights(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def nearest(point: Tensor, start: Tensor) -> Tensor:

@@ -7,14 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.isolation import parameters_of
-from dpoptim.audit.refused_loops import FEATURES, RECORDS, refused, zeros
+from dpoptim.audit.refused_loops import FEATURES, RECORDS, refused
+from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, parameters_of
 from dpoptim.gradients.isolation import Choice
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
 from dpoptim.training.private_training import PrivateTraining
-
-CLIP_NORM = 0.5
 
 
 class FailsOnce(torch.optim.Optimizer):
@@ -92,7 +90,7 @@ def losses_of(model: nn.Module, x: Tensor) -> Tensor:
 
 def weights_of_a_later_term() -> None:
     """A term with weights of its own from the second step on: nobody clips their gradients."""
-    model, own = zeros(FEATURES, 1), zeros(1, 1)
+    model, own = linear_of_zeros(FEATURES, 1), linear_of_zeros(1, 1)
 
     def step(private: PrivateTraining, x: Tensor) -> None:
         losses = losses_of(model, x)
@@ -103,7 +101,7 @@ def weights_of_a_later_term() -> None:
 
 def rests_by_microbatches() -> None:
     """A layer frozen from the third microbatch on: how many a step has is private."""
-    model = nn.Sequential(zeros(FEATURES, 1), zeros(1, 1))
+    model = nn.Sequential(linear_of_zeros(FEATURES, 1), linear_of_zeros(1, 1))
     seen = []
 
     def step(private: PrivateTraining, x: Tensor) -> None:
@@ -116,7 +114,7 @@ def rests_by_microbatches() -> None:
 
 def decays_by_microbatches() -> None:
     """A schedule of weight decay that counts microbatches."""
-    model = zeros(FEATURES, 1)
+    model = linear_of_zeros(FEATURES, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 
     def step(private: PrivateTraining, x: Tensor) -> None:
@@ -128,7 +126,7 @@ def decays_by_microbatches() -> None:
 
 def moves_to_another_group_by_microbatches() -> None:
     """Parameters that learn at another rate from one microbatch to the next."""
-    model = nn.Sequential(zeros(FEATURES, 1), zeros(1, 1))
+    model = nn.Sequential(linear_of_zeros(FEATURES, 1), linear_of_zeros(1, 1))
     groups = [{"params": layer.parameters(), "lr": rate} for rate, layer in enumerate(model)]
     optimizer = torch.optim.SGD(groups)
 
@@ -159,7 +157,7 @@ def run_on(model: nn.Module, isolation: Choice) -> None:
 
 def another_gradient() -> str:
     """Put something into ``.grad`` before a failed update is done again: it must not move."""
-    model = zeros(FEATURES, 1)
+    model = linear_of_zeros(FEATURES, 1)
     optimizer = FailsOnce(model)
 
     def step(private: PrivateTraining, x: Tensor) -> None:

@@ -4,9 +4,10 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, parameters_of
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
 
@@ -16,7 +17,7 @@ WAYS: tuple[tuple[Literal["mean", "sum"], int | None], ...] = (
     ("mean", 3),
     ("sum", 6),
 )
-PERSONS, MOST, FEATURES, CLIP_NORM = 6, 3, 4, 0.5
+PERSONS, MOST, FEATURES = 6, 3, 4
 
 
 def sum_of_a_step(
@@ -26,9 +27,7 @@ def sum_of_a_step(
     plan = DPSGD(clip_norm=CLIP_NORM).plan(
         n=PERSONS, batch_size=PERSONS, steps=1, noise_multiplier=0, delta=1e-5
     )
-    model = nn.utils.skip_init(nn.Linear, FEATURES, 1, dtype=torch.float64)  # draws nothing
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
+    model = linear_of_zeros(FEATURES, 1, bias=True, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with attach(
         plan,
@@ -44,7 +43,7 @@ def sum_of_a_step(
         for rows, targets in private.batches(physical_batch_size=physical):
             F.mse_loss(model(rows)[:, 0], targets, reduction="sum").backward()
             optimizer.step()
-    return -PERSONS * torch.cat([p.detach().flatten() for p in model.parameters()])
+    return -PERSONS * parameters_of(model)
 
 
 def persons() -> str:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
+from dpoptim.audit.small_runs import linear_of_zeros
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice
@@ -73,12 +74,6 @@ class Sequences(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         return torch.linspace(-1, 1, FEATURES * (2 + index % 5)).view(-1, FEATURES)
-
-
-def zeros(features: int, out: int) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, features, out, bias=False)  # draws nothing
-    nn.init.zeros_(layer.weight)
-    return layer
 
 
 def accepted() -> list[str]:
@@ -190,7 +185,7 @@ def floods() -> None:
 
 def trains_weights_of_the_loss() -> None:
     """A loss with weights that are not the model's, and whose gradients nobody clips."""
-    weights = zeros(1, 1)
+    weights = linear_of_zeros(1, 1)
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return (weights(model(batch))[:, 0] - 1).square()
@@ -202,13 +197,13 @@ def turns_on_batch_statistics() -> None:
     """A loop whose ``model.train()`` takes batch normalisation out of evaluation mode."""
     norm = nn.BatchNorm1d(FEATURES, affine=False)
     norm.track_running_stats = False  # so that no buffer shows it
-    model = nn.Sequential(norm, zeros(FEATURES, 1))
+    model = nn.Sequential(norm, linear_of_zeros(FEATURES, 1))
     records = [torch.ones(FEATURES) for _ in range(RECORDS)]
     train(model.eval(), records, None, before=model.train)
 
 
 def in_scalars(reduced: Callable[[Tensor], Tensor], declared: Reduction) -> None:
-    model, x = zeros(FEATURES, 1), torch.ones(RECORDS, FEATURES)
+    model, x = linear_of_zeros(FEATURES, 1), torch.ones(RECORDS, FEATURES)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(
         n=RECORDS, batch_size=6, steps=8, noise_multiplier=1.0, delta=1e-5

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, sum_of_a_step
 from dpoptim.errors import PrivacyError
 from dpoptim.evaluation import ClassifierScores
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
 
-RECORDS, CLIP_NORM = 6, 0.5
+RECORDS = 6
 
 
 def oversampled(x: Tensor) -> Any:
@@ -41,7 +42,11 @@ def repeated_records() -> str:
     found = []
     for name, make in WAYS.items():
         with suppress(PrivacyError):
-            moved = float((sum_of(make(records(1.0))) - sum_of(make(records(0.0)))).norm())
+            sums = [
+                sum_of_a_step(linear_of_zeros(2, 1), make(records(first)), output)
+                for first in (1.0, 0.0)
+            ]
+            moved = float((sums[0] - sums[1]).norm())
             if moved > CLIP_NORM:
                 found.append(f"{name} moves the sum by {moved / CLIP_NORM:.2f} clip norms")
         with suppress(PrivacyError):
@@ -58,15 +63,17 @@ def records(first: float) -> Tensor:
     return x
 
 
+def output(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x)[:, 0]
+
+
 def counts_of(hold_out: Any) -> Tensor:
     """Correct and wrong predictions, by noise that repeats; a blank record is of no class."""
 
     def outputs(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         return model(batch[0]), batch[0][:, 0].sign() - 1
 
-    model = nn.Linear(2, 2)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
+    model = linear_of_zeros(2, 2, bias=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     n = len(hold_out)
     plan = DPSGD(CLIP_NORM).plan(
@@ -76,17 +83,3 @@ def counts_of(hold_out: Any) -> Tensor:
         scores = private.evaluate(hold_out, epsilon=1.0, n=n, outputs=outputs, noise_seed=1)
     assert isinstance(scores, ClassifierScores)
     return torch.from_numpy(scores.confusion)
-
-
-def sum_of(train_set: Any) -> Tensor:
-    """The clipped sum of a step in which all take part."""
-    n = len(train_set)
-    model = nn.Linear(2, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    plan = DPSGD(CLIP_NORM).plan(n=n, batch_size=n, steps=1, noise_multiplier=0.0, delta=1e-3)
-    before = model.weight.detach().clone()
-    with attach(plan, model, optimizer, train_set, noise_seed=1) as private:
-        for (x,) in private.batches():
-            private.backward(model(x)[:, 0])
-            optimizer.step()
-    return (before - model.weight.detach()) * n

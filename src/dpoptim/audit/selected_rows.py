@@ -16,8 +16,8 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.canary_units import attach_canaries
 from dpoptim.audit.finding import Finding
+from dpoptim.audit.small_runs import attach_canaries
 from dpoptim.audit.step_methods import two_worlds_finding
 from dpoptim.audit.two_worlds import LENGTH, Attack, sampled_gaussians
 from dpoptim.gate import SelectedRows

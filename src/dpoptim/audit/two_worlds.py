@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.bounds import Errors
-from dpoptim.audit.canary_units import attach_canaries
 from dpoptim.audit.sampled_gaussians import SampledGaussians, attainable_errors, choose_threshold
+from dpoptim.audit.small_runs import attach_canaries
 from dpoptim.gate import GaussianSum
 from dpoptim.plan import Plan
 from dpoptim.sampling import PlannedPoissonSampling, PoissonSampling

@@ -17,9 +17,9 @@ from dpoptim.data.column_names import expand_ranges
 from dpoptim.data.numbers import day_number
 from dpoptim.data.opened_files import UTF8, known_encoding
 from dpoptim.data.schema_values import (
-    FILL_IN,
     bounds_of,
     flag_of,
+    is_left_open,
     missing_bounds,
     refuse_format,
     texts_of,
@@ -287,7 +287,7 @@ def mark_of(name: str, given: object, where: str = "") -> Any:
 
 def is_open(entry: Mapping[str, Any]) -> bool:
     """Whether a column is as it was drafted."""
-    return any(FILL_IN in (v if isinstance(v, list) else [v]) for v in entry.values())
+    return any(map(is_left_open, entry.values()))
 
 
 def column_of(name: str, entry: Mapping[str, Any]) -> Column:

@@ -6,6 +6,11 @@ from dpoptim.data.numbers import day_number, day_text, keeps_day
 FILL_IN = "FILL-IN"  # what a draft holds where only its owner knows
 
 
+def is_left_open(value: object) -> bool:
+    """Whether a draft's owner has not filled in a value, or part of a list."""
+    return FILL_IN in (value if isinstance(value, list) else [value])
+
+
 def missing_bounds(name: str, kind: str) -> str:
     example = "[2020-01-01, 2024-12-31]" if kind == "date" else "[0, 120]"
     return (
@@ -16,7 +21,7 @@ def missing_bounds(name: str, kind: str) -> str:
 
 
 def bounds_of(name: str, kind: str, value: object) -> tuple[float, float]:
-    if FILL_IN in (value if isinstance(value, list) else [value]):
+    if is_left_open(value):
         raise ValueError(missing_bounds(name, kind))
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError(
@@ -38,7 +43,7 @@ def texts_of(where: str, entry: str, value: object) -> tuple[str, ...]:
     Args:
         where: ``"column 'a': "``, or nothing.
     """
-    if FILL_IN in (value if isinstance(value, list) else [value]):
+    if is_left_open(value):
         raise ValueError(
             f'schema: {where}fill in its {entry}, a public list such as ["no", "yes"].'
         )

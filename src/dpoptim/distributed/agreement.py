@@ -166,7 +166,7 @@ def refuse_equal_shards(ranks: Ranks, sample: str) -> None:
     Raises:
         RankError: on all ranks.
     """
-    shards = ranks.gathered(sample)
+    shards = ranks.all_gather(sample)
     for rank, shard in enumerate(shards):
         first = shards.index(shard)
         if shard and first < rank:

@@ -58,8 +58,8 @@ def parts_of_rank(totals: Totals, saved: Sequence[Tensor | Stored]) -> list[Tens
 
 def common_queue(queue: State, ranks: Ranks, records: int | None) -> State:
     if records is not None:
-        return queue | {"shards": ranks.gathered(queue | {"records": records})}
-    everyone = ranks.gathered(queue["waiting"])
+        return queue | {"shards": ranks.all_gather(queue | {"records": records})}
+    everyone = ranks.all_gather(queue["waiting"])
     return queue | {"waiting": [torch.cat(parts) for parts in zip(*everyone, strict=True)]}
 
 
@@ -105,7 +105,7 @@ def own_queue(
         return queue | {"waiting": waiting}
     saved = [queue] if shards is None else shards
     if shards is not None and records is not None:
-        here = ranks.gathered(records)
+        here = ranks.all_gather(records)
         if here == [shard["records"] for shard in shards]:
             mine: State = shards[ranks.rank]
             return mine

@@ -79,7 +79,7 @@ class FullySharded(Wrapping):
 
     def trial_rows(self, rows: list[Row], ranks: Ranks) -> list[Row]:
         """In turn from each rank."""
-        everyone = ranks.gathered(rows)
+        everyone = ranks.all_gather(rows)
         return [everyone[i % ranks.size][i] for i in range(len(rows))]
 
     @property

@@ -87,7 +87,7 @@ class ProcessGroup(Ranks):
             )
 
     def agree(self, facts: Mapping[str, str]) -> None:
-        everyone = self.gathered(dict(facts))
+        everyone = self.all_gather(dict(facts))
         for key in facts:
             other = [
                 rank
@@ -226,19 +226,19 @@ class ProcessGroup(Ranks):
         except RankError as found:
             return found
 
-    def gathered(self, mine: Any) -> list[Any]:
+    def all_gather(self, mine: Any) -> list[Any]:
         everyone: list[Any] = [None] * self.size
         with self._exchange("gathering what the ranks have"):
             dist.all_gather_object(everyone, mine, group=self._control)
         return everyone
 
-    def added(self, number: int) -> int:
+    def all_sum(self, number: int) -> int:
         total = torch.tensor([number], dtype=torch.int64)
         with self._exchange("adding up the ranks' numbers of records"):
             dist.all_reduce(total, group=self._control)
         return int(total)
 
-    def most(self, number: int) -> int:
+    def all_max(self, number: int) -> int:
         signs = self._say(COUNT, number)
         if any(kind != COUNT for kind, _ in signs):
             self._refuse_others(
@@ -250,7 +250,7 @@ class ProcessGroup(Ranks):
 
     def ledger(self, ledger: Ledger) -> Ledger:
         if (
-            any(given := self.gathered(ledger.durable or ledger.budget is not None))
+            any(given := self.all_gather(ledger.durable or ledger.budget is not None))
             and not given[0]
         ):
             raise ValueError(
@@ -319,7 +319,7 @@ class ProcessGroup(Ranks):
             dist.broadcast(released, group=self._control, group_src=0)
         return released
 
-    def filled(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         with self._exchange("waiting for a tensor of rank 0"):
             dist.broadcast(tensor.view(-1).view(torch.uint8), group=self._control, group_src=0)
         return tensor

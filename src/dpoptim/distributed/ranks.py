@@ -132,19 +132,19 @@ class Ranks:
         """Give every rank what rank 0 released; shaped like ``like``."""
         return released
 
-    def filled(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """A tensor, contiguous and on the CPU, filled with what rank 0's holds."""
         return tensor
 
-    def gathered(self, mine: Any) -> list[Any]:
+    def all_gather(self, mine: Any) -> list[Any]:
         """Gather what each rank hands over, in order."""
         return [mine]
 
-    def added(self, number: int) -> int:
+    def all_sum(self, number: int) -> int:
         """The sum of the ranks' numbers."""
         return number
 
-    def most(self, number: int) -> int:
+    def all_max(self, number: int) -> int:
         """The largest of the ranks' numbers."""
         return number
 

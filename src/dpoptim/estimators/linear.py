@@ -236,7 +236,7 @@ class DPLinearRegression(FitsNumbers, LinearFit):
             anew
             and by_itself
             and can_be_narrowed(
-                price_of_round(budget.gdp), ranks.added(len(data[1])), self.neighboring
+                price_of_round(budget.gdp), ranks.all_sum(len(data[1])), self.neighboring
             )
         ):
             weights, guarantee, self._part = solve_in_part(

@@ -111,7 +111,7 @@ class LinearFit(PrivateSettings):
                 sharded=self.sharded,
                 coins=key_stream(self.noise_seed, "rows of persons"),
             )
-        n, features, (unit, _) = ranks.added(len(x)), x.shape[-1], units_in(x, owners)
+        n, features, (unit, _) = ranks.all_sum(len(x)), x.shape[-1], units_in(x, owners)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
         largest = model.lipschitz(radius)

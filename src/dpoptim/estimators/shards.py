@@ -119,7 +119,7 @@ def equal_part(rows: Any, ranks: Ranks) -> Any:
 
 def classes_of_all(y: NDArray[Any], ranks: Ranks) -> NDArray[Any]:
     """The labels that occur on any rank."""
-    return np.unique(np.concatenate(ranks.gathered(np.unique(y))))
+    return np.unique(np.concatenate(ranks.all_gather(np.unique(y))))
 
 
 def notes_of_ranks(ranks: Ranks, owners: Persons | None, *, sharded: bool) -> tuple[str, ...]:

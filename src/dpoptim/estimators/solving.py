@@ -97,7 +97,7 @@ def solve(
     Raises:
         ValueError, TypeError: an unknown solver or option, or a setting out of range.
     """
-    n, unit = ranks.added(len(data[0])), unit_of_weights(data, weight_bound)
+    n, unit = ranks.all_sum(len(data[0])), unit_of_weights(data, weight_bound)
     rows = n * (data[0].shape[1] if len(data[0].shape) == 3 else 1)
     smoothness = model.smoothness(radius) + l2
     common: dict[str, Any] = {

@@ -90,7 +90,7 @@ def solve_in_part(
     to at most that of the budget; what is left for the solver is decided by what was released.
     """
     x, y, *rest = data
-    n = ranks.added(len(y))
+    n = ranks.all_sum(len(y))
     if len(y):
         first = tuple(each[:1] for each in data)
         event_ahead(

@@ -25,10 +25,9 @@ import torch
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.reproduce.das_published import EPSILONS, PRIVATE, SOFTMAX, printed
 from dpoptim.reproduce.kl_real import dp_sgd
-from dpoptim.reproduce.real_cases import Case, tweets
+from dpoptim.reproduce.real_cases import Case, lipschitz_constants, tweets
 from dpoptim.reproduce.results import deviation, pyplot, write_rows
 from dpoptim.solvers.linear_model import LinearModel
-from dpoptim.solvers.lipschitz import lipschitz_constants
 
 PERCENTILES = (0, 10, 20, 40, 80, 100)
 SEARCH_EPSILON = 0.3  # of the budget, for the private quantile, as in Das et al.'s Table 3
@@ -139,9 +138,9 @@ def das_table(
     return rows
 
 
-def thinned(values: torch.Tensor, most: int = 1 << 20) -> torch.Tensor:
+def thinned(values: torch.Tensor) -> torch.Tensor:
     """torch.quantile takes 16 million numbers at most."""
-    return values[:: max(1, len(values) // most)]
+    return values[:: max(1, len(values) >> 20)]
 
 
 def measured(

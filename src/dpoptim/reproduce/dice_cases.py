@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpoptim.losses import per_sample_mean
 from dpoptim.reproduce.one_pass import load_split
-from dpoptim.reproduce.tweets import load_tweets
+from dpoptim.reproduce.real_cases import load_tweets
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy
 

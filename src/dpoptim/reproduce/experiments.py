@@ -154,8 +154,7 @@ def das_baselines(request: Request) -> None:
     from dpoptim.reproduce import das_tables
     from dpoptim.reproduce.das_baselines import RATES
     from dpoptim.reproduce.das_baselines import das_baselines as experiment
-    from dpoptim.reproduce.real_cases import fashion
-    from dpoptim.reproduce.tweets import tasks_in
+    from dpoptim.reproduce.real_cases import fashion, tasks_in
 
     cases = own_cases(request, "das-baselines") or [fashion(request.fashion)]
     if request.tweets is None:

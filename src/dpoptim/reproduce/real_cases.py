@@ -1,5 +1,9 @@
-"""Real, public data sets as problems of the solvers."""
+"""Real, public data sets as problems of the solvers, and bounds on their records' gradients.
 
+Fashion-MNIST; TweetEval's emotion and emoji (Barbieri et al. 2020) as sentence features.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +14,69 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from dpoptim.data import Data, hold_out_fifth, load_fashion_mnist
-from dpoptim.reproduce.tweets import load_tweets
+from dpoptim.data import Data, Labels, encode_text, hold_out_fifth, load_fashion_mnist
 from dpoptim.solvers import LinearProblem, Objective
 from dpoptim.solvers.linear_model import LinearModel
+
+
+def load_tweets(
+    directory: str | Path, *, cache: str | Path | None = None, most: int | None = None
+) -> Data:
+    """A folder of TweetEval: train and test texts as features of shape (n, 384), rows of norm 1.
+
+    Args:
+        directory: with ``train_text.txt``, ``train_labels.txt``, ``test_text.txt``,
+            ``test_labels.txt``, ``mapping.txt``.
+        cache: see `encode_text`.
+        most: use the first so many records of each part; encoding takes 10 ms a text.
+
+    Raises:
+        FileNotFoundError: a file is missing. ValueError: texts and labels do not belong together.
+    """
+    folder = Path(directory)
+    classes = [line.split("\t")[1] for line in lines(folder / "mapping.txt")]
+    parts = []
+    for part in ("train", "test"):
+        texts = lines(folder / f"{part}_text.txt")
+        labels: Labels = np.array(
+            [int(line) for line in lines(folder / f"{part}_labels.txt")], dtype=np.int64
+        )
+        if len(texts) != len(labels) or not 0 <= labels.min() <= labels.max() < len(classes):
+            raise ValueError(
+                f"{folder}: {len(texts)} {part} texts and {len(labels)} labels of {len(classes)} "
+                "classes."
+            )
+        parts.append((encode_text(texts[:most], cache=cache), labels[:most]))
+    (x, y), (x_test, y_test) = parts
+    return Data(folder.name, x, y, x_test, y_test, tuple(classes), public=True)
+
+
+def tasks_in(directory: str | Path) -> list[Path]:
+    """The folder of a task itself, or those of the tasks right below it, in order of names.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    folder = Path(directory)
+    found = [
+        each for each in (folder, *sorted(folder.glob("*"))) if (each / "train_text.txt").is_file()
+    ]
+    if not found:
+        raise FileNotFoundError(
+            f"{folder} holds no task of TweetEval: give one of its datasets, such as emotion, or "
+            "a folder of several."
+        )
+    return found
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a file; tweets hold characters that other functions would split at."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing: give a folder of TweetEval, such as its datasets/emotion."
+        )
+    text = path.read_text(encoding="utf-8")
+    return text.removesuffix("\n").split("\n")
 
 
 @dataclass(frozen=True)
@@ -111,3 +174,37 @@ def tweets(directory: Path, cache: Path) -> Case:
         1e-4,
         *parts,
     )
+
+
+def lipschitz_constants(
+    model: LinearModel, x: Tensor, *, radius: float = math.inf, target_bound: float = math.inf
+) -> Tensor:
+    """G_i of each record: float64, shape (B,). Private.
+
+    It bounds the norm of record i's gradient over all parameters (Das et al. 2023, Sec. 5, who
+    advise to look for the clip norm below the smallest of them).
+
+    * softmax: ``sqrt(2) |(x, 1)|``, since ``|p - e_y| <= sqrt(2)``; reached as p tends to another
+      class;
+    * logistic: ``|(x, 1)|``, since ``|sigmoid(s) - y| <= 1``: smaller by sqrt(2) than softmax with
+      two classes;
+    * huber: ``delta sqrt(p) |(x, 1)|``;
+    * squared: ``(radius |(x, 1)| + target_bound) |(x, 1)|`` where ``|w| <= radius`` and ``|y| <=
+      target_bound``.
+
+    Args:
+        x: shape (B, features).
+        radius, target_bound: of the squared loss's domain, which has no constant without them.
+
+    Raises:
+        ValueError: squared loss without a bounded domain.
+    """
+    norms = model.squared_row_norms(x).sqrt()
+    if model.loss != "squared":
+        return norms * model.lipschitz(1.0)
+    if not (0 <= radius < math.inf and 0 <= target_bound < math.inf):
+        raise ValueError(
+            "squared loss has no Lipschitz constant on an unbounded domain: give a finite radius "
+            f"and target_bound, got radius={radius!r} and target_bound={target_bound!r}."
+        )
+    return (norms * radius + target_bound) * norms

@@ -115,7 +115,7 @@ class SavedRun:
                 self._save(private, average, scores)
             return
         due = self.clock() - self._saved_at >= self.seconds
-        wish = self.ranks.most(STOP if self.stop.asked else SAVE if due else 0)
+        wish = self.ranks.all_max(STOP if self.stop.asked else SAVE if due else 0)
         if wish:
             try:
                 self._save(private, average, scores)

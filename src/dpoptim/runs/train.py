@@ -280,7 +280,7 @@ def end_in_time(private: PrivateTraining, saved: SavedRun | None, over: bool) ->
     """End the run for good, and say so, if time is over in any process and steps are left."""
     done, planned = private.steps_done, private.plan.steps
     if saved is not None:
-        over = bool(saved.ranks.most(int(over)))
+        over = bool(saved.ranks.all_max(int(over)))
     if not over or done == planned:
         return ""
     why = private.why_no_refund

@@ -29,9 +29,9 @@ from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.gate import CorrelatedSum, Gate
 from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.one_pass_batches import batches_in_order
 from dpoptim.solvers.problem import Problem
 from dpoptim.solvers.srgd_settings import SRGD
-from dpoptim.solvers.stream import batches
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def accelerated_srgd(
             f"capacity={settings.batch_size}."
         )
     settings, own = shares_of_batches(data, settings, ranks)
-    stream = batches(data, own, settings.steps)
+    stream = batches_in_order(data, own, settings.steps)
     multiplier = 0.0 if budget is None else neighbours_differ_by(relation) / budget.gdp
     query = CorrelatedSum(settings.clip_norm, multiplier, settings.noise, settings.steps)
     event = dp_accounting.NonPrivateDpEvent() if budget is None else query.event
@@ -182,7 +182,7 @@ def shares_of_batches(data: Any, settings: SRGD, ranks: Ranks) -> tuple[SRGD, in
     """
     if ranks.size == 1:
         return settings, settings.batch_size
-    sizes = ranks.gathered(len(data[0]) if isinstance(data, tuple) else 0)
+    sizes = ranks.all_gather(len(data[0]) if isinstance(data, tuple) else 0)
     if 0 in sizes:
         raise ValueError("data must be a tuple of arrays, with a record at least, on every rank.")
     own = [settings.batch_size * size // sum(sizes) for size in sizes]

@@ -69,7 +69,7 @@ class Objective:
         self.problem, self.ranks = problem, ranks
         self._own = lengths.pop()
         ranks.arrive("Objective")
-        self.n = ranks.added(self._own)  # in all processes; public
+        self.n = ranks.all_sum(self._own)  # in all processes; public
         if self.n > problem.capacity:
             raise ValueError(
                 f"the problem's capacity of {problem.capacity} records is below n={self.n}, so "
@@ -106,7 +106,7 @@ class Objective:
                 "the risk of private data is private. Fix: look at it on public data, and say so."
             )
         losses = (self.problem.total_loss(batch, w) for batch in self._prepared or self._stream())
-        everyone = self.ranks.gathered(math.fsum(losses))
+        everyone = self.ranks.all_gather(math.fsum(losses))
         return math.fsum(everyone) / self.n + self.problem.penalty(w)
 
     def _stream(self) -> Iterator[Any]:

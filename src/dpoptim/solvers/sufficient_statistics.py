@@ -99,7 +99,7 @@ def sufficient_statistics(
             "'zero-out'."
         )
     ranks.arrive("sufficient_statistics")
-    n, d = ranks.added(len(data[0])), model.columns
+    n, d = ranks.all_sum(len(data[0])), model.columns
     gram, cross = second_moments(model, data, radius, target_bound)
     upper = np.triu_indices(d)
     weights = np.where(upper[0] == upper[1], 1.0, math.sqrt(2))

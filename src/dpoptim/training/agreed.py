@@ -48,7 +48,7 @@ def agree_on_run(
     }
     ranks.agree(facts_of(plan, engine, optimizers, train_set, sharded=sharded, **options, **own))
     one_rank_a_person(ranks, units.persons, sharded=sharded)
-    count = ranks.added(units.count) if sharded else units.count
+    count = ranks.all_sum(units.count) if sharded else units.count
     refuse_other_size(plan, count, units.name)
     if sharded and not isinstance(train_set, StreamRecords):
         refuse_shared_records(ranks, train_set)

@@ -72,7 +72,7 @@ class Steps:
         if self._state != "released":
             self._state = "idle"
         if refund:
-            self.gate.give_back(self._ranks.most)
+            self.gate.give_back(self._ranks.all_max)
         else:
             self.gate.close()
             self.gate.finish()  # no checkpoint goes on, the last one neither
@@ -157,7 +157,7 @@ class Steps:
 
     def secret_state(self) -> dict[str, Any]:
         """State for a checkpoint between two steps. Secret."""
-        self._queue.draw_ahead(self._ranks.most(self._queue.drawn_ahead))
+        self._queue.draw_ahead(self._ranks.all_max(self._queue.drawn_ahead))
         return {
             "steps_done": self.done,
             "queue": self._queue.secret_state(),

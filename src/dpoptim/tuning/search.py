@@ -197,7 +197,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                     trial = (score, -number, model, candidates[chosen])
                     mine = [max([*mine, trial], key=_by_score)]
             ranks.arrive("its trials")
-            found = [each for best in ranks.gathered(mine) for each in best]
+            found = [each for best in ranks.all_gather(mine) for each in best]
             gate.finish()
         self.best_score_, _, self.best_estimator_, self.best_params_ = max(found, key=_by_score)
         notes = (*said, *read_off, *notes_of_weights(records.weights), *self._notes(ranks))

@@ -209,7 +209,7 @@ class BatchLoader:
     ) -> tuple[MicrobatchSampler | SlotSampler, int | None]:
         """The sampler that cuts batches, and each microbatch's number of items, if public."""
         engine = self._engine
-        together = [self._ranks.most] if engine.totals.travels else []
+        together = [self._ranks.all_max] if engine.totals.travels else []
         engine.fixed_shape, self._varies = fixed_shape, self._varies or not fixed_shape
         if fixed_shape:
             if engine.partial_backward:

@@ -30,7 +30,7 @@ def one_rank_a_person(ranks: Ranks, persons: Persons | None, *, sharded: bool) -
     ranks.agree({"persons": of_all})
     if not sharded:
         return
-    names = np.concatenate(ranks.gathered(persons.names))
+    names = np.concatenate(ranks.all_gather(persons.names))
     if len(np.unique(names)) < len(names):
         raise RankError(
             "persons: somebody has rows in the shards of two ranks, and would count in both. Fix: "

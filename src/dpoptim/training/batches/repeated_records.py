@@ -175,11 +175,11 @@ def refuse_shared_records(ranks: Ranks, train_set: Dataset[Any]) -> None:
     that are equal, have no record in common.
     """
     own = taken_by_sample(train_set)
-    times = Counter(sample for each in ranks.gathered([*own]) for sample in each)
+    times = Counter(sample for each in ranks.all_gather([*own]) for sample in each)
     shown = {sample: places for sample, places in own.items() if times[sample] > 1}
     if max(times.values(), default=0) < 2:
         return  # no rank has a store that another has
-    for (first, earlier), (rank, later) in combinations(enumerate(ranks.gathered(shown)), 2):
+    for (first, earlier), (rank, later) in combinations(enumerate(ranks.all_gather(shown)), 2):
         both = later.keys() & earlier.keys()
         if any(np.isin(later[sample], earlier[sample]).any() for sample in both):
             raise RankError(

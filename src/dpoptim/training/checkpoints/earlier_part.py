@@ -54,7 +54,7 @@ def handed_on(tensors: list[Tensor], ranks: Ranks, _: str, value: Any) -> Any:
         if ranks.rank == 0
         else torch.empty(value.shape, dtype=value.dtype)
     )
-    return ranks.filled(tensor)
+    return ranks.broadcast(tensor)
 
 
 def released_weights(

@@ -57,4 +57,4 @@ class RunStreams:
         if self.seed is None:
             return []
         reached = {purpose: list(stream.reached) for purpose, stream in self._made.items()}
-        return self._ranks.gathered({"suffix": self._suffix, "reached": reached})
+        return self._ranks.all_gather({"suffix": self._suffix, "reached": reached})

@@ -12,7 +12,7 @@ from dpoptim.data.sparse_rows import rows_at_once
 CHUNK = 8192  # records handed on at a time; a batch may be larger than memory
 
 
-def batches(
+def batches_in_order(
     data: Sequence[Any] | Iterable[Any], batch_size: int, steps: int
 ) -> Iterator[Iterator[tuple[Any, ...]]]:
     """Batch t: records from t * batch_size to (t + 1) * batch_size, in order, in chunks.
