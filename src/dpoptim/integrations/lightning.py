@@ -91,7 +91,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
     ) -> None:
         require_plan(plan)
         self.plan, self._public = plan, names_of_figures(public_figures)
-        self.loader = PlanLoader(plan, steps_per_epoch=max(1, round(plan.steps / plan.epochs)))
+        self.loader = PlanLoader(plan)
         self.private: PrivateTraining | None = None
         self._train_set, self._physical, self._collate = train_set, physical_batch_size, collate_fn
         self._workers, self._loss, self._ledger = num_workers, loss, ledger
