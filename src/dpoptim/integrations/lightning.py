@@ -28,7 +28,7 @@ from dpoptim.integrations.loaders import PlanLoader
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
-from dpoptim.training.batches.logical_steps import LogicalStep
+from dpoptim.training.batches.logical_steps import NO_BATCH, LogicalStep
 from dpoptim.training.private_training import PrivateTraining
 
 Collate = Callable[[list[Any]], Any]
@@ -208,11 +208,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
             raise
         except Exception as error:
             if self.private.steps_done == done:
-                error.add_note(
-                    "dpoptim: in manual optimization training_step is given a whole step. Fix: "
-                    "`for batch in step: self.private.backward(losses of batch)`, then step each "
-                    "optimizer once."
-                )
+                error.add_note(f"dpoptim: {NO_BATCH}")
             raise
 
     def _log(
