@@ -282,7 +282,8 @@ def compare_drawn(
             try:
                 compared.take_alone("sum")
             finally:  # whatever their gradients raise
-                refuse_other_order(losses, each.seen(model, alone), batches.order, tolerance)
+                own, private = each.seen(model, alone), program.on_private
+                refuse_other_order(losses, own, batches, tolerance, on_private=private)
             if tolerance > LOSSES_AGREE:  # what it hides is no rounding in batches of one shape
                 refuse_losses_moved(losses, lambda batch: loss(model, batch), batches)
             compared.reduction(("sum",))
