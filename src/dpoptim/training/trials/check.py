@@ -157,7 +157,7 @@ def check(
     )
     if len(records) < 2:
         raise ValueError(f"batch must hold at least 2 records, got {len(records)}.")
-    units, program = [[record] for record in records], Program(model, loss, collate)
+    units, program = [[record] for record in records], Program(model, loss, collate, by_labels=True)
     found = compare(program, units)
     for changed in with_padding(units, sequences=collate_fn is not None):
         compare_if_possible(program, changed)
