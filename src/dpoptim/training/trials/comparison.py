@@ -223,7 +223,8 @@ class Comparison:
             f"{most}. Usual causes: a loss averaged over the tokens of the "
             "whole batch (average in each record first), an in-batch contrastive loss, class "
             "weights in a mean that is a part of the loss, batch statistics, positions of shape "
-            "(T,) instead of (1, T), a (T, B, ...) layout. Fix: make each record's loss depend on that record alone."
+            "(T,) instead of (1, T), a (T, B, ...) layout. Fix: make each record's loss depend on "
+            "that record alone."
         )
 
     def _finite(self, gradients: RecordsAlone) -> list[int]:
