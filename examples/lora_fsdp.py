@@ -5,6 +5,7 @@ itself, or with torchrun --nproc-per-node N.
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -27,8 +28,9 @@ def sentences(records: int) -> Tensor:
     return (starts + torch.arange(LENGTH)) % VOCABULARY
 
 
-def losses(model: nn.Module, tokens: Tensor) -> Tensor:
+def loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     """Mean loss a token of each record, (B,)."""
+    (tokens,) = batch
     logits = model(input_ids=tokens).logits[:, :-1]
     return F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none").mean(1)
 
@@ -56,17 +58,18 @@ def main() -> None:
     plan = dpoptim.DPSGD(clip_norm=0.5).plan(
         n=1_000, batch_size=100, steps=20, epsilon=4.0, delta=1e-5
     )
-    with dpoptim.attach(plan, model, optimizer, TensorDataset(sentences(1_000))) as private:
+    data = TensorDataset(sentences(1_000))
+    with dpoptim.attach(plan, model, optimizer, data, loss=loss) as private:
         for step in private.steps(physical_batch_size=64):
-            for (tokens,) in step:
-                private.backward(losses(model, tokens))
+            for batch in step:
+                private.backward(loss(model, batch))
             optimizer.step()
             optimizer.zero_grad()
         here = sum(p.to_local().numel() for p in model.parameters())
         whole = sum(p.numel() for p in model.parameters())
         spent = private.spent()
     with torch.no_grad():
-        public = losses(model, sentences(50)).mean().item()  # all ranks take part in the pass
+        public = loss(model, [sentences(50)]).mean().item()  # all ranks take part in the pass
     if dist.get_rank() == 0:
         print(f"rank 0 holds {here / whole:.0%} of the model; one charge: {spent}")
         print(f"loss a token on public sentences: {public:.2f}")

@@ -31,7 +31,7 @@ def main() -> None:
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(
         n=2_000, batch_size=200, epochs=5, epsilon=4.0, delta=1e-5
     )
-    with dpoptim.attach(plan, model, optimizer, data) as private:
+    with dpoptim.attach(plan, model, optimizer, data, loss=loss) as private:
         for batch in private.batches():
             private.backward(loss(model, batch))
             optimizer.step()

@@ -4,7 +4,7 @@ so nothing has to be read by index.
 
 import io
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,11 @@ def records(paths: list[str]) -> Iterator[tuple[Tensor, Any]]:
     yield from webdataset.WebDataset(paths, shardshuffle=False).decode().to_tuple("x.pth", "y.cls")
 
 
+def loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    x, y = batch
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
 def main() -> float:
     torch.manual_seed(0)
     model = nn.Linear(8, 2)
@@ -56,9 +61,9 @@ def main() -> float:
     )
     with tempfile.TemporaryDirectory() as folder:
         stream = records(write_shards(Path(folder)))
-        with dpoptim.attach(plan, model, optimizer, stream) as private:
-            for x, y in private.batches():
-                private.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+        with dpoptim.attach(plan, model, optimizer, stream, loss=loss) as private:
+            for batch in private.batches():
+                private.backward(loss(model, batch))
                 optimizer.step()
                 optimizer.zero_grad()
     x, y = made_up(500, seed=1)  # public

@@ -2,13 +2,18 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from command_work import run_script
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+ATTACH = re.compile(r"dpoptim\.attach\(\n?[^`]*?\)(?: as |\n)")
+# several models, none of which is called by a loss of the batch alone
+SEVERAL = ("(plan, critic,", "[tables, others]")
 
 
 # takes long to import, in two processes; the other one runs torchrun by itself
@@ -24,6 +29,15 @@ def test_the_example_runs(path: Path, tmp_path: Path) -> None:
         assert not missing.startswith("dpoptim")
         pytest.skip(f"{missing} is not installed")
     assert said[0].strip()
+
+
+def test_every_loop_gives_its_loss() -> None:
+    """Without it nobody checks the loss, and that heads what is taken on trust."""
+    pages = [*EXAMPLES, ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    calls = [call for page in pages for call in ATTACH.findall(page.read_text())]
+    assert len(calls) > 10
+    left_out = [call for call in calls if "loss=" not in call]
+    assert [call for call in left_out if not any(each in call for each in SEVERAL)] == []
 
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))

@@ -211,6 +211,22 @@ def test_lightning_serves_what_it_can(tmp_path: Path) -> None:
         fit(Module(), tmp_path, "private", max_steps=2)
 
 
+@pytest.mark.parametrize(
+    "read", [lambda step: step[0], lambda step: len(step), lambda step: {**step}]
+)
+def test_a_step_is_no_batch(read: Callable[[Any], Any]) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan(), model, optimizer, DATA) as private:
+        step = next(private.steps())
+        assert step
+        with pytest.raises(
+            (dpoptim.PrivacyError, TypeError), match=r"no batch.*(?s:Fix:.*for batch in s)"
+        ):
+            read(step)
+        assert len([*step]) == 1  # as nothing was delivered before
+
+
 def test_a_step_taken_for_a_batch_is_explained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unpack") as raised:
         fit(Module(automatic=False), tmp_path, "private")

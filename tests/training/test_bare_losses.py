@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,21 @@ def trained(reduce: Reduce, *, bare: bool, **options: Any) -> Tensor:
 @pytest.mark.parametrize("reduce", [Tensor.mean, Tensor.sum, lambda losses: 0.5 * losses.mean()])
 def test_means_and_sums_are_what_they_are(reduce: Reduce) -> None:
     assert torch.equal(trained(reduce, bare=True), trained(reduce, bare=False))
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_means_that_were_divided_as_for_accumulation_are_named(
+    bare: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Gradients a quarter as large would be clipped as they are, and the noise would stay."""
+    warnings.simplefilter("always")
+    for reduce in (Tensor.mean, lambda losses: losses.mean() * 0.5, Tensor.sum):
+        trained(reduce, bare=bare)
+    assert not [each for each in recwarn if "divided" in str(each.message)]
+    trained(lambda losses: losses.mean() / 4, bare=bare)
+    (told,) = [str(each.message) for each in recwarn if "divided" in str(each.message)]
+    assert "private.batches(physical_batch_size=...)" in told
+    assert bare or recwarn[-1].filename == __file__
 
 
 def test_a_sum_is_no_mean() -> None:

@@ -62,7 +62,9 @@ def test_batches_that_grow_make_as_many_epochs_as_the_plan_says() -> None:
     data = TensorDataset(torch.randn(40, 3), torch.randint(2, (40,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     private = dpoptim.attach(plan, model, optimizer, data)
-    assert len(private.epochs()) == round(plan.epochs) == 4
+    assert [epoch.steps for epoch in private.epochs()] == [5, 1, 2, 2]  # of 1, 0.6, 1.2, 1.2 passes
+    assert round(plan.epochs) == 4
+    assert [epoch.steps for epoch in private.epochs(10)] == [1] * 10
 
 
 def test_fewer_steps_than_an_epoch_are_one() -> None:

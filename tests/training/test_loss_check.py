@@ -332,8 +332,41 @@ def broadcast(model: nn.Module, batch: Any) -> Tensor:
     ids=lambda f: f.__name__,
 )
 def test_vectors_whose_terms_are_made_of_each_other_are_found(loss: Loss) -> None:
-    with pytest.raises(dpoptim.SamplesInteractError):
+    with pytest.raises(dpoptim.SamplesInteractError) as raised:
         attach(classifier(), table(), loss=loss)
+    assert "sorted or shuffled" not in str(raised.value)
+    if loss in (mixup, contrastive, balanced, centred):
+        assert "depend on other records" in str(raised.value)
+
+
+def means_of_padded_length(model: nn.Module, batch: Any) -> Tensor:
+    ids = batch[0]
+    scores = model(ids)[:, :-1].transpose(1, 2)
+    return F.cross_entropy(scores, ids[:, 1:], ignore_index=0, reduction="none").mean(1)
+
+
+def test_means_over_the_padded_length_are_named() -> None:
+    with pytest.raises(
+        dpoptim.SamplesInteractError, match="divide by each record's own count"
+    ) as raised:
+        attach(Words(), characters(equal=True), loss=means_of_padded_length, collate_fn=padding)
+    assert "sorted or shuffled" not in str(raised.value)
+
+
+def test_how_losses_of_private_records_differ_is_not_told() -> None:
+    """Whether they are in another order, or padded, may be a matter of these records."""
+    found = set()
+    for collate in (sorted_batch, None):
+        loss = losses if collate else balanced
+        data = Records([(torch.randn(5), i % 3, object()) for i in range(N)])
+
+        def of_two(records: list[Any], collate: Any = collate) -> Any:
+            return (collate or default_collate)([record[:2] for record in records])
+
+        with pytest.raises(dpoptim.SamplesInteractError, match="on records of the") as raised:
+            attach(classifier(), data, loss=loss, collate_fn=of_two)
+        found.add(str(raised.value))
+    assert len(found) == 1
 
 
 def needs_others(model: nn.Module, batch: Any) -> Tensor:
@@ -356,7 +389,8 @@ def test_losses_out_of_order_are_found(way: str) -> None:
         return found - 0.5 * found.roll(1)
 
     options = {"loss": losses, "collate_fn": sorted_batch} if way == "sorted" else {}
-    with pytest.raises(dpoptim.SamplesInteractError, match="in their order"):
+    said = "sorted or shuffled" if way == "sorted" else "depend on other records"
+    with pytest.raises(dpoptim.SamplesInteractError, match=said):
         attach(classifier(), table(), **({"loss": neighbours} | options))
 
 

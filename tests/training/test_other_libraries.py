@@ -64,6 +64,39 @@ def scaled_step(loop: Loop) -> None:
     loop.run(lambda loop: (loop.scaler.scale(torch.ones(1)), loop.scaler.step(loop.optimizer)))
 
 
+def scaled_loss(loop: Loop, *, by_hand: bool = False) -> None:
+    """Refused by the loss already, whoever differentiates it; the scale of another model is not."""
+    other = nn.Linear(3, 1)
+    with dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data) as private:
+        for x, y in private.batches():
+            loop.scaler.scale(other(x).sum()).backward()
+            losses = F.cross_entropy(loop.model(x), y, reduction="none")
+            if by_hand:
+                loop.scaler.scale(losses.mean()).backward()
+            private.backward(loop.scaler.scale(losses))
+
+
+def scaled_mean(loop: Loop) -> None:
+    scaled_loss(loop, by_hand=True)
+
+
+def ascent(loop: Loop) -> None:
+    """The first step of SAM."""
+    loop.run(
+        lambda loop: torch.stack(
+            [p.grad.norm() for p in loop.model.parameters() if p.grad is not None]
+        )
+    )
+
+
+def clamped_gradient(loop: Loop) -> None:
+    loop.run(lambda loop: loop.model.weight.grad.clamp_(-1, 1))  # type: ignore[operator, union-attr]
+
+
+def gradient_given_to_torch(loop: Loop) -> None:
+    loop.run(lambda loop: torch.linalg.norm(loop.model.weight.grad))  # type: ignore[arg-type]
+
+
 def clipped_values(loop: Loop) -> None:
     loop.run(lambda loop: nn.utils.clip_grad_value_(loop.model.parameters(), 1.0))
 
@@ -236,6 +269,11 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     all_frozen: r"model has no parameter that requires a gradient.*Fix: requires_grad_",
     all_frozen_in_check: r"model has no parameter that requires a gradient.*Fix: requires_grad_",
     scaled_step: r"GradScaler.*Fix: torch.amp.GradScaler\(enabled=False\)",
+    scaled_loss: r"GradScaler.*Fix: torch.amp.GradScaler\(enabled=False\)",
+    scaled_mean: r"GradScaler.*Fix: torch.amp.GradScaler\(enabled=False\)",
+    ascent: r"norm of an attached.*Fix: train with the optimizer that SAM wraps",
+    clamped_gradient: r"\.grad is None.*Fix: look at the noisy mean after",
+    gradient_given_to_torch: r"\.grad is None.*Fix: look at the noisy mean after",
     clipped_values: r"there is no \.grad to clip.*Fix: leave it out",
     norm_of_gradient: r"\.grad is None.*Fix: look at the noisy mean after",
     copy_of_gradient: r"\.grad is None.*Fix: look at the noisy mean",

@@ -300,6 +300,11 @@ def test_the_unit_is_printed() -> None:
         texts = [item.text for item in private.basis]
         assert any("at most 3 a step" in text for text in texts)
         assert not any("no person contributed more than one" in text for text in texts)
+        assert "with any one person as without it" in private.describe()
+        assert "each person joins each step" in private.describe()
+    other = TensorDataset(torch.randn(40, FEATURES), torch.randint(0, CLASSES, (40,)))
+    with dpoptim.attach(chosen, model, optimizer, other, persons=[i % 4 for i in range(40)]) as one:
+        assert "at most 1 a step take part (rows_per_record=1)" in one.describe()
 
 
 def test_views_average_a_records_gradients() -> None:

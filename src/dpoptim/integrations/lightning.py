@@ -28,7 +28,7 @@ from dpoptim.integrations.loggers import is_public, names_of_figures
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
-from dpoptim.training.batches.logical_steps import LogicalStep
+from dpoptim.training.batches.logical_steps import NO_BATCH, LogicalStep
 from dpoptim.training.private_training import PrivateTraining
 
 Collate = Callable[[list[Any]], Any]
@@ -91,7 +91,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
     ) -> None:
         require_plan(plan)
         self.plan, self._public = plan, names_of_figures(public_figures)
-        self.loader = PlanLoader(plan, steps_per_epoch=max(1, round(plan.steps / plan.epochs)))
+        self.loader = PlanLoader(plan)
         self.private: PrivateTraining | None = None
         self._train_set, self._physical, self._collate = train_set, physical_batch_size, collate_fn
         self._workers, self._loss, self._ledger = num_workers, loss, ledger
@@ -208,11 +208,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
             raise
         except Exception as error:
             if self.private.steps_done == done:
-                error.add_note(
-                    "dpoptim: in manual optimization training_step is given a whole step. Fix: "
-                    "`for batch in step: self.private.backward(losses of batch)`, then step each "
-                    "optimizer once."
-                )
+                error.add_note(f"dpoptim: {NO_BATCH}")
             raise
 
     def _log(

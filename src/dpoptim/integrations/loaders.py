@@ -1,40 +1,64 @@
 """A loader that other libraries' loops can be given before the training is attached."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.plan import Plan, require_plan
+from dpoptim.training.batches.epochs import EpochEnds
 from dpoptim.training.batches.logical_steps import LogicalStep, LogicalSteps
 
 
 class PlanLoader:
     """The steps of a plan, one item each: ``len`` is public, and known before the training exists.
 
-    Args:
-        plan: the promise.
-        steps_per_epoch: items of one pass of the loop; None: the whole plan in one.
+    One pass is an epoch, rounded up, so that as many epochs as the plan's are all of its steps.
     """
 
-    def __init__(self, plan: Plan, steps_per_epoch: int | None = None) -> None:
+    def __init__(self, plan: Plan) -> None:
         require_plan(plan)
-        self._length = plan.steps if steps_per_epoch is None else min(plan.steps, steps_per_epoch)
+        self._length = math.ceil(plan.steps / max(1, plan.epochs) - 1e-9)
         self.steps: LogicalSteps | None = None  # set when the training is attached
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[LogicalStep]:
+        return self._next(self._length)
+
+    def _next(self, count: int) -> Iterator[LogicalStep]:
         if self.steps is None:
             raise RuntimeError(
                 "the training is not attached: this loader belongs to a Trainer that attaches it. "
                 "Fix: lightning.Trainer(callbacks=[private]), the callback whose loader it is."
             )
-        for _ in range(self._length):
+        for _ in range(count):
             step = next(self.steps, None)
             if step is None:
                 return
             yield step
+
+
+class EpochLoader(PlanLoader):
+    """A `PlanLoader` for loops that say which epoch they begin: one pass is what remains of it.
+
+    ``len`` is that of the longest epoch.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.ends = EpochEnds.of(plan)
+        self._length = self.ends.longest()
+        self._total, self._epoch = plan.steps, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch begins, from 0."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[LogicalStep]:
+        done = 0 if self.steps is None else self._total - len(self.steps)
+        return self._next(self.ends.left(self._epoch, done))
 
 
 class SealedStep:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
 from dpoptim.integrations.language import losses_from_labels
-from dpoptim.integrations.loaders import PlanLoader, SealedStep
+from dpoptim.integrations.loaders import EpochLoader, SealedStep
 from dpoptim.integrations.loggers import is_public, names_of_figures
 from dpoptim.integrations.transformers_checkpoints import SECRET, PrivateCheckpoints
+from dpoptim.integrations.transformers_epochs import PlanEpochs
 from dpoptim.integrations.transformers_options import (
     fit_accelerator,
     fit_to_plan,
@@ -39,16 +40,17 @@ USUAL = (
 Losses = Callable[[nn.Module, Any], Tensor]
 
 
-class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints):
+class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints, PlanEpochs):
     """Private training in a Trainer: put it before the Trainer's class.
 
     ``per_device_train_batch_size`` is the physical batch, what memory holds; the logical batch,
-    the number of steps and the noise come from the plan. Each pass of the Trainer's loop is one
-    step of the plan, so ``global_step``, schedulers, ``logging_steps`` and ``save_steps`` count
-    steps of the plan.
+    the number of steps and the noise come from the plan. ``global_step``, schedulers,
+    ``logging_steps`` and ``save_steps`` count steps of the plan; its epochs are as many as it goes
+    through the records, to the nearest, and ``"epoch"`` as a strategy means the end of each.
 
     Args:
-        plan: from ``dpoptim.DPSGD(...).plan(...)``; it sets ``args.max_steps``.
+        plan: from ``dpoptim.DPSGD(...).plan(...)``; it sets ``args.max_steps`` and
+            ``args.num_train_epochs``.
         losses: ``losses(model, inputs)`` returns one loss a record, shape (rows,). None: from the
             batch's labels, as the model's own loss but averaged over each record's own tokens (see
             `losses_from_labels`).
@@ -111,12 +113,8 @@ class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints):
 
     # ---- the loop -------------------------------------------------------------------------------
 
-    def get_train_dataloader(self) -> Any:
-        self._loader = PlanLoader(self.plan)
-        return self._loader
-
     def _prepare_for_training(
-        self, max_steps: int, train_dataloader: PlanLoader, resume_from_checkpoint: Any
+        self, max_steps: int, train_dataloader: EpochLoader, resume_from_checkpoint: Any
     ) -> Any:
         prepared = super()._prepare_for_training(  # type: ignore[misc]
             max_steps, train_dataloader, resume_from_checkpoint
@@ -228,7 +226,7 @@ class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints):
 
     def num_examples(self, dataloader: Any) -> int:
         """The plan's n: how many records there are may be private."""
-        if isinstance(dataloader, PlanLoader):
+        if isinstance(dataloader, EpochLoader):
             return self.plan.n
         return int(super().num_examples(dataloader))  # type: ignore[misc]
 
@@ -246,8 +244,6 @@ class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints):
             if not self.debug_private:
                 logs = self._shown(logs)
             logs["epsilon_reserved"] = self.private.spent().epsilon
-            state = self.state  # type: ignore[attr-defined]
-            state.epoch = self.plan.sampler.passes(state.global_step)
         super().log(logs, start_time)  # type: ignore[misc]
 
     def _shown(self, logs: Mapping[str, float]) -> dict[str, float]:
@@ -295,7 +291,7 @@ class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints):
 def refuse_own_batches(trainer: PrivateTrainerMixin) -> None:
     """Refuse a subclass that would draw batches itself."""
     for name, kept in (
-        ("get_train_dataloader", PrivateTrainerMixin),
+        ("get_train_dataloader", PlanEpochs),
         ("_get_train_sampler", transformers.Trainer),
     ):
         if getattr(type(trainer), name, None) is not getattr(kept, name, None):

@@ -13,6 +13,7 @@ import transformers
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from dpoptim.plan import Plan
+from dpoptim.training.batches.epochs import EpochEnds
 
 OFF = ("", "0", "end", "false", "no", "none", "off")  # "end": the finished model alone
 SWITCH = re.compile(r'getenv\(\s*"(\w+_LOG_(?:MODEL|ARTIFACTS|ASSETS))"\s*,?\s*"?(\w*)')
@@ -143,6 +144,7 @@ def fit_to_plan(
         )
     args.gradient_accumulation_steps = 1
     args.max_steps = plan.steps if args.max_steps <= 0 else args.max_steps
+    args.num_train_epochs = float(len(EpochEnds.of(plan).ends))
     # gradients are clipped record by record; what is released needs no clipping
     args.max_grad_norm = 0.0
     args.ignore_data_skip = True  # who takes part in coming steps is in the private checkpoint

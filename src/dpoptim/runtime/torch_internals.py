@@ -6,8 +6,8 @@ PyTorch has no public name for these. A new version may take one away or change 
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, ClassVar, TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 import torch.utils.checkpoint as checkpointing
@@ -306,42 +306,3 @@ def checkpointing_served() -> Iterator[None]:
         if not _Checkpointing.entered:
             patched.CheckpointFunction = _Checkpointing.reentrant
             setattr(patched, BEGIN, _Checkpointing.begin)
-
-
-Around = Callable[[Tensor, bool], AbstractContextManager[None]]
-
-
-class _Backward:
-    """A stand-in for ``torch.autograd.backward``, which ``loss.backward()`` calls."""
-
-    honest = staticmethod(torch.autograd.backward)
-    around: ClassVar[list[Around]] = []
-
-    @staticmethod
-    def run(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        alone = isinstance(tensors, list | tuple) and len(tensors) == 1
-        loss = tensors[0] if alone else tensors
-        with ExitStack() as inside:
-            if grad_tensors is None and isinstance(loss, Tensor):
-                for each in tuple(_Backward.around):
-                    inside.enter_context(each(loss, kwargs.get("inputs") is None))
-            _Backward.honest(tensors, grad_tensors, *args, **kwargs)
-
-
-@contextmanager
-def backward_watched(around: Around) -> Iterator[None]:
-    """Run every ``loss.backward()`` of the program inside of what ``around`` returns; may overlap.
-
-    Not those that are given what to multiply gradients by.
-
-    Args:
-        around: of a loss, and whether all leaves get their gradients (no ``inputs=`` are named).
-    """
-    _Backward.around.append(around)
-    vars(torch.autograd)["backward"] = _Backward.run
-    try:
-        yield
-    finally:
-        _Backward.around.remove(around)
-        if not _Backward.around:
-            vars(torch.autograd)["backward"] = _Backward.honest

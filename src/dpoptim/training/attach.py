@@ -109,9 +109,9 @@ def attach(
             ``"sum"`` over its rows.
         persons: the owner of each item of ``train_set``: whole numbers or strings. The guarantee is
             for persons then: they are sampled, the plan's n counts them, and each brings at most
-            ``rows_per_record`` of their rows to a step, drawn anew for each step by coins of their
-            own, without a look at values. Whoever has fewer is filled up with rows that count as
-            zero; losses are one a row.
+            ``rows_per_record`` of their rows to a step, 1 unless told, drawn anew for each step by
+            coins of their own, without a look at values. Whoever has fewer is filled up with rows
+            that count as zero; losses are one a row.
         isolation: how records are kept apart. ``"rules"``: by hooks on layers, the fastest;
             modules without a rule are vectorised, or, where nobody can, run once for each record
             inside a batch's forward pass. ``"vmap"``: the model's forward pass is one

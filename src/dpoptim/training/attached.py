@@ -8,7 +8,8 @@ import torch
 
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
-from dpoptim.runtime.torch_internals import backward_watched, checkpointing_served
+from dpoptim.runtime.torch_internals import checkpointing_served
+from dpoptim.runtime.watched_calls import backward_watched, scaling_watched
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.losses.bare_losses import BareLosses
 from dpoptim.training.optimizer_hooks import OptimizerHooks
@@ -58,6 +59,7 @@ class Attached:
         self._wrapping.switch_off()  # first: the engine tells hooks that come later from others
         self._meanwhile.enter_context(checkpointing_served())
         self._meanwhile.enter_context(backward_watched(self._losses.around))
+        self._meanwhile.enter_context(scaling_watched(self._losses.refuse_scale))
         try:
             self._engine.attach()
         except BaseException:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from dpoptim.opacus_words import knows_opacus
-from dpoptim.training.batches.epochs import Epoch, epochs_of
+from dpoptim.training.batches.epochs import Epoch, EpochEnds, epochs_of
 from dpoptim.training.batches.loading import Batches, Collate, LoaderOptions
 from dpoptim.training.batches.logical_steps import LogicalSteps
 from dpoptim.training.losses.handed_over import HandedOver
@@ -123,15 +123,13 @@ class BatchLoop(PublicFigures):
 
         **Guarantee.** As for `batches`. Where an epoch ends is public.
         """
-        plan = self.plan
-        passes = min(max(1, round(plan.epochs)), plan.steps)
         of_all = self.batches() if batches is None else batches
         if not isinstance(of_all, Batches):
             raise TypeError(
                 f"batches must be private.batches(...), got {type(batches).__name__}: an epoch is "
                 "made of the plan's own batches."
             )
-        return epochs_of(self, of_all, plan.steps, passes if count is None else count)
+        return epochs_of(self, of_all, EpochEnds.of(self.plan, count))
 
     @property
     def step_is_complete(self) -> bool:

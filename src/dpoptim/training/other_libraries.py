@@ -1,5 +1,6 @@
 """Refusals and hints for other libraries, and for habits of plain training, in a private loop."""
 
+import traceback
 from collections.abc import Iterable
 from types import TracebackType
 
@@ -12,7 +13,8 @@ from dpoptim.errors import PrivacyError
 # float16.
 NO_SCALER = (
     "a GradScaler's scale would change what is clipped. Fix: torch.amp.GradScaler(enabled=False), "
-    "or none: losses that are handed over as a vector need no scale, in float16 neither."
+    "or none: losses that are handed over as a vector need no scale, in float16 neither, and "
+    "bfloat16 never does."
 )
 
 # Notes on what other modules raise on the way through the `with` of a private training.
@@ -32,6 +34,12 @@ HINTS |= dict.fromkeys(
     "its state_dict().",
 )
 
+NO_GRADIENT = (
+    "between a batch and optimizer.step() an attached model's .grad is None: clipped sums stay "
+    "inside until noise is on them. Fix: look at the noisy mean after optimizer.step(), before "
+    "zero_grad(), where private.finished_step is true."
+)
+
 # And on what PyTorch says of layers that records pass one by one in a private loop.
 HINTS_BY_TEXT = {
     "@once_differentiable": "the loss differentiates the model's gradients again (a gradient "
@@ -42,7 +50,6 @@ HINTS_BY_TEXT = {
     "inner gradient steps on parameters (MAML) have no rule.",
     **dict.fromkeys(
         (
-            "stack expects a non-empty TensorList",  # a norm over no gradients, as SAM takes it
             *(
                 f"'NoneType' object has no attribute '{name}'"
                 for name in ("norm", "data", "detach")
@@ -50,10 +57,13 @@ HINTS_BY_TEXT = {
             "'Parameter' and 'NoneType'",  # p * p.grad, as AdaLoRA weighs its parameters
             "'float' and 'NoneType'",  # rate * p.grad, in a step by hand
         ),
-        "between a batch and optimizer.step() an attached model's .grad is None: clipped sums stay "
-        "inside until noise is on them. Fix: look at the noisy mean after optimizer.step(), before "
-        "zero_grad(), where private.finished_step is true.",
+        NO_GRADIENT,
     ),
+    "stack expects a non-empty TensorList": "a norm of an attached model's gradients was to be "
+    "taken before optimizer.step(), where .grad is None: clipped sums stay inside until noise is "
+    "on them. A first step up the batch's own gradient (SAM) is not private. Fix: train with the "
+    "optimizer that SAM wraps, given to dpoptim.attach by itself; the noisy mean can be looked at "
+    "after its step(), before zero_grad(), where private.finished_step is true.",
     "not have been used in the graph": "gradients of an attached model's parameters do not exist "
     "outside of optimizer.step(), so nothing can be computed from them (SAM, gradient norms, "
     "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...). "
@@ -111,10 +121,18 @@ def refuse_nothing_to_train(model: nn.Module) -> None:
 def hint_of(error: BaseException, trace: TracebackType | None) -> str | None:
     """Meaning of another library's error here, where that is known; it quotes nothing."""
     hint = next((hint for text, hint in HINTS_BY_TEXT.items() if text in str(error)), None)
+    if hint is None and "NoneType" in str(error) and ".grad" in failing_line(trace):
+        return NO_GRADIENT
     while trace is not None and hint is None:
         hint = HINTS.get(trace.tb_frame.f_globals.get("__name__", ""))
         trace = trace.tb_next
     return hint
+
+
+def failing_line(trace: TracebackType | None) -> str:
+    """The line of source in which an error was raised; "" where it cannot be read."""
+    last = traceback.extract_tb(trace)[-1:]
+    return (last[0].line or "") if last else ""
 
 
 def explain(error: BaseException, trace: TracebackType | None) -> None:

@@ -145,7 +145,7 @@ class PublicFigures:
         return in_order(
             (
                 *loss,
-                *self._units.basis(self.plan.basis),
+                *self._units.basis(self.plan),
                 *of_model,
                 *ledger,
                 *ranks,
@@ -165,7 +165,7 @@ class PublicFigures:
 
     def describe(self) -> str:
         """The plan for a person to read, with what its guarantee rests on by now."""
-        return self.plan.describe(self.basis)
+        return self._units.planned(self.plan).describe(self.basis)
 
     def __repr__(self) -> str:
         return f"<PrivateTraining: {self.steps_done} of {self.plan.steps} steps, {self.spent()}>"

@@ -1,7 +1,7 @@
 """Steps of the plan as a loop's items: whatever memory holds, one item is one step."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from dpoptim.errors import PrivacyError
 
@@ -50,6 +50,13 @@ class LogicalSteps:
         return LogicalStep(self._training, self._microbatches, self._given)
 
 
+NO_BATCH = """a step of the plan is no batch: it holds as many as memory asks for. Fix:
+    for batch in step:
+        private.backward(losses of batch)  # one for each record
+    optimizer.step()
+In Lightning's manual optimization, self.private.backward, and step() of each self.optimizers()."""
+
+
 class LogicalStep:
     """One step of the plan: iterate over its microbatches, hand losses over, step once."""
 
@@ -59,6 +66,20 @@ class LogicalStep:
 
     def __repr__(self) -> str:
         return f"<private step {self.number}>"
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise PrivacyError(NO_BATCH)
+
+    def items(self) -> NoReturn:
+        raise PrivacyError(NO_BATCH)
+
+    keys = values = items
+
+    def __len__(self) -> NoReturn:
+        raise TypeError(NO_BATCH)  # which list(step) takes for "unknown"
+
+    def __bool__(self) -> bool:
+        return True
 
     def __iter__(self) -> Iterator[Any]:
         """Each microbatch of the step, collated; how many there are is private."""

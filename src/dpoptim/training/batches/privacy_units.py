@@ -19,8 +19,6 @@ from torch.utils.data import Dataset
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import whole_number
 from dpoptim.assumptions import (
-    ONE_RECORD_A_PERSON,
-    OWNERS_ARE_NAMED,
     PLACES_ARE_KEPT,
     Assumption,
     enforced,
@@ -30,6 +28,7 @@ from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.missing_values import is_missing
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
+from dpoptim.privacy_unit import RECORD, Unit
 from dpoptim.runtime.torch_internals import pytree
 from dpoptim.sampling import Indices
 from dpoptim.training.batches.collation import collate_records, refuse_missing
@@ -207,21 +206,25 @@ class Units:
         """The guarantee, with its unit named."""
         return replace(guarantee, unit=self.name)
 
-    def basis(self, planned: tuple[Assumption, ...]) -> tuple[Assumption, ...]:
+    def planned(self, plan: Plan) -> Plan:
+        """The plan, which may not have been told of persons, with its unit named."""
+        told = self.persons is None or plan.unit != RECORD
+        return plan if told else replace(plan, unit=Unit(self.name, self.rows.per_record))
+
+    def basis(self, plan: Plan) -> tuple[Assumption, ...]:
         """The guarantee's basis, with knowledge of the unit beside the plan."""
-        K, how = self.rows.per_record, self.rows.reduction
-        once = enforced(
-            f"a {self.name}'s rows, at most {K} a step, are clipped as one gradient, their {how}"
-        )
+        K, how, planned = self.rows.per_record, self.rows.reduction, self.planned(plan).basis
         if self.persons is None:
-            return (*planned, once) if K > 1 else planned
-        own = enforced("persons are sampled, not rows, and choose their rows by coins of their own")
-        others = (item for item in planned if item != PLACES_ARE_KEPT)
+            text = f"a record's {K} rows are clipped as one gradient, their {how}"
+            return (*planned, enforced(text)) if K > 1 else planned
         return (
-            *(OWNERS_ARE_NAMED if item == ONE_RECORD_A_PERSON else item for item in others),
+            *(item for item in planned if item != PLACES_ARE_KEPT),
             PLACES_ARE_KEPT,
-            own,
-            once,
+            enforced("persons are sampled, not rows"),
+            enforced(
+                f"of a person's rows at most {K} a step take part (rows_per_record={K}), drawn "
+                f"anew by the person's own coins, and clipped as one gradient, their {how}"
+            ),
         )
 
     def places_in(self, train_set: Dataset[Any], plan: Plan) -> str:

@@ -10,7 +10,12 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
 from dpoptim.training.losses.handed_over import HandedOver, Scalar
-from dpoptim.training.losses.other_parameters import refuse_other_parameters
+from dpoptim.training.losses.other_parameters import (
+    own_parameters,
+    parameters_below,
+    refuse_other_parameters,
+)
+from dpoptim.training.other_libraries import NO_SCALER
 
 
 class BareLosses:
@@ -54,6 +59,16 @@ class BareLosses:
             yield
         if engine.rows_open != rows:
             self._handed_over.keep(self._engine, scalar)
+
+    def refuse_scale(self, loss: Tensor) -> None:
+        """Refuse a loss of this model that a GradScaler is to scale.
+
+        Raises:
+            PrivacyError: with what to do without.
+        """
+        own = own_parameters(self._engine.model, self._engine.placement)
+        if not own.isdisjoint(map(id, parameters_below(loss))):
+            raise PrivacyError(NO_SCALER)
 
     def _read(self, loss: Tensor, everywhere: bool) -> Scalar | None:
         engine = self._engine

@@ -102,12 +102,15 @@ class HandedOver:
         return None if reading is None else self._scalar_of(engine, reading)
 
     def keep(self, engine: Engine, scalar: Scalar) -> None:
-        """Note the factors of the first scalar that was differentiated; warn of a large mean."""
+        """Note the factors of the first scalar that was differentiated; warn of some means."""
+        reading = scalar.reading
         if scalar.reduction == "mean" and not self._warned:
             self._warned = True
             warn_of_large_means(engine)
-        if self._factors is None and scalar.reading is not None:
-            self._factors = scalar.reading.factors
+            if reading is not None and reading.reduction == "mean" and reading.divided:
+                warn_of_divided_means()
+        if self._factors is None and reading is not None:
+            self._factors = reading.factors
 
     def _reading(self, engine: Engine, loss: Tensor) -> Reading | None:
         if engine.partial_backward:  # of a part of the rows, nobody knows how many they are
@@ -187,6 +190,18 @@ def warn_of_large_means(engine: Engine) -> None:
             'losses as they are, one for each record (reduction="none"), or their sum.',
             stacklevel=6,
         )
+
+
+def warn_of_divided_means() -> None:
+    """Warn of a habit of plain loops that accumulate gradients."""
+    warnings.warn(
+        "the loss is a mean over the batch that was divided by a whole number, as loops do that "
+        "accumulate gradients: each record's gradient is so much smaller before it is clipped, "
+        "while the noise stays. Fix: leave the number out; to fit memory, "
+        "private.batches(physical_batch_size=...) cuts the plan's batches, and their gradients are "
+        "added up. If it belongs to the loss, a clip norm as much smaller makes up for it.",
+        stacklevel=6,
+    )
 
 
 def one_for_each_record(engine: Engine, losses: int) -> bool:

@@ -17,8 +17,7 @@ def refuse_other_parameters(losses: Tensor, model: nn.Module, placement: Placeme
     Raises:
         PrivacyError: with what to do with a loss that has weights, and with a teacher.
     """
-    known = {id(p) for p in (*model.parameters(), *placement.used, *placement.used.values())}
-    if any(id(leaf) not in known for leaf in parameters_below(losses)):
+    if not {*map(id, parameters_below(losses))} <= own_parameters(model, placement):
         raise PrivacyError(
             "the loss depends on trainable parameters outside of the model (a loss with weights of "
             "its own, a second model): their gradients would be neither clipped nor noisy. Fix: "
@@ -26,6 +25,11 @@ def refuse_other_parameters(losses: Tensor, model: nn.Module, placement: Placeme
             "optimizers; what does not train, such as a teacher, has requires_grad_(False), or is "
             "run in torch.no_grad()."
         )
+
+
+def own_parameters(model: nn.Module, placement: Placement) -> set[int]:
+    """By ``id``, those in which a graph of the model's may end."""
+    return {id(p) for p in (*model.parameters(), *placement.used, *placement.used.values())}
 
 
 def parameters_below(losses: Tensor) -> Iterator[nn.Parameter]:

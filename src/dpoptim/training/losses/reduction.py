@@ -29,6 +29,7 @@ class Reading:
         terms: how many were, in each sum or mean of the graph; None: the graph does not say.
         factors: that these were multiplied with or divided by. Private, as they may be counts.
         scaled: whether all of the terms were, and not only some of them.
+        divided: whether all were divided by one whole number.
         total_weight: that torch divided by, a scalar, where that need not be the number of records
             (ignored labels and class weights); else None. Private.
         weighted: whether by class weights.
@@ -38,6 +39,7 @@ class Reading:
     terms: frozenset[int] | None = None
     factors: tuple[float, ...] = ()
     scaled: bool = False
+    divided: bool = False
     total_weight: Tensor | None = None
     weighted: bool = False
 
@@ -232,7 +234,13 @@ def _of_multiple(node: Any) -> Reading | None:
         factor = float(factor) if factor.numel() == 1 and not factor.requires_grad else None
     if reading is None or factor is None:
         return None
-    return replace(reading, factors=(*reading.factors, float(factor)), scaled=True)
+    whole = node_name(node) == "DivBackward0" and factor >= 2 and float(factor).is_integer()
+    return replace(
+        reading,
+        factors=(*reading.factors, float(factor)),
+        scaled=True,
+        divided=reading.divided or whole,
+    )
 
 
 def _of_labels(node: Any) -> Reading | None:

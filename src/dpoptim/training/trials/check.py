@@ -157,7 +157,7 @@ def check(
     )
     if len(records) < 2:
         raise ValueError(f"batch must hold at least 2 records, got {len(records)}.")
-    units, program = [[record] for record in records], Program(model, loss, collate)
+    units, program = [[record] for record in records], Program(model, loss, collate, by_labels=True)
     found = compare(program, units)
     for changed in with_padding(units, sequences=collate_fn is not None):
         compare_if_possible(program, changed)
@@ -282,7 +282,8 @@ def compare_drawn(
             try:
                 compared.take_alone("sum")
             finally:  # whatever their gradients raise
-                refuse_other_order(losses, each.seen(model, alone), batches.order, tolerance)
+                own, private = each.seen(model, alone), program.on_private
+                refuse_other_order(losses, own, batches, tolerance, on_private=private)
             if tolerance > LOSSES_AGREE:  # what it hides is no rounding in batches of one shape
                 refuse_losses_moved(losses, lambda batch: loss(model, batch), batches)
             compared.reduction(("sum",))

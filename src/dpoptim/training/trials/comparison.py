@@ -210,9 +210,10 @@ class Comparison:
                 "the loss is a weighted mean over the records of a batch, and how much a record "
                 "weighs depends on the others: a mean over the tokens of the whole batch "
                 "(ignore_index, padding; the loss inside a Hugging Face model), or class weights "
-                "inside a mean. Fix: average over each record's own tokens first, "
-                'dpoptim.losses.per_sample_mean(losses, mask), of losses with reduction="none"; '
-                "multiply class weights yourself."
+                "in a mean of several labels a record (of one label a record, a mean by "
+                "cross_entropy(weight=) is served). Fix: average over each record's own tokens "
+                "first, dpoptim.losses.per_sample_mean(losses, mask), of losses with "
+                'reduction="none", which may have class weights in them.'
             )
         # which one it is depends on the records
         most = "" if self._on_private else f", most at parameter {worst!r}"
@@ -221,8 +222,9 @@ class Comparison:
             f"clipped sum of a batch of {self.rows} differs from that of its records taken alone"
             f"{most}. Usual causes: a loss averaged over the tokens of the "
             "whole batch (average in each record first), an in-batch contrastive loss, class "
-            "weights inside a mean, batch statistics, positions of shape (T,) instead of (1, T), a "
-            "(T, B, ...) layout. Fix: make each record's loss depend on that record alone."
+            "weights in a mean that is a part of the loss, batch statistics, positions of shape "
+            "(T,) instead of (1, T), a (T, B, ...) layout. Fix: make each record's loss depend on "
+            "that record alone."
         )
 
     def _finite(self, gradients: RecordsAlone) -> list[int]:

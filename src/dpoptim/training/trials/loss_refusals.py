@@ -10,13 +10,27 @@ from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.backward_pass import narrow_operation
 from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.watch.values import Values
-from dpoptim.training.trials.comparison import Batches
+from dpoptim.training.trials.comparison import Batches, shapes_in
 from dpoptim.training.trials.first_passes import refuse_written
 
 LOSSES_AGREE = 1e-3  # within this share
 DRAWS_ELSEWHERE = (
     "it draws from numpy's or Python's random generators, so that nobody can tell whether records "
     "are mixed"
+)
+
+OF_OTHERS = "losses of the records depend on other records of the batch"
+PADDED = (
+    ", to whose length they are padded. If you average over the padded length, divide by each "
+    "record's own count: dpoptim.losses.per_sample_mean(losses, mask). Else "
+)
+CAUSES = (
+    "usual causes are mixup, pairs inside the batch (CLIP, SigLIP), a count, mean or maximum over "
+    "the batch (weights by class counts, standardising, mining), positions behind a record's own"
+)
+OWN_LOSSES = (
+    "Fix: one loss a record, at the place where the record was delivered, made of that record "
+    'alone; or isolation="alone", in which no record meets another.'
 )
 
 
@@ -110,16 +124,40 @@ def refuse_losses_lost_beside_others(losses: Tensor, alone: Sequence[Tensor]) ->
 
 
 def refuse_other_order(
-    losses: Tensor, alone: Sequence[Tensor], order: Sequence[int], tolerance: float
+    losses: Tensor,
+    alone: Sequence[Tensor],
+    batches: Batches,
+    tolerance: float,
+    *,
+    on_private: bool,
 ) -> None:
     """Refuse losses that are not the records' own, in the order of delivery.
 
     Args:
+        alone: of the records alone.
         tolerance: `tolerance_of` the model: a batch rounds otherwise than a record alone.
+        on_private: whether the records are; then nothing is told of how the losses differ.
     """
-    own = torch.stack([each.detach().reshape(-1) for each in alone])[order].reshape(-1)
-    if not agree(losses.detach(), own, max(LOSSES_AGREE, tolerance)):
-        raise other_losses()
+    own = torch.stack([each.detach().reshape(-1) for each in alone])[batches.order].reshape(-1)
+    found, within = losses.detach(), max(LOSSES_AGREE, tolerance)
+    if agree(found, own, within):
+        return
+    if on_private:
+        raise SamplesInteractError(f"{OF_OTHERS}, or come in another order: {CAUSES}. {OWN_LOSSES}")
+    if agree(found.sort().values, own.sort().values, within):
+        raise SamplesInteractError(
+            "losses are those of the records, but not in their order: the batch is sorted or "
+            "shuffled on the way (by collate_fn, say). Fix: leave each record's loss at the place "
+            'where it was delivered; or isolation="alone", in which no record meets another.'
+        )
+    padded = padding_adds(batches)
+    raise SamplesInteractError(f"{OF_OTHERS}{PADDED if padded else ': '}{CAUSES}. {OWN_LOSSES}")
+
+
+def padding_adds(batches: Batches) -> bool:
+    """Whether some record's tensors are longer in the batch than in one of it alone."""
+    together = [shape[1:] for shape in shapes_in(batches.together)]
+    return any([shape[1:] for shape in shapes_in(each)] != together for each in batches.alone)
 
 
 def refuse_losses_moved(losses: Tensor, loss: Callable[[Any], Tensor], batches: Batches) -> None:
@@ -136,7 +174,7 @@ def refuse_losses_moved(losses: Tensor, loss: Callable[[Any], Tensor], batches: 
     for kept, batch in batches.beside_others():
         found = loss(batch).detach().reshape(together.shape)
         if not agree(together[kept], found[kept], LOSSES_AGREE):
-            raise other_losses()
+            raise SamplesInteractError(f"{OF_OTHERS}: {CAUSES}. {OWN_LOSSES}")
 
 
 def agree(losses: Tensor, others: Tensor, tolerance: float) -> bool:
@@ -144,16 +182,6 @@ def agree(losses: Tensor, others: Tensor, tolerance: float) -> bool:
     finite = others[others.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 1.0
     return torch.allclose(losses, others, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
-
-
-def other_losses() -> SamplesInteractError:
-    return SamplesInteractError(
-        "losses are not those of the records in their order: the batch is sorted or shuffled "
-        "on the way (by collate_fn, say), or the terms are made of each other (divided by a "
-        "count over the whole batch, say). Fix: one loss a record, at the place where the "
-        'record was delivered, made of that record alone; or isolation="alone", in which no record '
-        "meets another."
-    )
 
 
 def same_losses(
