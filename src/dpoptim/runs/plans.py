@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.public_numbers import usual_delta
 from dpoptim.data import Data
 from dpoptim.estimators.solving import option_names
 from dpoptim.methods import PrivateQuantile
@@ -95,7 +96,7 @@ def plan_of(
         "epsilon": DEFAULT_EPSILON
         if options.epsilon is None and options.noise_multiplier is None
         else options.epsilon,
-        "delta": BUNDLED_DELTA if options.delta is None and bundled else options.delta,
+        "delta": delta_of(options, n, bundled),
         "noise_multiplier": options.noise_multiplier,
     }
     if chosen.solver:
@@ -120,6 +121,13 @@ def plan_of(
     refuse_other_n(n, records, relation)
     plan = method.plan(n=n, batch_size=batch_size, epochs=epochs, **budget, neighboring=relation)
     return plan
+
+
+def delta_of(options: TrainRequest, n: int, bundled: bool) -> float:
+    """The budget's delta: as given, the literature's for bundled sets, else by the public n."""
+    if options.delta is not None:
+        return options.delta
+    return BUNDLED_DELTA if bundled else usual_delta(n)
 
 
 def refuse_other_n(n: int, records: int, relation: str) -> None:
@@ -211,9 +219,9 @@ def defaults_of(options: TrainRequest, data: Data, *, bundled: bool) -> Recipe:
     chosen = entry(single_pass_method(options))
     if chosen.solver or not is_small_and_linear(options, data, n):
         return base
-    delta = BUNDLED_DELTA if options.delta is None and bundled else options.delta
+    delta = delta_of(options, n, bundled)
     clip_norm = base.clip_norm if options.clip_norm is None else options.clip_norm
-    if delta is None or not 0 < clip_norm < math.inf:
+    if not 0 < clip_norm < math.inf:
         return base  # the plan, or the method, will say what is wrong
     return planned(
         base,
