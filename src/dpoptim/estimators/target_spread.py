@@ -61,6 +61,7 @@ def solve_in_part(
     ledger: Ledger | None,
     noise_seed: int | None,
     ranks: Ranks = ALONE,
+    label: str = "estimator",
 ) -> tuple[Tensor, Guarantee, TargetRange]:
     """Find the range that targets take up, then train on targets scaled to it, in one reservation.
 
@@ -90,7 +91,7 @@ def solve_in_part(
         neighboring=neighboring,
         ledger=ranks.ledger(Ledger(neighboring=neighboring) if ledger is None else ledger),
         noise=key_stream(noise_seed, "range of targets"),
-        label="estimator, range of targets, auto",
+        label=f"{label}, range of targets, auto",
     )
     round_mu = price_of_round(budget.gdp)
     part = spread_of_targets(gate, y, rest[0] if rest else None, n, mu=round_mu, ranks=ranks)

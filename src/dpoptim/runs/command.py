@@ -25,6 +25,7 @@ from dpoptim.plan import Plan
 from dpoptim.planning import warnings_about_plan
 from dpoptim.privacy_unit import Unit
 from dpoptim.recipes import for_numbers, rate_of
+from dpoptim.runs.choose_method import with_method
 from dpoptim.runs.inputs import BUNDLED, load_data, warnings_for_owner
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
@@ -37,7 +38,7 @@ from dpoptim.runs.outcome import (
     try_writing,
     write_run,
 )
-from dpoptim.runs.plans import defaults_of, plan_of, relation_kept
+from dpoptim.runs.plans import defaults_of, delta_of, epsilon_of, plan_of, relation_kept
 from dpoptim.runs.processes import launched, refused_together
 from dpoptim.runs.result import kind_of_model
 from dpoptim.runs.saved_model import save_model
@@ -170,8 +171,11 @@ def planned_run(
         kept: the relation of the ledger; see `relation_kept`.
         parameters: numbers that are trained.
     """
+    bundled, n = request.data in BUNDLED, request.n or data.units
+    epsilon, delta = epsilon_of(request), delta_of(request, n, bundled)
+    request = with_method(request, data, kept, epsilon=epsilon, delta=delta)
     by = optimizer(request.optimizer, momentum=request.momentum, betas=request.both_betas)
-    bundled, clip = request.data in BUNDLED, solver_clip(data)
+    clip = solver_clip(data)
     defaults = defaults_of(request, data, bundled=bundled)
     if data.target_bounds is not None:
         defaults = for_numbers(defaults, parameters)

@@ -160,10 +160,10 @@ class TrainRequest:
     method: Annotated[
         str,
         typer.Option(
-            help=f"Training algorithm: {', '.join(method_names())}. See dpoptim methods.",
-            show_default=True,
+            help=f"Training algorithm: {', '.join(method_names())}. Default: dp-sgd; for linear "
+            "models of numbers momentum-gd or sufficient-statistics, which find their range."
         ),
-    ] = "dp-sgd"
+    ] = "auto"
     setting: SettingOption = None
     single_pass: Annotated[
         bool,
