@@ -3,6 +3,7 @@
 import copy
 import datetime
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,13 +14,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dpoptim.accounting.budget_words import WholeBudgetWarning
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_settings import dataset_of_unit
 from dpoptim.data import Data
 from dpoptim.files import make_folder
 from dpoptim.installed import SOURCES, digests
-from dpoptim.methods import WholeRun
+from dpoptim.methods import TrainingMethod, WholeRun
 from dpoptim.optimizers import optimizer
 from dpoptim.plan import Plan
 from dpoptim.planning import warnings_about_plan
@@ -86,7 +88,9 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                 if not isinstance(plan.method, WholeRun):
                     rate = f"learning rate {optimization.learning_rate:g}"
                     say(f"  optimizer    {optimization.optimizer}, {rate}", to=console)
-                doubts = warnings_about_plan(plan, parameters_of(model))
+                doubts = [*warnings_about_plan(plan, parameters_of(model)), *no_room(ledger, plan)]
+                stack.enter_context(warnings.catch_warnings())  # it is said among the notes
+                warnings.simplefilter("ignore", WholeBudgetWarning)
                 for note in notes_on(request, data, ledger, doubts):
                     say(note, style="yellow", to=console)
         folder = ranks.from_first(lambda: folder)
@@ -147,6 +151,33 @@ def wants_comparison(request: TrainRequest, data: Data) -> bool:
             "--compare trains without privacy, which only public data allows: add --data-is-public."
         )
     return compare
+
+
+def no_room(ledger: Ledger, plan: Plan) -> Iterator[str]:
+    """The warning that nothing is left after this first run, with batches that leave something."""
+    said = ledger.takes_all(plan.event) if plan.noise_multiplier > 0 else ""
+    if not said:
+        return
+    room = larger_batch(ledger, plan)
+    yield said if room is None else f"{said}. Here: --batch-size {room}"
+
+
+def larger_batch(ledger: Ledger, plan: Plan) -> int | None:
+    """The first batch twice, four times ... as large that leaves later runs something, if any."""
+    batch_size = 2 * plan.batch_size
+    while isinstance(plan.method, TrainingMethod) and batch_size <= plan.n:
+        larger = plan.method.plan(
+            n=plan.n,
+            batch_size=batch_size,
+            epochs=plan.epochs,
+            epsilon=plan.guarantee.epsilon,
+            delta=plan.delta,
+            neighboring=plan.neighboring,
+        )
+        if not ledger.takes_all(larger.event):
+            return batch_size
+        batch_size *= 2
+    return None
 
 
 def notes_on(
