@@ -4,7 +4,7 @@ import copy
 import datetime
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -47,6 +47,7 @@ from dpoptim.runs.saved_model import save_model
 from dpoptim.runs.train import Optimization, train_privately
 from dpoptim.runs.train_solver import row_norm, solver_clip, train_by_solver
 from dpoptim.runs.train_without_privacy import comparison_epochs, train_without_privacy
+from dpoptim.runs.unfinished import plan_on_disk
 from dpoptim.terminal import say
 from dpoptim.training.progress import StepsPerSecond
 
@@ -84,15 +85,13 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                     ledger.check(plan.event, plan.neighboring)
                 folder = prepare_folder(request, data)
                 try_writing(folder)  # before anything is spent
-                say(plan.describe(), to=console)
-                if not isinstance(plan.method, WholeRun):
-                    rate = f"learning rate {optimization.learning_rate:g}"
-                    say(f"  optimizer    {optimization.optimizer}, {rate}", to=console)
                 doubts = [*warnings_about_plan(plan, parameters_of(model)), *no_room(ledger, plan)]
-                stack.enter_context(warnings.catch_warnings())  # it is said among the notes
-                warnings.simplefilter("ignore", WholeBudgetWarning)
-                for note in notes_on(request, data, ledger, doubts):
-                    say(note, style="yellow", to=console)
+                introduce(
+                    plan, optimization, notes_on(request, data, ledger, doubts), console=console
+                )
+                stack.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore", WholeBudgetWarning)  # it is among the notes
+                stack.enter_context(plan_on_disk(folder, plan, ledger))
         folder = ranks.from_first(lambda: folder)
         stop = stack.enter_context(stop_on_signals())  # results are written in any case
         with progress_bar(console, plan) as count:
@@ -129,6 +128,18 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         saved.remove()
         print_summary(console, result, folder)
     return folder
+
+
+def introduce(
+    plan: Plan, optimization: Optimization, notes: Iterable[str], *, console: Console
+) -> None:
+    """Print what was decided, and what a person should know before anything is spent."""
+    say(plan.describe(), to=console)
+    if not isinstance(plan.method, WholeRun):
+        rate = f"learning rate {optimization.learning_rate:g}"
+        say(f"  optimizer    {optimization.optimizer}, {rate}", to=console)
+    for note in notes:
+        say(note, style="yellow", to=console)
 
 
 def seconds_of(request: TrainRequest, plan: Plan) -> float:
