@@ -23,6 +23,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dpoptim.accounting import ledger_store
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.budget import Budget, epsilon_from_renyi, filter_order, renyi_budget
+from dpoptim.accounting.budget_words import WholeBudgetWarning
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger, Reservation
 from dpoptim.accounting.ledger_schema import Entry
@@ -300,7 +301,8 @@ class TestBudget:
         with pytest.raises(BudgetExceeded, match=r'no bound for this run .*filter="basic"'):
             ledger.reserve(event, neighboring=R1, label="y")
         alone = Ledger(epsilon=2, delta=1e-5, neighboring=R1)
-        alone.reserve(event, neighboring=R1, label="y")
+        with pytest.warns(WholeBudgetWarning, match='has no bound for it.*filter="basic"'):
+            alone.reserve(event, neighboring=R1, label="y")
         with pytest.raises(BudgetExceeded, match="no bound under this filter"):
             alone.reserve(gaussian(10.0), neighboring=R1, label="x")
 
@@ -382,6 +384,24 @@ class TestWords:
         assert claim.status != "proven"
         assert "depended on earlier outputs" in str(claim)
 
+    def test_a_run_that_takes_all_says_so_before_it_is_charged(self, path: Path) -> None:
+        """Of a budget of 1.2 a run of epsilon 1 took 216047.8 %, and nothing was said."""
+        small = dp_sgd(0.002, 0.4, 500)
+        own = compute_epsilon(small, 1e-5, AR).epsilon
+        ledger = Ledger(path, epsilon=1.2 * own, delta=1e-5)
+        with pytest.raises(WholeBudgetWarning, match=rf"own epsilon is {rounded_up(own)}.*Fix:"):
+            ledger.reserve(small, neighboring=AR, label="small batches")  # warnings are errors here
+        assert not ledger.entries()
+        with pytest.warns(WholeBudgetWarning):
+            ledger.reserve(small, neighboring=AR, label="small batches")
+        assert max(ledger.shares()) > 1
+        assert ", all of the filter's bound" in ledger.describe()
+        meant = Ledger(epsilon=own, delta=1e-5)  # for the whole budget, and that is no surprise
+        meant.reserve(small, neighboring=AR, label="x")
+        roomy = Ledger(epsilon=1.2 * own, delta=1e-5)
+        roomy.reserve(gaussian(5.0), neighboring=AR, label="x")
+        roomy.reserve(gaussian(50.0), neighboring=AR, label="x")  # no later one takes all
+
     def test_remaining_and_describe(self, path: Path) -> None:
         ledger = Ledger(path, epsilon=2, delta=1e-5)
         assert "may use all of it" in str(ledger.remaining())
@@ -400,7 +420,8 @@ class TestWords:
         ]:
             assert part in text
         (share,) = ledger.shares()
-        assert f"smoke run: {share:.1%} of the filter's bound, epsilon=" in text
+        assert f"at delta=1e-05, {share:.1%} of the filter's bound" in text
+        assert "runs of one epsilon take different ones" in text
         assert "Event" not in text
         assert "noise_multiplier=5.0" in ledger.describe(events=True)
         ledger.reserve(gaussian(9.0), neighboring=AR, label="again")

@@ -180,7 +180,7 @@ def test_less_noise_for_more_steps_is_never_wrong_way_round() -> None:
     [
         ({"target": EpsilonAtMost(999.0, PUBLIC_DELTA)}, "promises next to nothing"),
         ({"target": EpsilonAtMost(0.001, PUBLIC_DELTA)}, "far below what anyone asks for"),
-        ({"target": EpsilonAtMost(1.0, 0.01)}, "above 1/n"),
+        ({"target": EpsilonAtMost(1.0, 0.01)}, "above 1/(10 n)"),
         ({"n": 200, "parameters": 5000}, "is small for 5,000 parameters"),
         ({"n": 499}, "below 500 records ranks are hardly better than a guess"),
     ],
@@ -210,7 +210,7 @@ def test_training_says_it_before_anything_is_spent(tmp_path: Path) -> None:
     )
     notes = text[: text.index("results")]
     assert "Note: epsilon" in notes
-    assert "Note: delta 0.5 is above 1/n" in notes
+    assert "Note: delta 0.5 is above 1/(10 n)" in notes
 
 
 def test_the_command_says_what_to_run_next_and_that_runs(tmp_path: Path) -> None:

@@ -223,12 +223,26 @@ def test_killed_at_once_a_run_goes_on_upon_its_charge(
         assert run_ranks(1, killed_command, moment, [*OPTIONS, *options], group=False) == ["died"]
         before = dpoptim.Ledger(ledger).entries()
         assert [entry.state for entry in before] == ["open"] * charged
+        assert_an_officer_is_told(tmp_path / "run", ledger, before)
     done = run(*words, "--resume")
     assert done.exit_code == 0, done.output
     (entry,) = dpoptim.Ledger(ledger).entries()
     assert {each.id for each in before} <= {entry.id}
     assert (entry.state, entry.resumed) == ("committed", kills * charged)
     assert (tmp_path / "run" / "model.pt").exists()
+
+
+def assert_an_officer_is_told(folder: Path, ledger: Path, charges: list[Any]) -> None:
+    """Verify said "plan.json is missing", of the very folder that `dpoptim train` wrote."""
+    told = CliRunner(env={"COLUMNS": "400"}).invoke(
+        app, ["verify", str(folder), "--ledger", str(ledger)]
+    )
+    assert told.exit_code == 2
+    assert "interrupted, or still running" in told.output
+    assert "--resume goes on" in told.output
+    for charge in charges:
+        assert f"an open charge of it: {charge.id}" in told.output
+    assert charges or "no open charge of it" in told.output
 
 
 def test_a_run_that_died_before_its_results_were_written_has_them(

@@ -2,12 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from command_work import run
 from dpoptim import Ledger
 from dpoptim.methods import DPSGD, WholeRun
+from dpoptim.runs.choose_method import with_method
+from dpoptim.runs.inputs import load_data
+from dpoptim.runs.options import TrainRequest
 
 
 def test_n_is_the_number_of_records_that_are_divided_by(tmp_path: Path) -> None:
@@ -83,3 +88,60 @@ def test_the_ledger_names_data_set_and_model(method: str, tmp_path: Path) -> Non
     basis = json.loads((tmp_path / "run" / "certificate.json").read_text())["basis"]
     assert any("charged to a ledger on disk" in text for text in basis["enforced"])
     assert not any("the ledger was in memory" in text for text in basis["trusted"])
+
+
+def customers(path: Path) -> list[str]:
+    """A table whose target takes up a hundredth of its public range."""
+    draws = np.random.default_rng(0)
+    age, visits = draws.uniform(18, 90, 5_000), draws.poisson(4, 5_000)
+    spend = np.exp(3.9 + 0.01 * age + 0.12 * visits + 0.3 * draws.normal(size=5_000))
+    lines = [f"{a:.0f},{v},{s:.2f}" for a, v, s in zip(age, visits, spend, strict=True)]
+    (path / "t.csv").write_text("\n".join(["age,visits,spend", *lines]) + "\n")
+    (path / "t.toml").write_text(
+        '[columns.age]\nkind = "number"\nbounds = [18, 100]\n'
+        '[columns.visits]\nkind = "number"\nbounds = [0, 20]\n'
+        '[columns.spend]\nkind = "target"\nbounds = [0, 20000]\n'
+    )
+    return ["--data", str(path / "t.csv"), "--schema", str(path / "t.toml"), "--noise-seed", "0"]
+
+
+def test_a_number_that_takes_up_little_of_its_range_is_predicted(tmp_path: Path) -> None:
+    """R2 was -0.3, and that of the mean is 0: noise was as large as the public range."""
+    given = [*customers(tmp_path), "--data-is-public", "--no-compare", "--epsilon", "1"]
+    ledger, out = tmp_path / "l.sqlite", tmp_path / "run"
+    code, said = train(*given, "--ledger", str(ledger), "--out", str(out))
+    assert code == 0, said
+    promised = json.loads((out / "certificate.json").read_text())
+    assert promised["scores"]["private"][-1] > 0.3
+    plan = json.loads((out / "plan.json").read_text())
+    assert plan["method"]["options"] == {"find_range": True}
+    (entry,) = Ledger(ledger).entries()  # one charge, of the plan
+    assert entry.label.startswith("training of ")
+    assert "range of targets" in entry.label
+    with Ledger(ledger) as charged:
+        assert charged.spent(1e-5).epsilon == pytest.approx(plan["guarantee"]["epsilon"], rel=1e-6)
+    verified = CliRunner().invoke(app, ["verify", str(out), "--ledger", str(ledger)])
+    assert verified.exit_code == 0, verified.output
+
+
+@pytest.mark.parametrize(
+    ("given", "method"),
+    [
+        ({}, "sufficient-statistics"),
+        ({"epsilon": 0.1}, "momentum-gd"),
+        ({"n": 5000}, "dp-sgd"),  # the relation hides the number of records
+        ({"batch_size": 500}, "dp-sgd"),
+        ({"model": "mlp"}, "dp-sgd"),
+        ({"single_pass": True}, "accelerated-srgd"),
+        ({"method": "noisy-gd"}, "noisy-gd"),
+    ],
+)
+def test_the_method_by_default_is_told_by_public_numbers(
+    given: dict[str, Any], method: str, tmp_path: Path
+) -> None:
+    _, data, _, schema, *_ = customers(tmp_path)
+    options = TrainRequest(data=data, schema=Path(schema), **given)
+    chosen = with_method(
+        options, load_data(options), None, epsilon=options.epsilon or 2.0, delta=1e-5
+    )
+    assert chosen.method == method

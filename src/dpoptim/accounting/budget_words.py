@@ -8,10 +8,12 @@ import dp_accounting as dp
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.budget import Budget, Shortfall
-from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
+from dpoptim.accounting.guarantee import Guarantee, parse_neighboring, rounded_up
 from dpoptim.errors import LedgerError
 from dpoptim.printable import printable
 
+OWN_SHARE = 0.9  # of a budget's epsilon, above which a run is meant to take all of it
+LEAVES = 0.999  # of a filter's bound, above which nothing of use is left
 _FILTER_NAMES = {"renyi": "RDP filter", "basic": "basic-composition filter"}
 
 
@@ -24,6 +26,35 @@ class BudgetExceeded(LedgerError):  # noqa: N818 (reads as what happened)
 
     def __reduce__(self) -> tuple[type["BudgetExceeded"], tuple[str, Shortfall]]:
         return type(self), (str(self), self.shortfall)  # so that a worker process can hand it back
+
+
+class WholeBudgetWarning(UserWarning):
+    """A first run takes all of a budget that is larger than its own epsilon."""
+
+
+def takes_all(budget: Budget, event: dp.DpEvent) -> str:
+    """The warning that a first run of this event leaves nothing to later ones; "" if it does not.
+
+    Not where its own epsilon is about the budget's: then that is no surprise. Public numbers only.
+    """
+    own = compute_epsilon(event, budget.delta, budget.neighboring).epsilon
+    charge, _ = budget.charge(event, 1)
+    if own > OWN_SHARE * budget.epsilon or charge < LEAVES * budget.limit:
+        return ""
+    why, fix = (
+        ("has no bound for it", 'another relation, or a new ledger with filter="basic"')
+        if math.isinf(charge)
+        else (
+            "charges small batches with little noise far more than their epsilon",
+            "a larger batch, or more noise (a smaller epsilon)",
+        )
+    )
+    return (
+        f"this run takes the whole budget, {_promise(budget)}, though its own epsilon is "
+        f"{rounded_up(own)}: what later runs, planned on its outputs, may add is bounded by a "
+        f"filter ({budget.currency}), which {why}. After it nothing more is admitted. Fix: {fix}; "
+        "or one plan for everything, such as a PrivatePipeline"
+    )
 
 
 @dataclass(frozen=True)

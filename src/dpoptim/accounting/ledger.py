@@ -156,6 +156,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
             return [entry, *of, *saved]
 
         with self._lock:
+            self._warn_if_it_takes_all(event)
             self._append(decide)
             self.made.append(entry.run)
             return self._runs.by_id[entry.run]

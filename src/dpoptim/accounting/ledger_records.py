@@ -2,13 +2,16 @@
 
 import math
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
+import dp_accounting as dp
+
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.budget import Budget
-from dpoptim.accounting.budget_words import Remaining, spent
+from dpoptim.accounting.budget_words import Remaining, WholeBudgetWarning, spent, takes_all
 from dpoptim.accounting.event_json import event_text
 from dpoptim.accounting.guarantee import Guarantee, rounded_up
 from dpoptim.accounting.ledger_refusals import known_run
@@ -41,15 +44,30 @@ def lines_of(
         text = event_text(entry.event)
         if text not in known:
             known[text] = compute_epsilon(entry.event, delta, entry.neighboring)
-        part = "" if math.isnan(share) else f"{share:.1%} of the filter's bound, "
+        part = "" if math.isnan(share) else f", {in_percent(share)} of the filter's bound"
         lines.append(
-            f"  {entry.time}  {printable(entry.label)}: {part}"
-            f"epsilon={rounded_up(known[text].epsilon)} at delta={delta:g} "
+            f"  {entry.time}  {printable(entry.label)}: "
+            f"epsilon={rounded_up(known[text].epsilon)} at delta={delta:g}{part} "
             f"[{state_of(entry)}] {entry.id}"
         )
         if events:
             lines.append(f"      {entry.event}")
     return lines
+
+
+def in_percent(share: float) -> str:
+    """A run's share of a filter's bound: at most all of it, which only a first run takes."""
+    return f"{share:.1%}" if share < 1 else "all"
+
+
+def why_shares_differ(budget: Budget) -> list[str]:
+    """Why runs of one epsilon may take different shares, in one line."""
+    if budget.order is None:
+        return []
+    return [
+        f"  shares are of the filter's bound ({budget.currency}): runs of one epsilon take "
+        "different ones, small batches with little noise the largest"
+    ]
 
 
 def state_of(entry: Reservation) -> str:
@@ -71,18 +89,29 @@ def composed_epsilon(entries: Sequence[Reservation], delta: float, neighboring: 
 
 def total_of(entries: Sequence[Reservation], budget: Budget | None, neighboring: str) -> str:
     """Cost of all runs together, in one line."""
-    delta = delta_of(budget)
+    return f"  together  {cost_of(entries, budget, neighboring, DELTA)}"
+
+
+def cost_of(
+    entries: Sequence[Reservation], budget: Budget | None, neighboring: str, delta: float
+) -> str:
+    """Cost of all runs together: as composed, and what holds if one was planned on another.
+
+    Args:
+        delta: where it is stated without a budget; else at the budget's.
+    """
+    delta = delta if budget is None else budget.delta
     epsilon = composed_epsilon(entries, delta, neighboring)
     composed = f"epsilon={rounded_up(epsilon)} at delta={delta:g}"
     if len(entries) < 2:
-        return f"  together  {composed}"
+        return composed
     composed += ", if no run's settings depended on what an earlier one released"
     if budget is None:
-        return f"  together  {composed}; without a budget nothing else is known"
+        return f"{composed}; without a budget nothing else is known"
     kept = f"at most epsilon={budget.epsilon:g} at delta={delta:g}, the budget"
     if epsilon >= budget.epsilon:  # of runs that were ended early it counts a part
-        return f"  together  {kept}"
-    return f"  together  {composed}; if they did, {kept}"
+        return kept
+    return f"{composed}; if they did, {kept}"
 
 
 class LedgerRecords:
@@ -229,7 +258,21 @@ class LedgerRecords:
             return "\n".join(lines)
         shares = [math.nan] * len(entries) if self.budget is None else self.shares()
         lines += lines_of(entries, shares, delta_of(self.budget), events=events)
+        lines += [] if self.budget is None else why_shares_differ(self.budget)
         return "\n".join([*lines, total_of(entries, self.budget, self.neighboring)])
+
+    def takes_all(self, event: dp.DpEvent) -> str:
+        """The warning that a run of this event would leave nothing to later ones; "" if none.
+
+        Of a first run alone: later ones are not admitted where they do not fit. Public.
+        """
+        with self._lock:
+            first = not self._sync().by_id
+        return takes_all(self.budget, event) if first and self.budget is not None else ""
+
+    def _warn_if_it_takes_all(self, event: dp.DpEvent) -> None:
+        if said := self.takes_all(event):
+            warnings.warn(f"{self._where}: {said}.", WholeBudgetWarning, stacklevel=3)
 
     @property
     def durable(self) -> bool:

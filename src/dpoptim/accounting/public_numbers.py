@@ -1,5 +1,7 @@
 """Public numbers that a guarantee is stated with, and what a person should know of them."""
 
+import math
+
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.arguments import real_number, whole_number
 
@@ -18,7 +20,7 @@ def doubts(epsilon: float, delta: float, n: int) -> tuple[str, ...]:
         >>> from dpoptim.accounting.public_numbers import doubts
         >>> doubts(1.0, 1e-6, 10_000)
         ()
-        >>> doubts(1.0, 0.5, 10_000)[0].startswith("delta 0.5 is above 1/n")
+        >>> doubts(1.0, 0.5, 10_000)[0].startswith("delta 0.5 is above 1/(10 n)")
         True
     """
     found = []
@@ -32,12 +34,18 @@ def doubts(epsilon: float, delta: float, n: int) -> tuple[str, ...]:
             f"epsilon {rounded_up(epsilon, 3)} is far below what anyone asks for, and takes very "
             "many records to learn anything. Usual: 0.1 to 8"
         )
-    if delta * n > 1:
+    if large_delta(delta, n):
         found.append(
-            f"delta {delta:g} is above 1/n = {1 / n:.2g}: publishing a record at random would "
-            f"satisfy it. Fix: at most {0.1 / n:.1g}"
+            f"delta {delta:g} is above 1/(10 n) = {0.1 / n:.2g}: publishing a record at random"
+            f"{'' if delta * n >= 1 else ', once in ten times,'} would satisfy it. "
+            f"Fix: at most {0.1 / n:.1g}"
         )
     return tuple(found)
+
+
+def large_delta(delta: float, n: int) -> bool:
+    """Whether delta is above 1/(10 n); not by rounding alone."""
+    return delta * n > 0.1 * (1 + 1e-9)
 
 
 def public_number_of_records(n: object, records: int, neighboring: str) -> int:
@@ -67,6 +75,19 @@ def public_number_of_records(n: object, records: int, neighboring: str) -> int:
     return records
 
 
+def usual_delta(n: int) -> float:
+    """One over ten times the number of records, at most 1e-5, rounded down to a power of ten.
+
+    What everything takes that is told no delta. Args: n: a public number.
+
+    Examples:
+        >>> from dpoptim.accounting.public_numbers import usual_delta
+        >>> usual_delta(200), usual_delta(60_000)
+        (1e-05, 1e-06)
+    """
+    return float(min(1e-5, 10.0 ** -math.ceil(math.log10(n) + 1)))
+
+
 def stated_delta(
     delta: float | str, n: int, *, epsilon: float | None
 ) -> tuple[float, tuple[str, ...]]:
@@ -75,12 +96,12 @@ def stated_delta(
     if isinstance(delta, str):
         if delta != "auto":
             raise ValueError(f"delta must be a number or 'auto', got {delta!r}.")
-        value = n**-1.1 if n > 1 else 1e-3
-        said = ("delta = n^-1.1, with n taken as public",)
+        value = usual_delta(n)
+        said = ("delta is at most 1e-5 and 1/(10 n), with n taken as public",)
     else:
         value = real_number("delta", delta)
     if not 0 < value < 1:
-        raise ValueError(f"delta must be between 0 and 1, got {delta!r}; choose it well below 1/n.")
+        raise ValueError(f"delta must be between 0 and 1, got {delta!r}; choose it below 1/(10 n).")
     if epsilon is not None:
         said = (*said, *doubts(real_number("epsilon", epsilon), value, n))
     return value, said

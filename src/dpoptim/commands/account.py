@@ -92,7 +92,7 @@ def account(
 def calibrate(
     n: RecordsOption,
     epsilon: Annotated[float, typer.Option(help="Budget: epsilon > 0; never exceeded.")],
-    delta: Annotated[float, typer.Option(help="Budget: delta, 1e-14 < delta < 1, well below 1/n.")],
+    delta: Annotated[float, typer.Option(help="Budget: delta, above 1e-14, at most 1/(10 n).")],
     batch_size: BatchOption = None,
     method: MethodOption = "dp-sgd",
     setting: SettingOption = None,

@@ -23,7 +23,7 @@ def evaluate(
         Path, typer.Argument(help="Private hold-out records: a table with the target's column.")
     ],
     epsilon: Annotated[float, typer.Option(help="What the evaluation may cost: epsilon > 0.")],
-    delta: Annotated[float, typer.Option(help="Failure probability, well below 1/n.")],
+    delta: Annotated[float, typer.Option(help="Failure probability, at most 1/(10 n).")],
     ledger: LedgerOption = None,
     dataset: DatasetOption = None,
     records: Annotated[

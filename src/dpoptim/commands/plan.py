@@ -163,8 +163,8 @@ def target_of(
 ) -> "Target":
     """The one target that was given."""
     from dpoptim.accounting.attacker import FoundAtMost, RightAtMost
+    from dpoptim.accounting.public_numbers import usual_delta
     from dpoptim.planning import EpsilonAtMost
-    from dpoptim.planning.choice import usual_delta
 
     if (tpr is None) != (fpr is None):
         raise ValueError("--attacker-tpr and --attacker-fpr belong together; give both.")

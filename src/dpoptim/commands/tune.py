@@ -32,7 +32,7 @@ FIRST = (
 
 def tune(
     epsilon: Annotated[float, typer.Option(help="Of the private run, or of the whole search.")],
-    delta: Annotated[float, typer.Option(help="Failure probability, well below 1/n.")],
+    delta: Annotated[float, typer.Option(help="Failure probability, at most 1/(10 n).")],
     public_data: Annotated[
         Path | None,
         typer.Option(help="Public records like the private ones: rank settings on them, free."),

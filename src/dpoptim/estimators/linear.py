@@ -41,8 +41,8 @@ class DPLogisticRegression(FitsClasses, LinearFit):
 
     Args:
         epsilon: the budget, > 0. All of it is spent by one ``fit``.
-        delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public under the neighbouring
-            relations here; said in ``privacy_``.
+        delta: in (1e-14, 1), or ``"auto"``: at most 1e-5 and 1/(10 n), n being public under
+            the neighbouring relations here; said in ``privacy_``.
         data_norm: public bound on the Euclidean norm of a row; longer rows are scaled down to it.
             It must not be read off the data. None: the square root of the number of features,
             which suits features scaled to about [-1, 1] by public constants.

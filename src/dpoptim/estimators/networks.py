@@ -37,8 +37,8 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
 
     Args:
         epsilon: the budget, > 0. All of it is spent by one ``fit``.
-        delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public under the neighbouring
-            relations here; said in ``privacy_``.
+        delta: in (1e-14, 1), or ``"auto"``: at most 1e-5 and 1/(10 n), n being public under
+            the neighbouring relations here; said in ``privacy_``.
         hidden_layer_sizes: widths of the hidden layers; a number is one.
         activation: ``"tanh"`` (bounded, which suits clipped gradients), ``"relu"`` or ``"gelu"``.
         data_norm: public bound on the Euclidean norm of a row, to which longer rows are scaled

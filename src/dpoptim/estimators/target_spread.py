@@ -68,6 +68,7 @@ def solve_in_part(
     ledger: Ledger | None,
     noise_seed: int | None,
     ranks: Ranks = ALONE,
+    label: str = "estimator",
 ) -> tuple[Tensor, Guarantee, TargetRange]:
     """Find the range that targets take up, then train on targets scaled to it, in one reservation.
 
@@ -101,7 +102,7 @@ def solve_in_part(
         neighboring=neighboring,
         ledger=ranks.ledger(Ledger(neighboring=neighboring) if ledger is None else ledger),
         noise=key_stream(noise_seed, "range of targets"),
-        label="estimator, range of targets, auto",
+        label=f"{label}, range of targets, auto",
     )
     round_mu, shares = price_of_round(budget.gdp), rest[0] if rest else None
     part = spread_of_targets(gate, y, shares, n, mu=round_mu, ranks=ranks)

@@ -115,7 +115,7 @@ def evaluate_classifier(
             returns them.
         y: true labels, shape (n,).
         classes: all classes, in the order of the columns; public.
-        epsilon, delta: what the evaluation may cost; delta ``"auto"``: n^-1.1.
+        epsilon, delta: what the evaluation may cost; delta ``"auto"``: at most 1e-5 and 1/(10 n).
         bins: number of bins of scores, even in log-odds; public.
         confidence: of the intervals, in (0, 1).
         neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public

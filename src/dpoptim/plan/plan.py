@@ -11,7 +11,7 @@ from dp_accounting import NeighboringRelation
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
-from dpoptim.accounting.public_numbers import doubts
+from dpoptim.accounting.public_numbers import doubts, large_delta
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption
 from dpoptim.clipping import ClippingRule
@@ -174,7 +174,7 @@ class Plan:
     def guarantee(self) -> Guarantee:
         """The guarantee of the whole run."""
         guarantee = self.guarantee_at(self.delta)
-        if self.noise_multiplier > 0 and self.delta * self.n > 1:
+        if self.noise_multiplier > 0 and large_delta(self.delta, self.n):
             said = doubts(1.0, self.delta, self.n)  # of delta alone
             guarantee = replace(guarantee, notes=(*guarantee.notes, *said))
         return guarantee

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dpoptim.accounting.guarantee import Guarantee
-from dpoptim.accounting.public_numbers import doubts
+from dpoptim.accounting.public_numbers import doubts, usual_delta
 from dpoptim.mechanisms.mechanism import StepMechanism
 from dpoptim.plan import Plan, make_plan
 from dpoptim.planning.ranking import noise_to_signal, predicted_error
@@ -92,11 +92,6 @@ def choose(question: Question, *, delta: float | None = None) -> Plans:
             "--public-data)"
         )
     return Plans(question, tuple(settings), chosen, plan, tuple(warnings))
-
-
-def usual_delta(n: int) -> float:
-    """One over ten times the number of records, at most 1e-5, rounded down to a power of ten."""
-    return float(min(1e-5, 10.0 ** -math.ceil(math.log10(n) + 1)))
 
 
 def cheapest_of_the_best(settings: Sequence[Setting]) -> Setting:

@@ -25,7 +25,7 @@ class DPClassCounts(ChargedFit):
     Args:
         classes: all classes, public.
         epsilon: the budget, > 0.
-        delta: in (1e-14, 1), or ``"auto"``: n^-1.1.
+        delta: in (1e-14, 1), or ``"auto"``: at most 1e-5 and 1/(10 n).
         neighboring, n, ledger, noise_seed: as for `DPStandardScaler`.
 
     Attributes:

@@ -23,7 +23,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         lower, upper: public range of the columns: one number, or one for each. Values beyond are
             cut to it.
         epsilon: the budget, > 0; None where a `PrivatePipeline` decides.
-        delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public.
+        delta: in (1e-14, 1), or ``"auto"``: at most 1e-5 and 1/(10 n), n being public.
         with_mean: whether means are taken off. Without, 0 stays 0 where a column's range holds it,
             and a sparse table stays sparse.
         missing: ``"keep"`` leaves missing values (NaN) missing; ``"mean"`` fills them with the

@@ -3,7 +3,8 @@
 import copy
 import datetime
 import math
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,18 +14,20 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dpoptim.accounting.budget_words import WholeBudgetWarning
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_settings import dataset_of_unit
 from dpoptim.data import Data
 from dpoptim.files import make_folder
 from dpoptim.installed import SOURCES, digests
-from dpoptim.methods import WholeRun
+from dpoptim.methods import TrainingMethod, WholeRun
 from dpoptim.optimizers import optimizer
 from dpoptim.plan import Plan
 from dpoptim.planning import warnings_about_plan
 from dpoptim.privacy_unit import Unit
 from dpoptim.recipes import for_numbers, rate_of
+from dpoptim.runs.choose_method import with_method
 from dpoptim.runs.inputs import BUNDLED, load_data, warnings_for_owner
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
@@ -37,13 +40,14 @@ from dpoptim.runs.outcome import (
     try_writing,
     write_run,
 )
-from dpoptim.runs.plans import defaults_of, plan_of, relation_kept
+from dpoptim.runs.plans import defaults_of, delta_of, epsilon_of, plan_of, relation_kept
 from dpoptim.runs.processes import launched, refused_together
 from dpoptim.runs.result import kind_of_model
 from dpoptim.runs.saved_model import save_model
 from dpoptim.runs.train import Optimization, train_privately
 from dpoptim.runs.train_solver import row_norm, solver_clip, train_by_solver
 from dpoptim.runs.train_without_privacy import comparison_epochs, train_without_privacy
+from dpoptim.runs.unfinished import plan_on_disk
 from dpoptim.terminal import say
 from dpoptim.training.progress import StepsPerSecond
 
@@ -81,13 +85,13 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                     ledger.check(plan.event, plan.neighboring)
                 folder = prepare_folder(request, data)
                 try_writing(folder)  # before anything is spent
-                say(plan.describe(), to=console)
-                if not isinstance(plan.method, WholeRun):
-                    rate = f"learning rate {optimization.learning_rate:g}"
-                    say(f"  optimizer    {optimization.optimizer}, {rate}", to=console)
-                doubts = warnings_about_plan(plan, parameters_of(model))
-                for note in notes_on(request, data, ledger, doubts):
-                    say(note, style="yellow", to=console)
+                doubts = [*warnings_about_plan(plan, parameters_of(model)), *no_room(ledger, plan)]
+                introduce(
+                    plan, optimization, notes_on(request, data, ledger, doubts), console=console
+                )
+                stack.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore", WholeBudgetWarning)  # it is among the notes
+                stack.enter_context(plan_on_disk(folder, plan, ledger))
         folder = ranks.from_first(lambda: folder)
         stop = stack.enter_context(stop_on_signals())  # results are written in any case
         with progress_bar(console, plan) as count:
@@ -126,6 +130,18 @@ def run_training(request: TrainRequest, console: Console) -> Path:
     return folder
 
 
+def introduce(
+    plan: Plan, optimization: Optimization, notes: Iterable[str], *, console: Console
+) -> None:
+    """Print what was decided, and what a person should know before anything is spent."""
+    say(plan.describe(), to=console)
+    if not isinstance(plan.method, WholeRun):
+        rate = f"learning rate {optimization.learning_rate:g}"
+        say(f"  optimizer    {optimization.optimizer}, {rate}", to=console)
+    for note in notes:
+        say(note, style="yellow", to=console)
+
+
 def seconds_of(request: TrainRequest, plan: Plan) -> float:
     """Time that ``--max-time`` leaves for training."""
     if request.max_time is None:
@@ -146,6 +162,33 @@ def wants_comparison(request: TrainRequest, data: Data) -> bool:
             "--compare trains without privacy, which only public data allows: add --data-is-public."
         )
     return compare
+
+
+def no_room(ledger: Ledger, plan: Plan) -> Iterator[str]:
+    """The warning that nothing is left after this first run, with batches that leave something."""
+    said = ledger.takes_all(plan.event) if plan.noise_multiplier > 0 else ""
+    if not said:
+        return
+    room = larger_batch(ledger, plan)
+    yield said if room is None else f"{said}. Here: --batch-size {room}"
+
+
+def larger_batch(ledger: Ledger, plan: Plan) -> int | None:
+    """The first batch twice, four times ... as large that leaves later runs something, if any."""
+    batch_size = 2 * plan.batch_size
+    while isinstance(plan.method, TrainingMethod) and batch_size <= plan.n:
+        larger = plan.method.plan(
+            n=plan.n,
+            batch_size=batch_size,
+            epochs=plan.epochs,
+            epsilon=plan.guarantee.epsilon,
+            delta=plan.delta,
+            neighboring=plan.neighboring,
+        )
+        if not ledger.takes_all(larger.event):
+            return batch_size
+        batch_size *= 2
+    return None
 
 
 def notes_on(
@@ -170,8 +213,11 @@ def planned_run(
         kept: the relation of the ledger; see `relation_kept`.
         parameters: numbers that are trained.
     """
+    bundled, n = request.data in BUNDLED, request.n or data.units
+    epsilon, delta = epsilon_of(request), delta_of(request, n, bundled)
+    request = with_method(request, data, kept, epsilon=epsilon, delta=delta)
     by = optimizer(request.optimizer, momentum=request.momentum, betas=request.both_betas)
-    bundled, clip = request.data in BUNDLED, solver_clip(data)
+    clip = solver_clip(data)
     defaults = defaults_of(request, data, bundled=bundled)
     if data.target_bounds is not None:
         defaults = for_numbers(defaults, parameters)

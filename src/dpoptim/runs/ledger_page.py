@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_records import delta_of
+from dpoptim.accounting.ledger_records import delta_of, in_percent
 from dpoptim.accounting.ledger_runs import Reservation
 from dpoptim.runs.drawing import (
     ACCENT,
@@ -151,7 +151,7 @@ def runs(ledger: Ledger, entries: list[Reservation]) -> str:
             entry.time[:16].replace("T", " "),
             entry.label,
             f"ε ≤ {alone(entry, delta_of(ledger.budget))}",
-            "—" if math.isnan(share) else f"{share:.1%}",
+            "—" if math.isnan(share) else in_percent(share),
             entry.state + (f", resumed {entry.resumed} times" if entry.resumed else ""),
         )
         for number, (entry, share) in reversed(numbered)
@@ -181,7 +181,7 @@ def check(ledger: Ledger) -> str:
 
 def shares_figure(shares: list[float]) -> str:
     """Reserved shares, added up run by run, under the bound."""
-    total = list(accumulate(shares, initial=0.0))
+    total = [min(1.0, each) for each in accumulate(shares, initial=0.0)]
     with figure_style("shares"):
         axes = new_axes()
         stairs(axes, total)
@@ -190,7 +190,7 @@ def shares_figure(shares: list[float]) -> str:
         axes.set_ylim(0, max(1.15, total[-1] * 1.1))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         at = "right" if len(shares) > 1 else "left"
-        mark(axes, len(shares), total[-1], f"{min(total[-1], 9.99):.0%}", at)
+        mark(axes, len(shares), total[-1], f"{total[-1]:.0%}", at)
         titles(axes, "budget reserved", "runs")
         return inline_svg(axes, "shares")
 

@@ -160,10 +160,10 @@ class TrainRequest:
     method: Annotated[
         str,
         typer.Option(
-            help=f"Training algorithm: {', '.join(method_names())}. See dpoptim methods.",
-            show_default=True,
+            help=f"Training algorithm: {', '.join(method_names())}. Default: dp-sgd; for linear "
+            "models of numbers momentum-gd or sufficient-statistics, which find their range."
         ),
-    ] = "dp-sgd"
+    ] = "auto"
     setting: SettingOption = None
     single_pass: Annotated[
         bool,
@@ -177,7 +177,7 @@ class TrainRequest:
     delta: Annotated[
         float | None,
         typer.Option(
-            help="Failure probability, well below 1/n. Default 1e-5 for the bundled sets."
+            help="Failure probability; default 1e-5, and at most 1/(10 n) but for bundled sets."
         ),
     ] = None
     noise_multiplier: Annotated[float | None, typer.Option(help="Instead of --epsilon.")] = None

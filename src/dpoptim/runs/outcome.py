@@ -108,7 +108,7 @@ def printable_settings(
     }
     solver = plan.method.solver if isinstance(plan.method, WholeRun) else None
     return {
-        "method": request.method if solver is None else solver,
+        "method": plan.method.name,
         "features": describe_encoding(data),
         **({} if data.class_weights is None else {"class weights": weights_in_words(data)}),
         **(by_loop if solver is None else {}),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.public_numbers import usual_delta
 from dpoptim.data import Data
 from dpoptim.estimators.solving import option_names
 from dpoptim.methods import PrivateQuantile
@@ -14,14 +15,15 @@ from dpoptim.plan import Plan
 from dpoptim.planning import EpsilonAtMost
 from dpoptim.recipes import Recipe, planned, recipe
 from dpoptim.registry import Entry, entries, entry
+from dpoptim.runs.choose_method import checked_method
 from dpoptim.runs.options import TrainRequest
+from dpoptim.runs.train_solver import FIND_RANGE
 from dpoptim.sampling import Sampler
 from dpoptim.solvers.sufficient_statistics import LARGEST
 
 DEFAULT_EPSILON = 2.0
 BUNDLED_DELTA = 1e-5
 SMALL_DATA = 20_000  # records; below, images are planned like tables
-SINGLE_PASS_SOLVERS = ("accelerated-srgd",)
 
 
 def plan_by_numbers(
@@ -88,14 +90,12 @@ def plan_of(
     Raises:
         ValueError: an option that is out of range, or not one of this method's.
     """
-    chosen = entry(single_pass_method(options))
+    chosen = entry(checked_method(options))
     n = records if options.n is None else options.n
     clip_norm = defaults.clip_norm if options.clip_norm is None else options.clip_norm
     budget: dict[str, Any] = {
-        "epsilon": DEFAULT_EPSILON
-        if options.epsilon is None and options.noise_multiplier is None
-        else options.epsilon,
-        "delta": BUNDLED_DELTA if options.delta is None and bundled else options.delta,
+        "epsilon": epsilon_of(options) if options.noise_multiplier is None else options.epsilon,
+        "delta": delta_of(options, n, bundled),
         "noise_multiplier": options.noise_multiplier,
     }
     if chosen.solver:
@@ -120,6 +120,17 @@ def plan_of(
     refuse_other_n(n, records, relation)
     plan = method.plan(n=n, batch_size=batch_size, epochs=epochs, **budget, neighboring=relation)
     return plan
+
+
+def epsilon_of(options: TrainRequest) -> float:
+    return DEFAULT_EPSILON if options.epsilon is None else options.epsilon
+
+
+def delta_of(options: TrainRequest, n: int, bundled: bool) -> float:
+    """The budget's delta: as given, the literature's for bundled sets, else by the public n."""
+    if options.delta is not None:
+        return options.delta
+    return BUNDLED_DELTA if bundled else usual_delta(n)
 
 
 def refuse_other_n(n: int, records: int, relation: str) -> None:
@@ -179,7 +190,7 @@ def of_solver(chosen: Entry, given: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: naming the one that it does not have.
     """
-    known = [name for name in option_names(chosen.name) if name != "clip_norm"]
+    known = [*(name for name in option_names(chosen.name) if name != "clip_norm"), FIND_RANGE]
     if unknown := [name for name in given if name not in known]:
         raise ValueError(
             f"--set: the method {chosen.name} has no setting {unknown[0]!r}; it has "
@@ -208,12 +219,12 @@ def defaults_of(options: TrainRequest, data: Data, *, bundled: bool) -> Recipe:
     n = options.n or data.units
     size = math.prod(data.x.shape[1:])
     base = recipe(options.model, n, options.features, options.views, size)
-    chosen = entry(single_pass_method(options))
+    chosen = entry(checked_method(options))
     if chosen.solver or not is_small_and_linear(options, data, n):
         return base
-    delta = BUNDLED_DELTA if options.delta is None and bundled else options.delta
+    delta = delta_of(options, n, bundled)
     clip_norm = base.clip_norm if options.clip_norm is None else options.clip_norm
-    if delta is None or not 0 < clip_norm < math.inf:
+    if not 0 < clip_norm < math.inf:
         return base  # the plan, or the method, will say what is wrong
     return planned(
         base,
@@ -221,7 +232,7 @@ def defaults_of(options: TrainRequest, data: Data, *, bundled: bool) -> Recipe:
         n,
         (math.prod(data.x.shape[-1:] if data.persons is not None else data.x.shape[1:]) + 1)
         * data.outputs,
-        EpsilonAtMost(DEFAULT_EPSILON if options.epsilon is None else options.epsilon, delta),
+        EpsilonAtMost(epsilon_of(options), delta),
         clip_norm=clip_norm,
         batch_size=None if options.batch_size is None else min(options.batch_size, n),
         epochs=1.0 if options.single_pass else options.epochs,
@@ -266,23 +277,6 @@ def read_value(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
-
-
-def single_pass_method(options: TrainRequest) -> str:
-    """The method, checked against --single-pass; by default accelerated SRGD if linear."""
-    if not options.single_pass:
-        return options.method
-    if options.epochs not in (None, 1):
-        raise ValueError(
-            f"--single-pass sees every record once; leave out --epochs {options.epochs:g}."
-        )
-    if options.method == "dp-sgd":
-        return "accelerated-srgd" if options.model == "softmax" else "dp-ftrl"
-    if entry(options.method).solver and options.method not in SINGLE_PASS_SOLVERS:
-        raise ValueError(
-            f"--method {options.method} needs many looks at the data; leave out --single-pass."
-        )
-    return options.method
 
 
 def relation_kept(ledger: Path | None) -> str | None:

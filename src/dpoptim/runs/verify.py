@@ -22,6 +22,7 @@ from dpoptim.plan.text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import FORMAT, certificate
 from dpoptim.runs.result import LedgerEntry, RunResult
+from dpoptim.runs.unfinished import PLAN, is_unfinished, state_of_unfinished
 from dpoptim.runs.verify_files import check_files
 from dpoptim.training.assumptions import PACKAGE
 
@@ -52,16 +53,12 @@ def verify_run(folder: Path, *, ledgers: Sequence[Path] = ()) -> Verified:
         ledgers: each holds the charge of the training, or of an evaluation.
 
     Raises:
-        ValueError: naming every entry that is not as it should be, or the file that cannot be read.
+        ValueError: naming every entry that is not as it should be, or the file that cannot be read;
+            or the run has not ended.
         FileNotFoundError: a file is missing. LedgerError: the ledger cannot be read.
     """
-    if (folder / "tune.json").is_file() and not (folder / "plan.json").exists():
-        raise ValueError(
-            f"{_shown(folder)} holds what dpoptim tune found, which has no certificate. Fix: "
-            "dpoptim ledger FILE --verify, for the ledger that the search was charged to; or train "
-            "by its settings (dpoptim train), which is certified, and costs its own epsilon."
-        )
-    plan = read_document(folder / "plan.json", Plan.from_json)
+    refuse_uncertified(folder, ledgers)
+    plan = read_document(folder / PLAN, Plan.from_json)
     written = read_document(folder / "certificate.json", read_certificate)
     try:
         expected = certificate(result_by_certificate(plan, written))
@@ -115,6 +112,22 @@ def verify_run(folder: Path, *, ledgers: Sequence[Path] = ()) -> Verified:
         (*unchecked, *files.open),
         tuple(files.unknown),
     )
+
+
+def refuse_uncertified(folder: Path, ledgers: Sequence[Path]) -> None:
+    """Refuse a directory of something else, or of a run that has not ended, saying what it is."""
+    if (folder / "tune.json").is_file() and not (folder / PLAN).exists():
+        raise ValueError(
+            f"{_shown(folder)} holds what dpoptim tune found, which has no certificate. Fix: "
+            "dpoptim ledger FILE --verify, for the ledger that the search was charged to; or train "
+            "by its settings (dpoptim train), which is certified, and costs its own epsilon."
+        )
+    if is_unfinished(folder):
+        path = folder / PLAN
+        plan_of_it = read_document(path, Plan.from_json) if path.is_file() else None
+        raise ValueError(
+            state_of_unfinished(folder, plan_of_it, [open_verified(each) for each in ledgers])
+        )
 
 
 def result_by_certificate(plan: Plan, written: dict[str, Any]) -> RunResult:

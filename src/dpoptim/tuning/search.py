@@ -55,7 +55,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         estimator: `DPLogisticRegression` or `DPLinearRegression`: every candidate's fit must be
             one Gaussian event at the same epsilon, whatever else it sets.
         param_grid: as for ``GridSearchCV``; public, and not of the estimator's budget.
-        epsilon, delta: of the whole search; delta ``"auto"``: n^-1.1.
+        epsilon, delta: of the whole search; delta ``"auto"``: at most 1e-5 and 1/(10 n).
         mean_trials: expected number of trials, > 1. Twice the candidates find the best of them in
             most searches.
         holdout: share of the records that score, in (0, 1).
