@@ -109,8 +109,7 @@ def test_a_number_that_takes_up_little_of_its_range_is_predicted(tmp_path: Path)
     """R2 was -0.3, and that of the mean is 0: noise was as large as the public range."""
     given = [*customers(tmp_path), "--data-is-public", "--no-compare", "--epsilon", "1"]
     ledger, out = tmp_path / "l.sqlite", tmp_path / "run"
-    code, said = train(*given, "--ledger", str(ledger), "--out", str(out))
-    assert code == 0, said
+    run("train", *given, "--ledger", ledger, "--out", out)
     promised = json.loads((out / "certificate.json").read_text())
     assert promised["scores"]["private"][-1] > 0.3
     plan = json.loads((out / "plan.json").read_text())
@@ -120,8 +119,7 @@ def test_a_number_that_takes_up_little_of_its_range_is_predicted(tmp_path: Path)
     assert "range of targets" in entry.label
     with Ledger(ledger) as charged:
         assert charged.spent(1e-5).epsilon == pytest.approx(plan["guarantee"]["epsilon"], rel=1e-6)
-    verified = CliRunner().invoke(app, ["verify", str(out), "--ledger", str(ledger)])
-    assert verified.exit_code == 0, verified.output
+    run("verify", out, "--ledger", ledger)
 
 
 @pytest.mark.parametrize(

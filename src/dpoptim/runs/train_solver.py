@@ -197,6 +197,7 @@ def in_range(
             run,
             data,
             budget,
+            intercept=True,
             neighboring=neighboring,
             ledger=ledger,
             noise_seed=noise_seed,
