@@ -1,5 +1,6 @@
 """Base of the linear estimators: bounded rows in, weights and a guarantee out."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,9 +35,10 @@ Run = Callable[..., tuple[torch.Tensor, Guarantee]]
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by
 # default
 CLIPPED_SHARE = 0.1
-# the same of gradient descent with momentum, the default, for cross-entropy. Records that a model
-# is wrong about are clipped first, so less makes probabilities too sure, and more is noise.
+# the same of gradient descent with momentum, the default, for cross-entropy, where there is much
+# noise: see `share_by_noise`, and below how much that is
 MOMENTUM_SHARE = 0.3
+LITTLE_NOISE = 1e-3
 SQUARED_SHARE = 0.1  # of a squared loss
 
 
@@ -115,14 +117,14 @@ class LinearFit(PrivateSettings):
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
         largest = model.lipschitz(radius)
+        budget = Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon))
         by_momentum = self.solver in ("auto", "momentum-gd") and is_cross_entropy(model)
-        share = MOMENTUM_SHARE if by_momentum else CLIPPED_SHARE
+        share = share_by_noise(n, model.dimension, budget.gdp) if by_momentum else CLIPPED_SHARE
         default = share * largest if np.isfinite(largest) else SQUARED_SHARE * radius
         clip_norm = default if self.clip_norm is None else bound("clip_norm", self.clip_norm)
         start, added = self._start(model, earlier)
         said = (*said, *added, *notes_of_weights(weights))
         rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
-        budget = Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon))
         run = partial(
             solve,
             self.solver,
@@ -203,3 +205,13 @@ class LinearFit(PrivateSettings):
         step = rows_at_once(self.n_features_in_)
         scores = [rows[start : start + step] @ coefficients for start in range(0, len(rows), step)]
         return np.concatenate(scores) + self.intercept_
+
+
+def share_by_noise(n: int, parameters: int, mu: float) -> float:
+    """The share of the longest gradient at which records are clipped, from public numbers.
+
+    Records that a model is wrong about are clipped first, so that less makes probabilities too
+    sure, however many records there are; more is noise, from ``sqrt(parameters) / (mu n)`` of it.
+    """
+    noise = math.sqrt(parameters) / (mu * max(n, 1))
+    return min(1.0, MOMENTUM_SHARE * max(1.0, (LITTLE_NOISE / noise) ** (1 / 3)))
