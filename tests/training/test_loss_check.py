@@ -577,7 +577,7 @@ def test_nothing_about_model_or_random_numbers_changes() -> None:
     random_before = torch.get_rng_state()
     check_loss(
         model, losses, data, data[0], None, None, units_of(data, 1, "mean", None),
-        Isolation.of("rules"), wrapping_of(model), ALONE,
+        Isolation.of("rules"), wrapping_of(model), ALONE, expected=6,
     )  # fmt: skip
     assert torch.equal(torch.get_rng_state(), random_before)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -791,7 +791,7 @@ def test_how_many_losses_private_records_have_is_not_told() -> None:
 
     def of_some(model: nn.Module, batch: Any) -> Tensor:
         found = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-        some = batch[2] == 12_345
+        some = torch.tensor([int(kind) == 12_345 for kind in batch[2]])
         return found[some] if some.any() else found
 
     kinds = torch.tensor([12_345, 0, 0, 0] * (N // 4))
@@ -841,3 +841,35 @@ def test_losses_that_a_shared_coin_makes_zero_are_tried_on_other_records() -> No
             isolation="rules",
             collate_fn=lambda rows: pad_sequence(rows, batch_first=True),
         )
+
+
+# ---- large batches ------------------------------------------------------------------------------
+
+
+def centred_if(wanted: Callable[[int], bool]) -> Loss:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(model(x - x.mean(0) if wanted(len(x)) else x), y, reduction="none")
+
+    return loss
+
+
+@pytest.mark.parametrize("wanted", [lambda n: n >= 8, lambda n: n % 4 == 0])
+def test_mixing_that_begins_with_some_number_of_records_is_found(
+    wanted: Callable[[int], bool],
+) -> None:
+    """It moved the sum by 18 clip norms: trials had five records."""
+    with pytest.raises(dpoptim.SamplesInteractError, match="8 in a batch .fewer showed nothing"):
+        attach(classifier(), table(), loss=centred_if(wanted))
+
+
+def test_the_sizes_of_batches_that_were_tried_are_named() -> None:
+    """Many records of a model that takes long would double the time that attaching takes."""
+
+    def said(model: nn.Module) -> str:
+        with attach(model, table(), loss=losses) as private:
+            return trusted(private)[0]
+
+    assert "in batches of 1, 6 and 8;" in said(classifier())
+    wide = nn.Sequential(nn.Linear(5, 3000), nn.Tanh(), nn.Linear(3000, 3000), nn.Linear(3000, 3))
+    assert "in batches of 1 and 7;" in said(wide)
