@@ -21,7 +21,9 @@ from dpoptim.training.trials.check import (
     in_turn,
 )
 from dpoptim.training.trials.deterministic_runs import looked_at
+from dpoptim.training.trials.lone_lengths import compare_lone_lengths
 from dpoptim.training.trials.missing_numbers import missing_numbers
+from dpoptim.training.trials.shared_draws import compare_shared_draws
 from dpoptim.training.trials.variations import with_a_blank, with_a_large_one, with_padding
 
 MADE_UP = 5  # records
@@ -71,7 +73,8 @@ def try_made_up(
         form: a row, of which only the form is used.
         rows: of a record.
         expected: records of a batch in training.
-        sequences: whether to try shorter ones, too.
+        sequences: whether records are collated by a function of the loop's own: shorter ones are
+            tried, too.
     """
     generator = torch.Generator().manual_seed(0)
     try:
@@ -85,8 +88,13 @@ def try_made_up(
         return MadeUp(skipped=skipped or "their losses are zero")
     found = tried[0]
     program = replace(program, reductions=found.reductions)
+    with saying("on made-up records, with numbers that collate_fn draws"):
+        if sequences:
+            compare_shared_draws(program, invented)
     with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
         padded = "" in compare_each(program, with_padding(invented, sequences=sequences))
+        if sequences:
+            compare_lone_lengths(program, invented)
     with saying("on made-up records, one of them large"):
         compare_each(program, with_a_large_one(invented))
     size = try_larger(program, invented, expected)
