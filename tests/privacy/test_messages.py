@@ -53,7 +53,7 @@ ALLOWED = {
     ): "of the batch that the caller made up",
     ("training/trials/comparison.py", "error"): "our own words on the model",
     (
-        "training/trials/loss_check.py",
+        "training/trials/loss_trials.py",
         "error",
     ): "our own words on where records meet, of made-up and of a public number of records",
     (

@@ -195,6 +195,7 @@ class Prepared:
             chosen.isolation,
             self.wrapping,
             self._ranks,
+            expected=-(-self.plan.batch_size // self._ranks.size),
         )
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from dpoptim.errors import SamplesInteractError
+from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.oracle import Loss
 from dpoptim.losses import without_single_axes
 from dpoptim.training.losses.reduction import Reading, mean_of_labels
@@ -30,19 +30,19 @@ def undivided(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
 
 
 def reduction_of(
-    loss: Comparison, undivided: Comparison, reading: Reading | None
+    loss: Comparison,
+    undivided: Comparison,
+    reading: Reading | None,
+    allowed: tuple[Reduction, ...],
 ) -> Literal["mean", "sum", "by labels"]:
     """The reduction of a scalar loss.
 
     Args:
-        undivided: of the loss times what its mean was divided by, if ``reading`` says it is one.
+        undivided: of the loss times what its mean was divided by, if ``reading`` says it is one:
+            records whose labels are all there, and weigh alike, do not tell that of others.
+        allowed: reductions of another one.
     """
-    # by class weights, records that show none may come at any time
-    if reading is None or not reading.weighted:
-        try:
-            return loss.reduction(("mean", "sum"))
-        except SamplesInteractError:
-            if reading is None:
-                raise
+    if reading is None:
+        return loss.reduction(allowed)
     undivided.reduction(("sum",))
     return "by labels"

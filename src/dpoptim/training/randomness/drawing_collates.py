@@ -11,6 +11,12 @@ from torch import Tensor
 
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.training.batches.records import leaves_of
+from dpoptim.training.randomness.generators import (
+    everywhere,
+    generators_in,
+    of_torch,
+    states_of,
+)
 from dpoptim.training.trials.fixed_noise import RARE, FixedNoise
 
 # of what is drawn: whatever may happen by chance does; half of it, for each row another half;
@@ -55,15 +61,31 @@ class HeldDraws:
         return batch
 
     def refuse_other_batch(self, rows: Sequence[Any]) -> None:
-        """Refuse a function that makes another batch of the same rows the second time."""
+        """Refuse a function that makes another batch of the same rows the second time.
+
+        Or may make another one some time, since it draws from numpy's or Python's generators: what
+        happens one time in twenty need not show in two batches, nor in many.
+
+        **Guarantee.** Draws are seen by the generators' states, not by what comes of them.
+        """
+        own = [each for each in generators_in(self._collate) if not of_torch(each)]
+        others = everywhere(own)
+        before = states_of(others)
         first, second = (
             [leaf for _, leaf in leaves_of(self(list(rows))) if isinstance(leaf, Tensor)]
             for _ in range(2)
         )
+        if states_of(others) != before:
+            raise SamplesInteractError(
+                "collate_fn draws from numpy's or Python's random generators, so that nobody can "
+                "tell what it makes of a record alone from what it makes of it among others, nor "
+                "how often it mixes records. Fix: draw from torch's own generator, or in "
+                "train_set's __getitem__, for one record at a time."
+            )
         if not all(map(same, first, second)):
             raise SamplesInteractError(
                 "collate_fn makes another batch of the same records the second time: it draws "
-                "random numbers other than torch's, or remembers what it saw, and no record "
+                "random numbers that nobody sees, or remembers what it saw, and no record "
                 "collated alone can be compared with its place among others. Fix: draw from "
                 "torch's own generator, or in train_set's __getitem__, for one record at a time."
             )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.hooks.refusals import watch_batch_statistics
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
@@ -63,6 +64,9 @@ class Program:
         placement: of the model's parameters.
         on_private: whether the records are; then no error tells where they meet most.
         by_labels: whether means by class weights may pass, which `HandedOver` knows to undo.
+        reductions: that a scalar loss may have.
+        order: which record is at each place of a batch; (): all in turn, of as many as are unlike
+            any other axis.
         quieting: of model and loss.
     """
 
@@ -73,6 +77,8 @@ class Program:
     placement: Placement = IN_PLACE
     on_private: bool = False
     by_labels: bool = False
+    reductions: tuple[Reduction, ...] = ("mean", "sum")
+    order: tuple[int, ...] = ()
     quieting: Quieting = field(default_factory=Quieting)
 
 
@@ -99,6 +105,11 @@ class CheckResult:
     multiplied: bool = False
     by_labels: bool = False
     zero: bool = False
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """Those that a scalar loss may have elsewhere."""
+        return ("mean", "sum") if self.loss_reduction == "none" else (self.loss_reduction,)
 
 
 @knows_opacus
@@ -246,8 +257,9 @@ def compare_drawn(
     def loss(model: nn.Module, batch: Any) -> Tensor:
         return without_single_axes(batches.loss_of(program.loss, model, batch))
 
-    count = odd_batch_size(model, leaves, least=len(records))
-    batches = Batches(collate, records, [i % len(records) for i in range(count)])
+    odd = odd_batch_size(model, leaves, least=len(records))
+    batches = Batches(collate, records, [*program.order] or in_turn(len(records), odd))
+    count = len(batches.order)
     # What is drawn for one row first tells axes of rows from others that are as long.
     one, together, alone = batches.of([0]), batches.together, batches.alone
     watch_batch_statistics(model)
@@ -271,7 +283,7 @@ def compare_drawn(
             compared = Comparison(model, loss, batches, *how)
             divided = Comparison(model, partial(undivided, loss), batches, *how)
             reading = divided_mean(losses, count) if program.by_labels and per_record == 1 else None
-            found = reduction_of(compared, divided, reading)
+            found = reduction_of(compared, divided, reading, program.reductions)
             refuse_rounded_mean(found, losses)
             if found == "by labels":
                 return CheckResult("mean", count, by_labels=True, zero=zero), quieted.shares
@@ -292,6 +304,11 @@ def compare_drawn(
     reading = read_graph(losses)
     scaled = reading is not None and reading.scaled
     return CheckResult(found, count, multiplied=scaled, zero=zero), quieted.shares
+
+
+def in_turn(records: int, count: int) -> list[int]:
+    """Records again and again, until so many places of a batch are taken."""
+    return [i % records for i in range(count)]
 
 
 class EachLoss:

@@ -5,7 +5,7 @@ its records by lengths leaves these where they are. Records with such numbers do
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,13 @@ from dpoptim.training.trials.made_up_records import Sample
 from dpoptim.training.trials.picked_positions import storage_of
 
 # Operators that compare, and what to add to a number for one on whose other side records are not.
-COMPARISONS = {"eq": 0, "ne": 0, "le": 0, "ge": 0, "lt": -1, "gt": 1}
+COMPARISONS = {"eq": (0,), "ne": (0,), "le": (0,), "ge": (0,), "lt": (-1,), "gt": (1,)}
+# the same for one on either side
+BOTH_SIDES = {"eq": (0,), "ne": (0,), "le": (0, 1), "gt": (0, 1), "lt": (-1, 0), "ge": (-1, 0)}
+# Operators that leave out labels which are a number, and the places of these two among arguments.
+IGNORING = {"nll_loss_forward": (1, 4), "nll_loss2d_forward": (1, 4)}
+# Operators that look for what is no number.
+LOOKING = ("isnan", "isfinite", "nan_to_num", "nansum", "nanmean", "nanmedian", "nanquantile")
 # Operators that hand numbers over as they are; views have the memory of what they show.
 MOVES = ("_to_copy", "clone", "cat", "stack", "gather", "index", "index_select", "copy", "repeat")
 MOST_NUMBERS = 8
@@ -31,15 +37,23 @@ class ComparedNumbers(DispatchMode):
     Args:
         model: whose parameters end it: what a layer makes of data is compared with any number.
         leaves: of the call.
+        comparisons: operators that compare, and what is added to the number.
 
     Attributes:
         found: by place among the leaves, the numbers that the model compares them with; 0 for what
             it computes of them first, as the norms of frames.
     """
 
-    def __init__(self, model: nn.Module, leaves: list[Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        leaves: Sequence[Any],
+        comparisons: Mapping[str, tuple[int, ...]] = COMPARISONS,
+    ) -> None:
         super().__init__()
+        self._comparisons = comparisons
         self.found: dict[int, set[float]] = {}
+        self.looks = False
         self._learnt = {storage_of(p) for p in model.parameters()}
         # by storage: the places whose numbers it has as they are, and those it is computed of
         self._of = WeakIdKeyDictionary()
@@ -56,20 +70,29 @@ class ComparedNumbers(DispatchMode):
     ) -> Any:
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         held, computed = self._places(given)
+        name = func.__name__.split(".")[0]
+        self.looks |= name in LOOKING or (name in ("eq", "ne") and args[0] is args[1])
         if not held and not computed:
             return func(*args, **(kwargs or {}))
-        name = func.__name__.split(".")[0]
-        if name in COMPARISONS:
-            self._note(held, number_of(args[1], COMPARISONS[name]))
-            self._note(computed, 0.0)
-        elif name in ("isnan", "isfinite"):
-            self._note(held, float("nan"))
+        self._see(name, args, held, computed)
         result = func(*args, **(kwargs or {}))
         if self._learnt.isdisjoint(map(storage_of, given)):
             for t in pytree.tree_leaves(result):
                 if isinstance(t, Tensor):
                     self._made_of(t, name, held, computed)
         return result
+
+    def _see(self, name: str, args: tuple[Any, ...], held: Places, computed: Places) -> None:
+        """Note what an operator compares with what."""
+        if name in self._comparisons:
+            for more in self._comparisons[name]:
+                self._note(held, number_of(args[1], more))
+            self._note(computed, 0.0)
+        elif name in IGNORING:
+            labels, ignored = (args[place] for place in IGNORING[name])
+            self._note(self._places([labels])[0], float(ignored))
+        elif name in ("isnan", "isfinite"):
+            self._note(held, float("nan"))
 
     def _places(self, given: list[Tensor]) -> tuple[Places, Places]:
         known = [self._of.get(storage_of(t), (frozenset(), frozenset())) for t in given]

@@ -1,6 +1,6 @@
 """How `attach` tries the loss and collate function it is given: `check`, on its own records."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from dpoptim.clipping import Clipping
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import Wrapping
-from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.isolation import Isolation
@@ -26,37 +26,16 @@ from dpoptim.training.batches.streams import StreamRecords
 from dpoptim.training.losses.handed_over import disagreement, unclear_factor
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.other_libraries import hint_of
-from dpoptim.training.trials.check import (
-    CheckResult,
-    NotFiniteError,
-    Program,
-    compare,
-    compare_if_possible,
-    if_possible,
-)
+from dpoptim.training.trials.check import CheckResult, NotFiniteError, Program, compare
 from dpoptim.training.trials.deterministic_runs import put_back
-from dpoptim.training.trials.variations import (
-    with_a_blank,
-    with_a_large_one,
-    with_missing,
-    with_padding,
-)
+from dpoptim.training.trials.loss_trials import BY_COLLATE, saying, try_made_up
 
-MADE_UP, TAKEN = 5, 4  # records
+TAKEN = 4  # records
 GOLDEN_RATIO = 0.618033988749895
-BY_COLLATE = (
-    ", collated alone and with others (padding must change nothing: own lengths, masks, own last "
-    "positions)"
+OF_DATA_SET = (
+    "a few of the data set, if their losses are finite, where passing is one bit about the program"
 )
-
-BLANK = (
-    "not on ones of nothing but padding, such as empty texts, which the lengths of others change: "
-    "there are none"
-)
-NONE_MISSING = (
-    "not on ones with missing numbers (NaN, labels such as -1), which are tried on CPUs: there are "
-    "none"
-)
+READ_OFF = ", and a scalar's reduction is that of those of the data set"
 
 
 @dataclass(frozen=True)
@@ -93,6 +72,7 @@ def check_loss(
     isolation: Isolation,
     wrapping: Wrapping,
     ranks: Ranks,
+    expected: int,
 ) -> LossCheck:
     """Check a loss on made-up records, of unequal lengths too, and a few of the data set's.
 
@@ -106,6 +86,7 @@ def check_loss(
         isolation: how the model will keep records apart. Those that pass alone meet nobody, so
             there is nothing to check.
         wrapping: of the model. ranks: that train it.
+        expected: records of a batch, of one rank.
 
     Raises:
         NotByThisWayError: each record's gradient is its own, but not in the model's way of keeping
@@ -117,31 +98,32 @@ def check_loss(
     **Guarantee.** Only whether the program treats records independently, and in what way they can
     be kept apart, is told: facts about the program. Numbers of the data set that are not finite are
     tried as 1, so that whether somebody's are is not told. Where it shows is told of made-up
-    records only.
+    records only. These alone tell how the loss is reduced; the data set's may refuse, and do not
+    where their losses are not finite (labels that are all ignored).
     """
     collate = collate_records if collate_fn is None else collate_fn
     if isolation.alone:
         refuse_what_fails_alone(model, loss, collate, row, wrapping)
         return LossCheck("none", collate_fn, "")
     program = Program(model, loss, collate, (isolation,), wrapping, by_labels=True)
-    on, skipped = check_on_made_up(
-        program, row, units.rows.per_record, sequences=collate_fn is not None
+    tried = try_made_up(
+        program, row, units.rows.per_record, expected, sequences=collate_fn is not None
     )
     at = places(units.count, in_order=isinstance(train_set, StreamRecords))
     own = [units.some_rows(train_set, place) for place in at]
     # a record that is not finite shows nothing of others, and would fail for whoever it is
     taken = [[with_finite_numbers(row) for row in rows] for rows in wrapping.trial_rows(own, ranks)]
     with saying(f"on records of the data set{BY_COLLATE}"):
-        found = compare_private(program, taken)
+        found = compare_private(program, taken, tried.found)
     if declared is not None and found.loss_reduction not in ("none", declared):
         raise disagreement(found.loss_reduction, declared)
     if declared is None and found.loss_reduction == "sum" and found.multiplied:
         raise unclear_factor()  # it is no mean, and so small that noise would drown it
-    on.append("a few of the data set, where passing is one bit about the program")
+    on = [*tried.on, OF_DATA_SET]
     if found.skipped:
         on.append(found.skipped)
-    if skipped:
-        on.append(f"not on made-up ones: {skipped}")
+    if tried.skipped:
+        on.append(f"not on made-up ones: {tried.skipped}{READ_OFF}")
     return LossCheck(found.loss_reduction, collate_fn, "; ".join(on), found.by_labels)
 
 
@@ -177,80 +159,6 @@ def places(count: int, *, in_order: bool) -> list[int]:
     return [int(i * count * GOLDEN_RATIO) % count for i in range(TAKEN)]
 
 
-def check_on_made_up(
-    program: Program, form: Any, rows: int, *, sequences: bool
-) -> tuple[list[str], str]:
-    """Check the loss on records that nobody owns.
-
-    Args:
-        form: a row, of which only the form is used.
-        rows: of a record.
-        sequences: whether to try shorter ones, too.
-
-    Returns:
-        what was compared, and why nothing was; either is empty.
-    """
-    generator = torch.Generator().manual_seed(0)
-    try:
-        invented = [[made_up(form, generator) for _ in range(rows)] for _ in range(MADE_UP)]
-    except TypeError as error:
-        return [], f"nobody can make up {error}"
-    with saying("on made-up records"):
-        found = list[CheckResult]()
-        skipped = if_possible(lambda: found.append(compare(program, invented)))
-    if skipped or found[0].zero:
-        return [], skipped or "their losses are zero"
-    with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
-        also = "" in compare_each(program, with_padding(invented, sequences=sequences))
-    missing = tries_missing(program.model)
-    with saying("on made-up records, one of them large"):
-        compare_each(program, with_a_large_one(invented))
-    with saying("on made-up records with missing numbers"):
-        compare_each(program, with_missing(invented) if missing else ())
-    on = ["made-up records, also of unequal lengths" if also else "made-up records"]
-    if sequences and sees_others_if_blank(program, invented):
-        on.append(BLANK)
-    return on if missing else [*on, NONE_MISSING], ""
-
-
-def compare_each(program: Program, variations: Iterable[Sequence[Sequence[Any]]]) -> list[str]:
-    """`compare_if_possible` of each."""
-    return [compare_if_possible(program, changed) for changed in variations]
-
-
-def tries_missing(model: nn.Module) -> bool:
-    """Whether numbers may be missing: elsewhere an index that is none ends the process's work."""
-    return all(p.device.type == "cpu" for p in model.parameters())
-
-
-def sees_others_if_blank(program: Program, records: Sequence[Sequence[Any]]) -> bool:
-    """Whether a record of nothing but padding depends on how long others are.
-
-    Attention without anything to attend to may spread over all padding.
-    """
-    blanked = with_a_blank(records)
-    if blanked is None:
-        return False
-    try:
-        compare_if_possible(program, blanked)
-    except NotByThisWayError:
-        raise
-    except SamplesInteractError:
-        return True
-    return False
-
-
-@contextmanager
-def saying(where: str) -> Iterator[None]:
-    """Add to what is said of records that are mixed."""
-    try:
-        yield
-    except NotByThisWayError as error:
-        raise NotByThisWayError(f"{where}: {error}", reason=error.reason, fix=error.fix) from None
-    except SamplesInteractError as error:
-        raise SamplesInteractError(f"{where}: {error}") from None
-
-
 @contextmanager
 def nothing_new(model: nn.Module) -> Iterator[None]:
     """Take buffers and parameters out of the model again that were put into it meanwhile.
@@ -271,14 +179,28 @@ def nothing_new(model: nn.Module) -> Iterator[None]:
             holder.update({name: None for name, t in held.items() if t is None})
 
 
-def compare_private(program: Program, taken: Sequence[Sequence[Any]]) -> CheckResult:
-    """`compare`, of whose errors none tells anything of the records."""
+def compare_private(
+    program: Program, taken: Sequence[Sequence[Any]], known: CheckResult | None
+) -> CheckResult:
+    """`compare`, of whose errors none tells anything of the records.
+
+    Args:
+        known: what made-up records showed, if they could be tried.
+
+    Returns:
+        what is known; what these records show only where no others could be tried.
+    """
+    if known is not None:
+        program = replace(program, reductions=known.reductions)
     try:
         with nothing_new(program.model):
-            return compare(replace(program, on_private=True), taken)
+            found = compare(replace(program, on_private=True), taken)
+        return known or found
     except PrivacyError:
         raise
     except NotFiniteError:
+        if known is not None:  # whose labels are missing is not told
+            return known
         raise PrivacyError(
             "the losses of the records that were tried of train_set are not finite, though these "
             "records' numbers are, or were set to 1: nothing would be learnt from them. Fix: a "

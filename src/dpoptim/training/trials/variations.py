@@ -1,7 +1,5 @@
-"""Records changed as other records may be: shorter, padded, large, or with something missing."""
+"""Records changed as other records may be: shorter, padded, or large."""
 
-import itertools
-import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,8 +11,6 @@ from dpoptim.training.batches import records as forms
 from dpoptim.training.trials.neighbours import LARGE
 
 Units = Sequence[Sequence[Any]]  # the rows of each record
-Wanted = Callable[[forms.Path, Any], bool]  # whether a number is one of those
-MISSING = (-1, 255)  # of labels, by habit: unknown classes, and pixels that belong to none
 
 
 def with_padding(records: Units, *, sequences: bool) -> Iterator[Units]:
@@ -53,22 +49,6 @@ def with_a_blank(records: Units) -> Units | None:
     return shorter
 
 
-def with_missing(records: Units) -> Iterator[Units]:
-    """The same records, ever more of whose numbers are not known: NaN, or labels that say so."""
-    leaves = [each for rows in records for row in rows for each in forms.leaves_of(row)]
-    wanted: list[tuple[Wanted, float]] = [
-        (lambda path, leaf: is_float(leaf) and forms.is_label(path), np.nan),
-        (lambda path, leaf: is_float(leaf), np.nan),
-        *((lambda path, leaf: is_whole(leaf) and forms.is_label(path), each) for each in MISSING),
-    ]
-    for of_those, filler in wanted:
-        if any(itertools.starmap(of_those, leaves)):
-            yield [
-                [partly_missing(row, of_those, filler, i / len(records), i % 2 > 0) for row in rows]
-                for i, rows in enumerate(records)
-            ]
-
-
 def with_a_large_one(records: Units) -> Iterator[Units]:
     """The same records, the last of them with numbers of size `LARGE`; nothing if it has none."""
 
@@ -83,28 +63,9 @@ def with_a_large_one(records: Units) -> Iterator[Units]:
         yield [*others, [forms.map_leaves(row, large) for row in last]]
 
 
-def partly_missing(row: Any, wanted: Wanted, filler: float, share: float, single: bool) -> Any:
-    """The row without the first of those numbers: a share of each array; single ones, if said."""
-
-    def changed(path: forms.Path, leaf: Any) -> Any:
-        if not wanted(path, leaf):
-            return leaf
-        if not isinstance(leaf, Tensor | np.ndarray) or leaf.ndim == 0:
-            return leaf * 0 + type(filler)(filler) if single else leaf
-        found = leaf.clone() if isinstance(leaf, Tensor) else leaf.copy()
-        found.reshape(-1)[: int(share * math.prod(leaf.shape))] = filler
-        return found
-
-    return forms.map_leaves(row, changed)
-
-
 def is_float(leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
         return leaf.is_floating_point()
     return isinstance(leaf, float | np.floating) or (
         isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f"
     )
-
-
-def is_whole(leaf: Any) -> bool:
-    return getattr(leaf, "dtype", None) in forms.WHOLE or type(leaf) is int

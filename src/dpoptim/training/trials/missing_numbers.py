@@ -1,0 +1,170 @@
+"""Records of which something is missing: NaN, labels that say so, or what a loss treats apart.
+
+Which numbers say so is the program's own choice: it is run once on made-up records, and the numbers
+that it compares them with, or ignores, are tried as well as those that are common.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpoptim.training.batches import records as forms
+from dpoptim.training.randomness.generators import generators_in
+from dpoptim.training.trials.check import Program
+from dpoptim.training.trials.compared_numbers import BOTH_SIDES, ComparedNumbers, representable
+from dpoptim.training.trials.deterministic_runs import looked_at
+from dpoptim.training.trials.variations import Units, is_float
+
+# Of labels, by habit, whatever a loss is seen to compare them with; and of floats.
+WHOLE, FLOATS = (forms.IGNORED_LABEL, -1), (math.nan, -1)
+SMALL = 16  # numbers of a leaf that may be a label, whatever its name is
+MOST_LEAVES, MOST_NUMBERS = 8, 4  # to be tried by themselves
+Paths = frozenset[forms.Path]
+Leaves = list[tuple[forms.Path, Any]]
+Share = Callable[[int, int], float]  # of a record's numbers, by its place among so many
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A number that takes the place of others.
+
+    Attributes:
+        paths: of the leaves in which it does.
+        whole: whether these hold whole numbers.
+    """
+
+    paths: Paths
+    filler: float
+    whole: bool
+
+    def mixed(self, records: Units) -> Units:
+        """Records of which ever more is missing; of single numbers every other one."""
+        return self._filled(records, lambda i, n: i / n, lambda i, _: i % 2)
+
+    def nearly_all(self, records: Units) -> Units:
+        """Records of which all is missing, but for the first one."""
+        return self._filled(records, but_the_first, but_the_first)
+
+    def single(self, row: Any) -> bool:
+        """Whether these are single numbers, of which a record has all or none."""
+        leaves = forms.leaves_of(row)
+        return all(numbers_in(leaf) == 1 for path, leaf in leaves if path in self.paths)
+
+    def is_padding(self, row: Any) -> bool:
+        """Whether `masked_after` puts that into the same leaves."""
+        leaves = [each for each in forms.leaves_of(row) if each[0] in self.paths]
+        length = forms.length_of(row)
+        return self.filler == forms.IGNORED_LABEL and all(
+            forms.is_label(path) and forms.masked(path, leaf, 0) is not leaf and len(leaf) == length
+            for path, leaf in leaves
+        )
+
+    def _filled(self, records: Units, of_many: Share, of_one: Share) -> Units:
+        def filled(i: int, path: forms.Path, leaf: Any) -> Any:
+            if path not in self.paths:
+                return leaf
+            share = of_one if numbers_in(leaf) == 1 else of_many
+            return partly_filled(leaf, self.filler, share(i, len(records)))
+
+        return [
+            [forms.map_leaves(row, partial(filled, i)) for row in rows]
+            for i, rows in enumerate(records)
+        ]
+
+
+def missing_numbers(program: Program, records: Units) -> list[Missing]:
+    """List what may be missing of a program's records.
+
+    Labels, and whatever is small enough to be one; of any other leaf what the loss compares it
+    with.
+    """
+    leaves = [(path, leaf) for path, leaf in forms.leaves_of(records[0][0]) if numbers_in(leaf)]
+    learned, looks = numbers_of_loss(program, records)
+    found: dict[tuple[Paths, str], Missing] = {}
+    tried = [*habits(leaves, WHOLE, is_whole), *habits(leaves, FLOATS, is_float)]
+    for path, leaf in leaves:
+        own = sorted(n for n in learned[path] if fits(n, [(path, leaf)]) and worth(n, leaf))
+        tried += [([(path, leaf)], n) for n in own[:MOST_NUMBERS]]
+    if looks:  # for what is no number, perhaps in what it computes of these
+        tried.append(([(path, leaf) for path, leaf in leaves if is_float(leaf)], math.nan))
+    for group, filler in tried:
+        if group:
+            paths = frozenset(path for path, _ in group)
+            found[paths, f"{filler:g}"] = Missing(paths, filler, is_whole(group[0][1]))
+    return [*found.values()]
+
+
+def habits(
+    leaves: Leaves, fillers: Sequence[float], is_one: Callable[[Any], bool]
+) -> list[tuple[Leaves, float]]:
+    """Numbers that may be missing by habit, in all labels, and in small leaves by themselves."""
+    data = [(path, leaf) for path, leaf in leaves if is_one(leaf) and not forms.is_mask(path)]
+    labels = [(path, leaf) for path, leaf in data if forms.is_label(path)]
+    small = [(path, leaf) for path, leaf in data if numbers_in(leaf) <= SMALL]
+    groups = [labels, *([each] for each in small[:MOST_LEAVES]), small[MOST_LEAVES:]]
+    return [(group, filler) for group in groups for filler in fillers if fits(filler, group)]
+
+
+def but_the_first(place: int, _: int) -> float:
+    return float(place > 0)
+
+
+def numbers_of_loss(program: Program, records: Units) -> tuple[dict[forms.Path, set[float]], bool]:
+    """The numbers that a loss compares records with, by leaf; by all if nothing tells which.
+
+    And whether it looks for what is no number, as it may where nothing can be told.
+    """
+    row, found = records[0][0], defaultdict[forms.Path, set[float]](set)
+    model, paths = program.model, [path for path, _ in forms.leaves_of(row)]
+    try:
+        with looked_at(model, generators_in(model)), torch.no_grad():
+            batch = program.collate([row for rows in records for row in rows])
+            leaves = [leaf for _, leaf in forms.leaves_of(batch)]
+            with ComparedNumbers(model, leaves, BOTH_SIDES) as compared:
+                program.loss(model, batch)
+    except Exception:  # whatever the user's loss raises where operators are watched
+        return found, True
+    for place, numbers in compared.found.items():
+        for path in [paths[place]] if len(paths) == len(leaves) else paths:
+            found[path] |= {n for n in numbers if not math.isnan(n)}
+    return found, compared.looks
+
+
+def numbers_in(leaf: Any) -> int:
+    """How many numbers a leaf has; 0: it is none of numbers."""
+    if isinstance(leaf, Tensor | np.ndarray):
+        return math.prod(leaf.shape)
+    return int(isinstance(leaf, int | float | np.number) and type(leaf) is not bool)
+
+
+def is_whole(leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        return not (leaf.is_floating_point() or leaf.is_complex() or leaf.dtype == torch.bool)
+    return type(leaf) is int or getattr(getattr(leaf, "dtype", None), "kind", "") in "iu"
+
+
+def fits(number: float, group: Leaves) -> bool:
+    """Whether all of these leaves can hold a number."""
+    return all(representable(float(number), torch.as_tensor(leaf)) for _, leaf in group)
+
+
+def worth(number: float, leaf: Any) -> bool:
+    """Whether it is none of those that made-up arrays of whole numbers are full of."""
+    return number not in (0, 1) or numbers_in(leaf) == 1 or is_float(leaf)
+
+
+def partly_filled(leaf: Any, filler: float, share: float) -> Any:
+    """The leaf with such a number at the first places, a share of all."""
+    count = int(share * numbers_in(leaf))
+    if not isinstance(leaf, Tensor | np.ndarray):
+        return type(leaf)(filler) if count else leaf
+    found = leaf.clone() if isinstance(leaf, Tensor) else leaf.copy()
+    found.reshape(-1)[:count] = filler
+    return found
