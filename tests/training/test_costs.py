@@ -110,7 +110,7 @@ def entropies(model: nn.Module, batch: Any) -> Tensor:
         (
             nn.Linear(D, 2),
             lambda m, b: entropies(m, b) + 1e-3 * sum(p.pow(2).sum() for p in m.parameters()),
-            "the optimizer's weight_decay instead of a penalty",
+            "in place of a penalty, c * p.square().sum(), the optimizer's weight_decay=2 * c",
         ),
         (
             Temperature(),
