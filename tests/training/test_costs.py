@@ -39,20 +39,53 @@ def test_records_alone_cost_their_number_times_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(costs, "private_pass", private)
     for batch in (3, BATCH, 5000):
         given = nn.Linear(D, 2), sample(), IN_PLACE
-        alone = costs.slowdown(*given, Isolation.of("alone"), batch)
-        vectorised = costs.slowdown(*given, Isolation.of("vmap"), batch)
-        assert alone == pytest.approx(2 * batch / (1 + batch / 1000))
-        assert vectorised == pytest.approx((1 + batch / 100) / (1 + batch / 1000))
+        alone = costs.slowdown(*given, Isolation.of("alone"), batch, 1)
+        vectorised = costs.slowdown(*given, Isolation.of("vmap"), batch, 1)
+        assert alone is not None
+        assert vectorised is not None
+        assert alone.times == pytest.approx(2 * batch / (1 + batch / 1000))
+        assert vectorised.times == pytest.approx((1 + batch / 100) / (1 + batch / 1000))
+        assert alone.timed
+        assert vectorised.timed == (batch <= costs.MOST)
+        assert vectorised.rows is None
     assert max(timed) == costs.MOST
+
+
+def quadratic(model: nn.Module, placement: Any, isolation: Isolation, some: Sample) -> float:
+    """As where rows of the parameters fit no cache."""
+    return 0.04 * (1 + (some.rows / 10) ** 2)
+
+
+@pytest.mark.parametrize("steps", [1, costs.LONG_RUN])
+def test_batches_that_cost_more_than_their_records_are_timed_in_long_runs(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "ordinary_pass", lambda model, placement, some: 1e-2)
+    monkeypatch.setattr(costs, "private_pass", quadratic)
+    given = nn.Linear(D, 2), sample(), IN_PLACE, Isolation.of("vmap"), BATCH
+    found = costs.slowdown(*given, steps)
+    assert found is not None
+    if steps == 1:
+        assert not found.timed
+        assert "at least about" in found.words(BATCH)
+        assert "physical_batch_size" not in found.words(BATCH)
+    else:
+        assert found.timed
+        assert found.times == pytest.approx(4 * 17)
+        assert "physical_batch_size=5), about 40 " in found.words(BATCH)
+        monkeypatch.setattr(costs, "MEMORY", 0)
+        again = costs.slowdown(*given, steps)
+        assert again is not None
+        assert not again.timed
 
 
 def test_passes_are_timed_as_they_run() -> None:
     model = nn.Linear(D, 2)
     for tier in ("rules", "vmap", "alone"):
-        found = costs.slowdown(model, sample(), IN_PLACE, Isolation.of(tier), 20)
+        found = costs.slowdown(model, sample(), IN_PLACE, Isolation.of(tier), 20, 1)
         assert found is not None
-        assert found > 0
-    assert costs.slowdown(nn.Linear(D + 1, 2), sample(), IN_PLACE, Isolation(), 20) is None
+        assert found.times > 0
+    assert costs.slowdown(nn.Linear(D + 1, 2), sample(), IN_PLACE, Isolation(), 20, 1) is None
 
 
 def said(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor]) -> str:
@@ -131,6 +164,6 @@ def test_a_loss_that_needs_records_alone_is_told_the_price(
     torch.manual_seed(0)
     message = said(model, loss)
     assert "records pass alone, one in each microbatch, because with the loss" in message
-    price = f"A step of {BATCH} records, as the plan expects, takes about"
+    price = f"A step of {BATCH} records, as the plan expects, takes "
     assert message.index("To be faster: ") < message.index(instead) < message.index(price)
     assert message.endswith("isolation='alone' takes this way without a warning.")
