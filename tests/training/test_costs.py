@@ -1,5 +1,6 @@
 """A slower way's price is told at the batch that the plan expects, beside what would spare it."""
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -88,7 +89,23 @@ def test_passes_are_timed_as_they_run() -> None:
     assert costs.slowdown(nn.Linear(D + 1, 2), sample(), IN_PLACE, Isolation(), 20, 1) is None
 
 
-def said(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor]) -> str:
+@pytest.mark.parametrize(
+    ("times", "large", "told"), [(4, True, True), (2, True, False), (4, False, False)]
+)
+def test_rules_that_cost_much_in_a_large_run_are_told(
+    times: float, large: bool, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "LARGE_RUN", 0 if large else math.inf)
+    monkeypatch.setattr(costs, "ordinary_pass", lambda model, placement, some: 1e-5 * some.rows)
+    monkeypatch.setattr(costs, "private_pass", lambda *given: 1e-5 * times * given[-1].rows)
+    found = said_of(nn.Linear(D, 2), entropies)
+    assert bool(found) == told
+    if told:
+        assert found[0].startswith("rules for layers keep records apart, and take long")
+        assert f"A step of {BATCH} records, as the plan expects, takes about 4 times" in found[0]
+
+
+def said_of(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor]) -> list[str]:
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(
         n=N, batch_size=BATCH, steps=1, noise_multiplier=0.0, delta=1e-5
     )
@@ -97,7 +114,11 @@ def said(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor]) -> str:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         dpoptim.attach(plan, model, optimizer, records, loss=loss)
-    (message,) = [str(w.message) for w in found if w.category is dpoptim.IsolationWarning]
+    return [str(w.message) for w in found if w.category is dpoptim.IsolationWarning]
+
+
+def said(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor]) -> str:
+    (message,) = said_of(model, loss)
     return message
 
 

@@ -23,6 +23,9 @@ MOST, RUNS = 64, 2  # records that are timed at once; how often
 LONG = 0.05  # seconds: what takes as long is timed on no larger batch, in a short run
 LONGEST, LONG_RUN = 5.0, 20  # seconds that are spent on a batch in a run of so many steps
 MEMORY = 2**30  # bytes that rows of the parameters may take in one that is timed for long
+LARGE_RUN = 1e11  # parameters times records; from here on rules for layers are timed, too
+TOLD = 3.0  # ordinary steps: what rules cost, if it is more
+SLOW_RULES = "rules for layers keep records apart, and take long for this model."
 FEWER = 0.7  # of the time, for which smaller physical batches are worth a word
 
 
@@ -66,20 +69,26 @@ def with_cost(
 ) -> Chosen:
     """The choice, whose message, if there is one, also tells what it costs.
 
+    There is one of rules for layers, too, where they cost more than `TOLD` in a large run.
+
     Args:
         batch: records that a step is expected to have in this process.
         steps: of the run; the longer it is, the larger are the batches that are timed.
 
     **Guarantee.** Made-up records are timed, and nothing is decided by it.
     """
-    if not chosen.message:
+    large = sum(p.numel() for p in model.parameters()) * batch * steps >= LARGE_RUN
+    if not chosen.message and not (large and chosen.isolation.tier == "rules"):
         return chosen
     found = None
     # of a model in parts all processes would have to run as often
     if chosen.sample is not None and not placement.spread:
         found = slowdown(model, chosen.sample, placement, chosen.isolation, batch, steps)
+    if not chosen.message and (found is None or found.times <= TOLD):
+        return chosen
     cost = "" if found is None else found.words(batch)
-    return replace(chosen, message=warning_of(chosen.message, chosen.isolation, cost))
+    message = chosen.message or SLOW_RULES
+    return replace(chosen, message=warning_of(message, chosen.isolation, cost))
 
 
 def slowdown(
