@@ -94,7 +94,7 @@ class Prepared:
                 self._by_loss = True
                 chosen, loss = self._by_another_way(chosen, error)
             batch = -(-self.plan.batch_size * self.units.rows.per_record // self._ranks.size)
-            chosen = with_cost(chosen, self.model, self.wrapping, batch)
+            chosen = with_cost(chosen, self.model, self.wrapping, batch, self.plan.steps)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
 
     def _alone_by_loss(self) -> tuple[Chosen, LossCheck | None]:

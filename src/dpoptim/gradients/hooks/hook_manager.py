@@ -306,9 +306,10 @@ class HookManager:
             raise OutsideUseError(
                 f"parameter {name!r} was used outside its module's forward pass (such as "
                 "F.linear(x, layer.weight), a weight of tasks that the loss reads, or a penalty on "
-                "the weights): that part of its gradient would escape clipping. Fix: call the "
-                "module itself; let what the loss reads be a module's own, which is called with "
-                "the losses; use the optimizer's weight_decay instead of a penalty on the weights; "
+                "the weights): that part of its gradient would escape clipping. Fix: in place of a "
+                "penalty, c * p.square().sum(), the optimizer's weight_decay=2 * c, which acts "
+                "after the noise and costs no privacy; else call the module itself; let what the "
+                "loss reads be a module's own, which is called with the losses; "
                 'or dpoptim.attach(..., isolation="alone").',
                 layer=name.rpartition(".")[0],
             )
