@@ -44,7 +44,7 @@ def is_unfinished(folder: Path) -> bool:
 
 
 def state_of_unfinished(folder: Path, plan: Plan | None, ledgers: Sequence[Ledger]) -> str:
-    """What an officer should know of it, with the fix; public.
+    """State of the run for an officer, with the fix; public.
 
     Args:
         plan: None: of an earlier version, which wrote it last.
