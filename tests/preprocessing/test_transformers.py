@@ -143,6 +143,19 @@ def test_quantiles_of_skewed_values_in_a_wide_range(lower: float, upper: float) 
     assert any("few candidates" in note for note in coarse.privacy_.notes)
 
 
+def test_a_scaler_finds_where_values_are_in_a_wide_range() -> None:
+    """In [0, 1e8] it had mean 120,083 for 40,480, and scale 2.48 million for 36,500."""
+    x = np.random.default_rng(0).lognormal(10, 0.8, (5_000, 1))
+    scaler = DPStandardScaler(0.0, 1e8, epsilon=1.0, noise_seed=0).fit(x)
+    assert scaler.mean_[0] == pytest.approx(x.mean(), rel=0.1)
+    assert scaler.scale_[0] == pytest.approx(x.std(), rel=0.25)
+    assert scaler.standard_error_[0] < 0.02 * scaler.scale_[0]
+    assert not any("noise is large" in note for note in scaler.privacy_.notes)
+    few = DPStandardScaler(0.0, 1e8, epsilon=1.0, noise_seed=0).fit(x[:30])
+    assert few.standard_error_[0] > few.scale_[0] / 2
+    assert any("noise is large beside what was found in 1 column " in n for n in few.privacy_.notes)
+
+
 def test_candidates_are_public_numbers_and_rising() -> None:
     for origin in (-1.0, -0.3, 0.0, 7.0):
         found = candidates_of(origin)
