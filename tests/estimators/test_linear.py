@@ -17,7 +17,7 @@ from sklearn.preprocessing import FunctionTransformer
 
 import dpoptim
 from dpoptim.accounting.public_numbers import usual_delta
-from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
+from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, ReadOffWarning
 from dpoptim.estimators.scope import ALONE, ON_TRUST
 from dpoptim.estimators.solving import SOLVERS
 from dpoptim.estimators.table import clip_rows
@@ -107,8 +107,12 @@ def test_adaptive_gd_takes_the_long_steps_of_a_flattening_loss() -> None:
 
 def test_what_was_taken_on_trust_is_said() -> None:
     x, y, *_ = digits()
-    said = str(DPLogisticRegression().fit(x, y).privacy_)
-    for part in ("1/(10 n)", "classes was read off y", "sqrt(64)"):
+    with pytest.warns(ReadOffWarning, match=r"Fix: classes=\[") as warned:
+        model = DPLogisticRegression().fit(x, y)
+    assert warned[0].filename == __file__
+    said = str(model.privacy_)
+    assert model.privacy_.notes[0].startswith("on trust: the classes are public")
+    for part in ("1/(10 n)", "though they were read off y", "sqrt(64)"):
         assert part in said
     assert "classes" not in str(DPLogisticRegression(classes=range(10)).fit(x, y).privacy_)
 

@@ -20,6 +20,7 @@ from dpoptim.preprocessing import (
     DPOneHot,
     DPStandardScaler,
 )
+from dpoptim.quantiles import candidates_of
 
 SEEDED: Any = {"epsilon": 1e3, "delta": 1e-3, "noise_seed": 0}
 
@@ -115,14 +116,53 @@ def test_quantiles() -> None:
     scaler = DPMinMaxScaler(**BOUNDS, quantile=0.05, epsilon=1.0, delta=1e-6, noise_seed=0).fit(x)
     for column in range(3):
         known = x[~np.isnan(x[:, column]), column]
-        # Ranks are of n, a tenth of which is missing; candidates are 1/255 of the public range
-        # apart.
+        # Ranks are of n, a tenth of which is missing.
         assert 0.01 < (known < scaler.low_[column]).mean() < 0.12
         assert 0.01 < (known > scaler.high_[column]).mean() < 0.12
     assert 0.9 < scaler.privacy_.epsilon <= 1.0
     assert np.nanmax(np.abs(scaler.transform(x))) == 1.0
     with pytest.raises(ValueError, match=r"quantile must be between 0 and 0\.5"):
         clone(scaler).set_params(quantile=0.7).fit(x)
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(0.0, 1e8), (-1e8, 1e8)])
+def test_quantiles_of_skewed_values_in_a_wide_range(lower: float, upper: float) -> None:
+    """By even steps the upper end was 20 to 75 million, where the true one is 82,314."""
+    x = np.random.default_rng(0).lognormal(10, 0.8, (5_000, 1))
+    scaler = DPMinMaxScaler(lower, upper, quantile=0.05, epsilon=1.0, noise_seed=0).fit(x)
+    (low, high), (true_low, true_high) = (
+        (scaler.low_[0], scaler.high_[0]),
+        np.quantile(x, [0.05, 0.95]),
+    )
+    assert true_low / 1.4 < low < 1.4 * true_low
+    assert true_high / 1.4 < high < 1.4 * true_high
+    assert not any("few candidates" in note for note in scaler.privacy_.notes)
+    # there, a few steps are all between the ends, and that is said
+    apart = upper * np.random.default_rng(0).normal(0.3, 0.005, (5_000, 1))
+    coarse = DPMinMaxScaler(lower, upper, quantile=0.05, epsilon=1.0, noise_seed=1).fit(apart)
+    assert any("few candidates" in note for note in coarse.privacy_.notes)
+
+
+def test_a_scaler_finds_where_values_are_in_a_wide_range() -> None:
+    """In [0, 1e8] it had mean 120,083 for 40,480, and scale 2.48 million for 36,500."""
+    x = np.random.default_rng(0).lognormal(10, 0.8, (5_000, 1))
+    scaler = DPStandardScaler(0.0, 1e8, epsilon=1.0, noise_seed=0).fit(x)
+    assert scaler.mean_[0] == pytest.approx(x.mean(), rel=0.1)
+    assert scaler.scale_[0] == pytest.approx(x.std(), rel=0.25)
+    assert scaler.standard_error_[0] < 0.02 * scaler.scale_[0]
+    assert not any("noise is large" in note for note in scaler.privacy_.notes)
+    few = DPStandardScaler(0.0, 1e8, epsilon=1.0, noise_seed=0).fit(x[:30])
+    assert few.standard_error_[0] > few.scale_[0] / 2
+    assert any("noise is large beside what was found in 1 column " in n for n in few.privacy_.notes)
+
+
+def test_candidates_are_public_numbers_and_rising() -> None:
+    for origin in (-1.0, -0.3, 0.0, 7.0):
+        found = candidates_of(origin)
+        assert found[0] == -1
+        assert found[-1] == 1
+        assert (np.diff(found) > 0).all()
+        assert (origin in found) == (abs(origin) <= 1)
 
 
 def test_no_warning_tells_of_a_number_beyond_all_bounds() -> None:

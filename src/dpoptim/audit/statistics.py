@@ -86,8 +86,13 @@ def fits() -> dict[str, tuple[Fit, tuple[Sequence[float], ...]]]:
         )
         return found.weights.numpy()
 
+    def narrowed(x: Floats) -> Any:
+        many = np.vstack([x, np.full((10_000, COLUMNS), 0.1)])  # who find where they are
+        return left_behind(DPStandardScaler(-1, 1, **{**PUBLIC, "n": 10_000}).fit(many))
+
     return {
         "scaler": (lambda x: left_behind(DPStandardScaler(-1, 1, **PUBLIC).fit(x)), ends),
+        "scaler in a part of its range": (narrowed, (*ends, (0.1,) * COLUMNS)),
         "scaler of a sparse table": (
             lambda x: left_behind(DPStandardScaler(-1, 1, **PUBLIC).fit(csr_array(x))),
             ends,

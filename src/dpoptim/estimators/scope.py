@@ -5,6 +5,7 @@ from dataclasses import replace
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_records import cost_of
+from dpoptim.estimators.table import READ_OFF
 
 ON_TRUST = "on trust: preprocessing and settings were not read off these records"
 ALONE = "this fit alone: others on the same records add to it, and no ledger counts them"
@@ -32,4 +33,5 @@ def scope_on_ledger(ledger: Ledger, delta: float) -> tuple[str, ...]:
 def with_scope(guarantee: Guarantee, scope: tuple[str, ...]) -> Guarantee:
     """The guarantee of one fit with further notes: of which fits it speaks, and what is trusted."""
     notes = dict.fromkeys((*guarantee.notes, *scope, ON_TRUST))
-    return replace(guarantee, notes=tuple(notes))
+    # first what nothing can be protected by: a rare label names a record
+    return replace(guarantee, notes=tuple(sorted(notes, key=lambda note: note != READ_OFF)))

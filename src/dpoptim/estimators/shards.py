@@ -16,6 +16,7 @@ from dpoptim.data.sparse_rows import SparseRows, with_rows
 from dpoptim.distributed.agreement import LEAST_RECORDS, refuse_equal_shards
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.wrapping import ranks_of
+from dpoptim.estimators.table import classes_in
 from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
 from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.version import __version__
@@ -119,7 +120,7 @@ def equal_part(rows: Any, ranks: Ranks) -> Any:
 
 def classes_of_all(y: NDArray[Any], ranks: Ranks) -> NDArray[Any]:
     """The labels that occur on any rank."""
-    return np.unique(np.concatenate(ranks.all_gather(np.unique(y))))
+    return np.unique(np.concatenate(ranks.all_gather(classes_in(y, stacklevel=6))))
 
 
 def notes_of_ranks(ranks: Ranks, owners: Persons | None, *, sharded: bool) -> tuple[str, ...]:

@@ -25,8 +25,26 @@ from dpoptim.target_range import TargetRange
 
 Floats = NDArray[np.float64]
 BLOCK = 1 << 13  # rows taken at a time
-READ_OFF = "the list of classes was read off y, and is taken as public"
+READ_OFF = "on trust: the classes are public, though they were read off y"
 UNEQUAL = "X and y must have equally many rows, one label or target for each record."
+
+
+class ReadOffWarning(UserWarning):
+    """Classes were read off private labels: a label that one record alone has is published."""
+
+
+def classes_in(labels: NDArray[Any], *, stacklevel: int = 2) -> NDArray[Any]:
+    """The labels that occur, in order, with a warning, before anything is spent.
+
+    **Guarantee.** None: whoever reads ``classes_`` sees each label that any record has.
+    """
+    warnings.warn(
+        "the classes are read off y: they are published as they are, and a label that one record "
+        "alone has names it. Fix: classes=[...], all that may occur, from public knowledge.",
+        ReadOffWarning,
+        stacklevel=stacklevel + 1,
+    )
+    return np.unique(labels)
 
 
 def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
@@ -103,7 +121,9 @@ def public_classes(
             the declared ones.
     """
     labels = one_label_a_row(y, rows=rows)
-    found, numbers = class_numbers(np.unique(labels) if classes is None else classes, labels)
+    found, numbers = class_numbers(
+        classes_in(labels, stacklevel=6) if classes is None else classes, labels
+    )
     return found, numbers, (READ_OFF,) if classes is None else ()
 
 

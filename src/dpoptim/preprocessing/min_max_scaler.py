@@ -10,10 +10,13 @@ from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.setting_types import refuse_other_types
 from dpoptim.preprocessing.private_step import BoundedColumns, trying
-from dpoptim.quantiles import Column, select_tails
+from dpoptim.quantiles import Column, are_coarse, candidates_of, select_tails
 from dpoptim.statistics import Floats
 
-CANDIDATES = 256  # for a quantile, evenly over the public range
+COARSE = (
+    "few candidates lie between the ends of {} column{}, which may be as far off as they are apart "
+    "(low_, high_): narrow lower and upper"
+)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -30,12 +33,14 @@ class DPMinMaxScaler(BoundedColumns):
             ``quantile`` only.
 
     Attributes:
-        low_, high_: the ends, shape (columns,).
+        low_, high_: the ends, shape (columns,). As quantiles they are known to 19 % of their
+            distance from 0 or an end of the range, or to 1/255 of the range, whichever is finer:
+            values that all lie closer together are between two ends that may be far from them.
         privacy_: `Guarantee` of the fit; None where nothing was read.
 
     **Guarantee.** ``privacy_``, for every table: two exponential mechanisms a column on
-    `CANDIDATES` public numbers r, with score ``-|#{values < r} - rank|`` of sensitivity 1, exactly
-    drawn, all paid from one filter.
+    some hundreds of public numbers r (`candidates_of`), with score ``-|#{values < r} - rank|`` of
+    sensitivity 1, exactly drawn, all paid from one filter.
 
     Examples:
         >>> import numpy as np
@@ -55,8 +60,8 @@ class DPMinMaxScaler(BoundedColumns):
         return self.quantile is not None
 
     def wanted_mu(self, columns: int, n: int) -> float:
-        """Pay for ranks `precision` of n off: a choice among 256 errs by about 12 / epsilon."""
-        return 8.0 / (self.precision * n) * float(np.sqrt(2 * columns))
+        """Pay for ranks `precision` of n off: a choice among 600 errs by about 13 / epsilon."""
+        return 8.5 / (self.precision * n) * float(np.sqrt(2 * columns))
 
     @whole_fit
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -77,6 +82,7 @@ class DPMinMaxScaler(BoundedColumns):
         price = self._price(len(x))
         columns = x.entries_of_columns() if isinstance(x, SparseRows) else x.T
         nothing = self._in_range(np.zeros(x.shape[1]), middle, half)[0]
+        candidates = [candidates_of(float(-m / h)) for m, h in zip(middle, half, strict=True)]
         low, high, guarantee = select_tails(
             (
                 Column(
@@ -86,14 +92,17 @@ class DPMinMaxScaler(BoundedColumns):
                 )
                 for column, m, h, zero in zip(columns, middle, half, nothing, strict=True)
             ),
-            x.shape[1],
-            np.linspace(-1.0, 1.0, CANDIDATES),
+            candidates,
             quantile * price.n,
             **self._terms(price),
         )
         crossed = high <= low  # too few values for the noise: the public range
         self.low_ = middle + half * np.where(crossed, -1.0, low)
         self.high_ = middle + half * np.where(crossed, 1.0, high)
+        coarse = sum(map(are_coarse, low, high, candidates))
+        if coarse:
+            said = COARSE.format(coarse, "" if coarse == 1 else "s")
+            price = price._replace(said=(*price.said, said))
         self._state(guarantee, price)
         return self
 

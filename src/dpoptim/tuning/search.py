@@ -31,7 +31,7 @@ from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import per_person, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
-from dpoptim.estimators.table import READ_OFF
+from dpoptim.estimators.table import READ_OFF, classes_in
 from dpoptim.estimators.weights import notes_of_weights
 from dpoptim.gate import TrialsGate
 from dpoptim.gate.one_process import alone
@@ -216,7 +216,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         """The setting of all trials, if the estimator was not told classes; what is to be said."""
         if getattr(self.estimator, "classes", ()) is not None:
             return {}, ()
-        return {"classes": np.unique(labels)}, (READ_OFF,)
+        return {"classes": classes_in(labels, stacklevel=5)}, (READ_OFF,)
 
     def _notes(self, ranks: Ranks) -> Iterator[str]:
         if ranks.size > 1:
