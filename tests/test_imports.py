@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+import dpoptim
+
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "dp_accounting", "matplotlib")
 
 
@@ -30,3 +32,9 @@ def test_the_version_is_told_without_the_commands() -> None:
     assert told.stdout.startswith("dpoptim ")
     assert "typer" not in told.stderr
     assert "rich" not in told.stderr
+
+
+def test_names_that_are_shown_are_public() -> None:
+    """A notebook's completion offered ast, sys and Any."""
+    shown = {name for name in dir(dpoptim) if not name.startswith("__")}
+    assert shown == set(dpoptim.__all__) - {"__version__"}

@@ -21,6 +21,10 @@ from dpoptim.methods.low_quantile import private_low_quantile as private_low_qua
 from dpoptim.plan import Plan as Plan
 from dpoptim.replace import replace_batchnorm as replace_batchnorm
 from dpoptim.runtime.freed_memory import keep_freed_memory as keep_freed_memory
+from dpoptim.summaries import private_count as private_count
+from dpoptim.summaries import private_histogram as private_histogram
+from dpoptim.summaries import private_mean as private_mean
+from dpoptim.summaries import private_quantile as private_quantile
 from dpoptim.training.attach import attach as attach
 from dpoptim.training.checkpoints.earlier_part import released_weights as released_weights
 from dpoptim.training.other_runs import OtherRunsWarning as OtherRunsWarning

@@ -24,6 +24,7 @@ from dpoptim.estimators.weights import TRUSTED
 from dpoptim.gate import TrialsGate
 from dpoptim.noise.stream import KeyStream
 from dpoptim.noise.trials import even_choice, logarithmic_count, logarithmic_parameter
+from dpoptim.preprocessing import DPOneHot, PrivatePipeline
 from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.tuning import DPSearchCV, records, search
 from dpoptim.tuning.search_event import search_event
@@ -406,3 +407,13 @@ def test_an_attack_on_the_best_score_stays_below_the_claim_and_refutes_uncharged
         found.append(lower)
     assert 0.1 < found[0] <= epsilon
     assert found[1] > 1.5 * found[0]
+
+
+def test_a_pipeline_is_refused_by_its_name_before_its_table_is_looked_at() -> None:
+    """It was told that the table holds what is not a number, which is right for a pipeline."""
+    pipeline = PrivatePipeline(
+        [("codes", DPOneHot([["north", "south"]])), ("model", DPLogisticRegression(classes=[0, 1]))]
+    )
+    search = DPSearchCV(pipeline, {"model__steps": [5]}, epsilon=1.0)
+    with pytest.raises(ValueError, match=r"got PrivatePipeline: .* Fix: "):
+        search.fit(np.array([["north"], ["south"]] * 20, dtype=object), np.arange(40) % 2)

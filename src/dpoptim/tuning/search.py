@@ -140,9 +140,10 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         return self
 
     def _search(self, given: Given, ranks: Ranks) -> None:
+        # a table for another estimator would be refused for a reason that is none
+        relation, candidates = self._relation(), self._candidates()
         records = Records.of(given, self)
         agree_on_all(self, records.x, records.y, ranks, weights=records.weights)
-        relation, candidates = self._relation(), self._candidates()
         classes, read_off = self._classes(records.y)
         owners, n = records.owners, records.units
         unit, _ = units_in(records.x, owners)
@@ -231,7 +232,8 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
             raise ValueError(
                 "estimator must be DPLogisticRegression or DPLinearRegression, got "
                 f"{type(self.estimator).__name__}: the search needs fits that are one Gaussian "
-                "event each."
+                "event each. Fix: fit and charge transformers first, and search on what they make; "
+                "or fit a PrivatePipeline on public data like yours with several settings."
             )
         relation = str(settings["neighboring"])
         if relation == "add-or-remove-one":

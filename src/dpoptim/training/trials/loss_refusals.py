@@ -136,7 +136,10 @@ def refuse_other_order(
     Args:
         alone: of the records alone.
         tolerance: `tolerance_of` the model: a batch rounds otherwise than a record alone.
-        on_private: whether the records are; then nothing is told of how the losses differ.
+        on_private: whether the records are.
+
+    **Guarantee.** Of private records one refusal says all that is said: whether their losses are
+    permuted, or theirs are padded, which may be a matter of these records, is not told.
     """
     own = torch.stack([each.detach().reshape(-1) for each in alone])[batches.order].reshape(-1)
     found, within = losses.detach(), max(LOSSES_AGREE, tolerance)

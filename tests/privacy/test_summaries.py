@@ -1,0 +1,129 @@
+"""Tries to falsify what is promised of a private mean, count, histogram and quantile."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpoptim
+from dpoptim.accounting.filters import selection_epsilon
+from dpoptim.accounting.gaussian import gdp_epsilon
+from dpoptim.audit.statistics import choices_seen, shifts_seen
+from dpoptim.gate import adaptive
+
+MU, DELTA = 1.5, 1e-5
+HOSTILE = (math.nan, math.inf, -math.inf, 1e300, -1.0, 0.1, 1.0)
+RELATIONS = ("add-or-remove-one", "zero-out", "replace-one")
+
+
+def terms(neighboring: str, n: int) -> dict[str, Any]:
+    hidden = {"n": n} if neighboring == "add-or-remove-one" else {}
+    epsilon = gdp_epsilon(MU, DELTA)
+    return {
+        "epsilon": epsilon,
+        "delta": DELTA,
+        "neighboring": neighboring,
+        "noise_seed": 0,
+    } | hidden
+
+
+def worlds(neighboring: str, others: np.ndarray[Any, Any], empty: float) -> list[Any]:
+    """Pairs of neighbouring columns, a record of one of them hostile."""
+    held = [np.append(others, value) for value in HOSTILE]
+    if neighboring == "replace-one":
+        return [(one, other) for one in held for other in held]
+    absent = others if neighboring == "add-or-remove-one" else np.append(others, empty)
+    return [(absent, one) for one in held]
+
+
+SUMS: dict[str, tuple[Callable[..., Any], float]] = {
+    "mean": (lambda x, **more: dpoptim.private_mean(x, -1, 1, **more), 0.0),
+    "count": (lambda x, **more: dpoptim.private_count(x == 1, **more), 0.0),
+    "categories": (lambda x, **more: dpoptim.private_histogram(x, [1.0, -1.0], **more), 0.0),
+    "bins": (lambda x, **more: dpoptim.private_histogram(x, edges=[-1, 0, 0.5, 1], **more), 2.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "neighboring"),
+    # no value of a mean's is one that adds nothing, as a record that is zeroed out does
+    [(name, each) for name in SUMS for each in RELATIONS if (name, each) != ("mean", "zero-out")],
+)
+def test_no_record_shows_more_than_a_sum_claims(name: str, neighboring: str) -> None:
+    """For given outputs, the shifts over the noise add up in squares to at most mu^2."""
+    release, empty = SUMS[name]
+    worst, others = 0.0, np.full(300, 0.1)
+    for one, other in worlds(neighboring, others, empty):
+        with shifts_seen() as before:
+            release(one, **terms(neighboring, 301))
+        with shifts_seen([total for total, _ in before]) as after:
+            release(other, **terms(neighboring, 301))
+        squares = sum(
+            float((a - b).norm()) ** 2 / deviation**2
+            for (a, deviation), (b, _) in zip(before, after, strict=True)
+        )
+        worst = max(worst, math.sqrt(squares))
+    assert worst <= MU * (1 + 1e-9)
+    assert worst > 0.3 * MU  # and the noise is not more than that takes
+
+
+@pytest.mark.parametrize("neighboring", RELATIONS)
+@pytest.mark.parametrize("quantile", [0.25, 0.5, 0.9])
+def test_no_record_shows_more_than_a_quantile_claims(quantile: float, neighboring: str) -> None:
+    """The logarithms of the odds of every candidate are compared, exactly."""
+    worst = 0.0
+    for one, other in worlds(neighboring, np.linspace(-1, 1, 40), 0.0):
+        found = []
+        for column in (one, other):
+            with choices_seen(adaptive) as seen:
+                dpoptim.private_quantile(column, quantile, -1, 1, **terms(neighboring, 41))
+            (odds,) = seen
+            found.append(odds - np.logaddexp.reduce(odds))
+        worst = max(worst, float(np.abs(found[0] - found[1]).max()))
+    assert 0 < worst <= selection_epsilon(MU) * (1 + 1e-9)
+
+
+def test_statistics_are_charged_to_one_ledger() -> None:
+    x = np.random.default_rng(0).lognormal(10, 0.8, 2_000)
+    ledger = dpoptim.Ledger(epsilon=2.0, delta=1e-5, neighboring="zero-out")
+    budget: dict[str, Any] = {"epsilon": 0.5, "delta": 1e-5, "ledger": ledger}
+    dpoptim.private_mean(x, 0, 1e6, **budget)
+    dpoptim.private_count(x > 20_000, **budget)
+    dpoptim.private_histogram(x, edges=[0, 1e4, 1e5, 1e6], **budget)
+    last = dpoptim.private_quantile(x, 0.5, 0, 1e6, **budget)
+    labels = [entry.label for entry in ledger.entries()]
+    assert labels == ["PrivateMean", "private count", "private histogram", "private quantile"]
+    assert any("all 4 runs on its ledger together" in note for note in last.guarantee.notes)
+    with pytest.raises(dpoptim.BudgetExceeded):
+        dpoptim.private_mean(x, 0, 1e6, **{**budget, "epsilon": 1.9})
+
+
+def test_values_are_near_the_true_ones() -> None:
+    x = np.random.default_rng(0).lognormal(10, 0.8, 5_000)
+    terms_: dict[str, Any] = {"epsilon": 1.0, "noise_seed": 0}
+    mean = dpoptim.private_mean(x, 0, 1e8, **terms_)
+    assert mean.value == pytest.approx(x.mean(), rel=0.1)
+    assert mean.standard_error is not None
+    middle = dpoptim.private_quantile(x, 0.5, 0, 1e8, **terms_)
+    assert middle.value == pytest.approx(np.median(x), rel=0.3)
+    bins = dpoptim.private_histogram(x, edges=[0, 1e4, 1e5, 1e6], **terms_)
+    true = np.histogram(x, [0, 1e4, 1e5, 1e6])[0]
+    assert np.abs(bins.value - true).max() < 5 * (bins.standard_error or 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda x: dpoptim.private_histogram(x, epsilon=1.0), "one of categories and edges"),
+        (lambda x: dpoptim.private_histogram(x, edges=[1, 0], epsilon=1.0), "rising"),
+        (lambda x: dpoptim.private_quantile(x, 1.0, 0, 1, epsilon=1.0), "between 0 and 1"),
+        (lambda x: dpoptim.private_quantile(x, 0.5, 1, 0, epsilon=1.0), "low"),
+        (lambda x: dpoptim.private_mean(x, 0, 0, epsilon=1.0), "lower must be below upper"),
+        (lambda x: dpoptim.private_mean(x, 0, 1, epsilon=0.0), "epsilon"),
+    ],
+)
+def test_what_is_wrong_is_said(wrong: Callable[..., Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        wrong(np.zeros(20))
