@@ -4,7 +4,6 @@ Some programs mix records in large batches only, such as statistics that want ei
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -56,15 +55,13 @@ def added_up(name: str, args: tuple[Any, ...]) -> int:
     return 1
 
 
-def larger_size(run: Callable[[], object], few: int, expected: int) -> int | None:
+def larger_size(work: int, few: int, expected: int) -> int | None:
     """A number of records to try beside a few; None where it would cost too much.
 
     Args:
-        run: a forward pass with so ``few`` records.
+        work: of a forward pass with so ``few`` records.
         expected: of a batch in training, which is not exceeded by more than `MULTIPLE`.
     """
-    with Work() as work:
-        run()
-    affordable = MOST_WORK * few // max(1, work.done) // MULTIPLE * MULTIPLE
+    affordable = MOST_WORK * few // max(1, work) // MULTIPLE * MULTIPLE
     size = min(affordable, -(-expected // MULTIPLE) * MULTIPLE)
     return size if size > few else None

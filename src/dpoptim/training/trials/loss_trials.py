@@ -10,7 +10,6 @@ from torch import nn
 
 from dpoptim.errors import NotByThisWayError, SamplesInteractError
 from dpoptim.training.batches.records import made_up
-from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.trials.batch_sizes import larger_size
 from dpoptim.training.trials.check import (
     CheckResult,
@@ -20,9 +19,8 @@ from dpoptim.training.trials.check import (
     if_possible,
     in_turn,
 )
-from dpoptim.training.trials.deterministic_runs import looked_at
 from dpoptim.training.trials.lone_lengths import compare_lone_lengths
-from dpoptim.training.trials.missing_numbers import missing_numbers
+from dpoptim.training.trials.missing_numbers import Missing, missing_numbers, watch_loss
 from dpoptim.training.trials.shared_draws import compare_shared_draws
 from dpoptim.training.trials.variations import with_a_blank, with_a_large_one, with_padding
 
@@ -97,43 +95,47 @@ def try_made_up(
             compare_lone_lengths(program, invented)
     with saying("on made-up records, one of them large"):
         compare_each(program, with_a_large_one(invented))
-    size = try_larger(program, invented, expected)
-    on = [made_up_in(found.records, size) + ", also of unequal lengths" * padded]
+    watched = watch_loss(program, invented)
+    size = try_larger(program, invented, watched.work, expected)
+    on = ["made-up records" + ", also of unequal lengths" * padded + in_sizes(found.records, size)]
     if sequences and sees_others_if_blank(program, invented):
         on.append(BLANK)
     if tries_missing(program.model):
-        on += try_missing(program, invented, padded=padded, cheap=size is not None)
+        missing = missing_numbers(watched, invented)
+        on += try_missing(program, invented, missing, padded=padded, cheap=size is not None)
     else:
         on.append(NONE_MISSING)
     return MadeUp(found, tuple(on))
 
 
-def made_up_in(few: int, more: int | None) -> str:
+def in_sizes(few: int, more: int | None) -> str:
     sizes = f"1 and {few}" if more is None else f"1, {few} and {more}"
-    return f"made-up records in batches of {sizes}"
+    return f", in batches of {sizes}"
 
 
-def try_larger(program: Program, records: Sequence[Sequence[Any]], expected: int) -> int | None:
+def try_larger(
+    program: Program, records: Sequence[Sequence[Any]], work: int | None, expected: int
+) -> int | None:
     """Try the records in a batch about as large as in training, if that costs little; of how many.
 
     Mixing may begin with some number of records.
     """
-
-    def run() -> None:
-        with looked_at(program.model, generators_in(program.model)), torch.no_grad():
-            program.loss(program.model, program.collate([row for rows in records for row in rows]))
-
-    sizes = list[int | None]()
-    if if_possible(lambda: sizes.append(larger_size(run, len(records), expected))) or not sizes[0]:
+    size = None if work is None else larger_size(work, len(records), expected)
+    if size is None:
         return None
-    order = (*in_turn(len(records), sizes[0]),)
+    order = (*in_turn(len(records), size),)
     with saying(f"on made-up records, {len(order)} in a batch (fewer showed nothing)"):
         failed = compare_if_possible(replace(program, order=order), records)
-    return None if failed else sizes[0]
+    return None if failed else size
 
 
 def try_missing(
-    program: Program, records: Sequence[Sequence[Any]], *, padded: bool, cheap: bool
+    program: Program,
+    records: Sequence[Sequence[Any]],
+    missing: Sequence[Missing],
+    *,
+    padded: bool,
+    cheap: bool,
 ) -> list[str]:
     """Try records with something missing; returns what to say if none could be compared.
 
@@ -142,7 +144,6 @@ def try_missing(
         cheap: whether to try also ones of which nearly all are.
     """
     row = records[0][0]
-    missing = missing_numbers(program, records)
     labels = [each for each in missing if each.whole]
     left = [each for each in missing if not padded or not each.is_padding(row)]
     ran = len(left) < len(missing)

@@ -6,7 +6,7 @@ that it compares them with, or ignores, are tried as well as those that are comm
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dpoptim.training.batches import records as forms
 from dpoptim.training.randomness.generators import generators_in
+from dpoptim.training.trials.batch_sizes import Work
 from dpoptim.training.trials.check import Program
 from dpoptim.training.trials.compared_numbers import BOTH_SIDES, ComparedNumbers, representable
 from dpoptim.training.trials.deterministic_runs import looked_at
@@ -79,20 +80,36 @@ class Missing:
         ]
 
 
-def missing_numbers(program: Program, records: Units) -> list[Missing]:
+@dataclass(frozen=True)
+class Watched:
+    """Findings about a loss by its operators.
+
+    Attributes:
+        numbers: that it compares records with, by leaf; by all if nothing tells which.
+        looks: whether it looks for what is no number, as it may where nothing can be told.
+        work: how many multiplications it takes, roughly; None: that cannot be told.
+    """
+
+    numbers: Mapping[forms.Path, set[float]]
+    looks: bool
+    work: int | None
+
+
+def missing_numbers(watched: Watched, records: Units) -> list[Missing]:
     """List what may be missing of a program's records.
 
     Labels, and whatever is small enough to be one; of any other leaf what the loss compares it
     with.
     """
     leaves = [(path, leaf) for path, leaf in forms.leaves_of(records[0][0]) if numbers_in(leaf)]
-    learned, looks = numbers_of_loss(program, records)
     found: dict[tuple[Paths, str], Missing] = {}
     tried = [*habits(leaves, WHOLE, is_whole), *habits(leaves, FLOATS, is_float)]
     for path, leaf in leaves:
-        own = sorted(n for n in learned[path] if fits(n, [(path, leaf)]) and worth(n, leaf))
+        own = sorted(
+            n for n in watched.numbers.get(path, ()) if fits(n, [(path, leaf)]) and worth(n, leaf)
+        )
         tried += [([(path, leaf)], n) for n in own[:MOST_NUMBERS]]
-    if looks:  # for what is no number, perhaps in what it computes of these
+    if watched.looks:  # for what is no number, perhaps in what it computes of these
         tried.append(([(path, leaf) for path, leaf in leaves if is_float(leaf)], math.nan))
     for group, filler in tried:
         if group:
@@ -116,25 +133,22 @@ def but_the_first(place: int, _: int) -> float:
     return float(place > 0)
 
 
-def numbers_of_loss(program: Program, records: Units) -> tuple[dict[forms.Path, set[float]], bool]:
-    """The numbers that a loss compares records with, by leaf; by all if nothing tells which.
-
-    And whether it looks for what is no number, as it may where nothing can be told.
-    """
+def watch_loss(program: Program, records: Units) -> Watched:
+    """Run the loss once, and look at its operators."""
     row, found = records[0][0], defaultdict[forms.Path, set[float]](set)
     model, paths = program.model, [path for path, _ in forms.leaves_of(row)]
     try:
         with looked_at(model, generators_in(model)), torch.no_grad():
             batch = program.collate([row for rows in records for row in rows])
             leaves = [leaf for _, leaf in forms.leaves_of(batch)]
-            with ComparedNumbers(model, leaves, BOTH_SIDES) as compared:
+            with ComparedNumbers(model, leaves, BOTH_SIDES) as compared, Work() as work:
                 program.loss(model, batch)
     except Exception:  # whatever the user's loss raises where operators are watched
-        return found, True
+        return Watched(found, True, None)
     for place, numbers in compared.found.items():
         for path in [paths[place]] if len(paths) == len(leaves) else paths:
             found[path] |= {n for n in numbers if not math.isnan(n)}
-    return found, compared.looks
+    return Watched(found, compared.looks, work.done)
 
 
 def numbers_in(leaf: Any) -> int:
