@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpoptim
+from dpoptim.accounting.budget_words import WholeBudgetWarning
 from dpoptim.gate import SelectionGate
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.noise.stream import KeyStream
@@ -77,7 +78,8 @@ def test_the_draw_has_the_mechanisms_odds() -> None:
 def test_it_is_charged_with_what_follows() -> None:
     values = np.linspace(1, 2, 500)
     with dpoptim.Ledger(neighboring="zero-out", epsilon=1.2, delta=1e-5) as ledger:
-        private_low_quantile(values, 0.1, epsilon=1.0, low=0.1, high=10, ledger=ledger)
+        with pytest.warns(WholeBudgetWarning, match="charges choices"):
+            private_low_quantile(values, 0.1, epsilon=1.0, low=0.1, high=10, ledger=ledger)
         with pytest.raises(dpoptim.BudgetExceeded):
             private_low_quantile(values, 0.1, epsilon=1.0, low=0.1, high=10, ledger=ledger)
 

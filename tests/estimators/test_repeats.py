@@ -208,3 +208,11 @@ def test_as_an_error_it_comes_after_a_fit_that_is_whole() -> None:
     with pytest.raises(RepeatedFitWarning, match="4 fits"):
         others[1].fit(X, Y)
     assert not np.array_equal(others[1].coef_, before)
+
+
+def test_a_copy_that_is_pickled_and_loaded_here_shares_the_count() -> None:
+    """It was "a copy from another process", of "all 1 fits"."""
+    one = logistic().fit(X, Y)
+    with heard():
+        again = pickle.loads(pickle.dumps(one)).fit(X, Y)
+    assert any(note.startswith("all 2 fits of it and its clones") for note in again.privacy_.notes)

@@ -45,7 +45,7 @@ def takes_all(budget: Budget, event: dp.DpEvent) -> str:
         ("has no bound for it", 'another relation, or a new ledger with filter="basic"')
         if math.isinf(charge)
         else (
-            "charges small batches with little noise far more than their epsilon",
+            "charges choices, and small batches with little noise, more than their epsilon",
             "a larger batch, or more noise (a smaller epsilon)",
         )
     )

@@ -6,12 +6,15 @@ and numbers of records, which are public.
 """
 
 import math
+import os
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
+from weakref import WeakValueDictionary
 
 from dp_accounting import DpEvent
 from sklearn.base import BaseEstimator
@@ -32,6 +35,9 @@ LEDGER = (
     "none exceeds a budget"
 )
 _counting: ContextVar[bool] = ContextVar("counting", default=True)
+
+
+_here: "WeakValueDictionary[str, FitCount]" = WeakValueDictionary()  # counts of this process
 
 
 class RepeatedFitWarning(UserWarning):
@@ -66,10 +72,12 @@ class FitCount:
     """The fits of an estimator and of its clones in this process.
 
     Args:
-        arrived: whether it was unpickled, as in another process.
+        arrived: whether it was unpickled in another process than it was pickled in.
     """
 
     def __init__(self, *, arrived: bool = False) -> None:
+        self._name = uuid.uuid4().hex
+        _here[self._name] = self
         self._fits: list[Fit] = []
         self._ledgers: set[str] = set()  # that they were charged to; "": none
         self._arrived, self._sent = arrived, False
@@ -82,9 +90,9 @@ class FitCount:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
+    def __reduce__(self) -> tuple[Any, tuple[str, int]]:
         self._sent = True
-        return arrived, ()
+        return arrived, (self._name, os.getpid())
 
     def add(self, fit: Fit, ledger: Ledger | None, *, by_hand: bool) -> Guarantee:
         """Count a fit; its guarantee, whose notes say what all cost.
@@ -144,8 +152,14 @@ class FitCount:
             warnings.warn(f"{who}: {unsaid}. {self._fix}.", RepeatedFitWarning, stacklevel=4)
 
 
-def arrived() -> FitCount:
-    return FitCount(arrived=True)
+def arrived(name: str = "", process: int = 0) -> FitCount:
+    """The count of a copy: its own in the process that pickled it, if it is there still.
+
+    Args:
+        name, process: of the count; earlier versions told neither.
+    """
+    here = _here.get(name) if process == os.getpid() else None
+    return FitCount(arrived=True) if here is None else here
 
 
 class CountsFits(BaseEstimator):

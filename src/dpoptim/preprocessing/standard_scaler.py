@@ -169,7 +169,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
     def _note_noise(self) -> None:
         """Say in ``privacy_`` which columns noise hides, by released numbers."""
         hidden = int((self.standard_error_ > self.scale_ / 2).sum())
-        if hidden and self.privacy_ is not None:
+        if hidden and not trying() and self.privacy_ is not None:
             said = HIDDEN.format(hidden, "" if hidden == 1 else "s")
             self.privacy_ = replace(self.privacy_, notes=(*self.privacy_.notes, said))
 
