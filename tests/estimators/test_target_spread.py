@@ -7,6 +7,7 @@ import pytest
 from dp_accounting import ComposedDpEvent
 
 from dpoptim import Ledger
+from dpoptim.errors import LedgerError
 from dpoptim.estimators import DPLinearRegression, DPSGDRegressor
 from dpoptim.preprocessing import DPStandardScaler, PrivatePipeline
 
@@ -136,6 +137,43 @@ def test_networks_of_chunks_and_of_persons_with_several_rows() -> None:
     model = DPSGDRegressor(8.0, epochs=10, rows_per_person=2, **NETWORK)
     assert model.fit(x, y, persons=owners).score(x, y) > 0.6
     assert model.privacy_.unit == "person"
+
+
+@pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
+def test_a_pipeline_whose_network_goes_on_fits_again() -> None:
+    """The first fit finds the range; the others keep it, and are charged for their network."""
+    x, y = table(0.05, 0.5)
+    ledger = Ledger(neighboring="zero-out")
+    network = DPSGDRegressor(epochs=2, warm_start=True, **NETWORK)
+    steps = [("scale", DPStandardScaler(lower=-1.0, upper=1.0, noise_seed=0)), ("m", network)]
+    pipeline = PrivatePipeline(steps, epsilon=2.0, delta=1e-5, ledger=ledger)
+    for _ in range(2):
+        assert pipeline.fit(x, y).privacy_.epsilon <= 2.0
+    assert [entry.state for entry in ledger.entries()] == ["committed"] * 2
+    first, second = (entry.event.events[-1] for entry in ledger.entries())
+    assert isinstance(first, ComposedDpEvent)
+    assert not isinstance(second, ComposedDpEvent)
+
+
+@pytest.mark.parametrize("kind", [DPLinearRegression, DPSGDRegressor])
+def test_runs_on_persons_are_entered_as_such(kind: Any) -> None:
+    """Ledgers refuse to add up runs on records and on persons."""
+    x, y = table(0.05, 0.5)
+    owners = np.repeat(np.arange(ROWS // 2), 2)
+    settings: Any = {**NETWORK, "epochs": 1} if kind is DPSGDRegressor else SHARED
+    ledger = Ledger(neighboring="zero-out")
+    model = kind(4.0, **{**settings, "target_bound": 1.0}, ledger=ledger)
+    model.fit(x, y, persons=owners)
+    assert [entry.unit for entry in ledger.entries()] == ["person"]
+    with pytest.raises(LedgerError, match="do not add up"):
+        model.fit(x, y)
+
+
+@pytest.mark.parametrize("stated", [3_600, 3_000, 2_000, 1_500])
+def test_a_number_of_records_that_is_wrong_does_not_mislead_the_range(stated: int) -> None:
+    x, y = table(0.1, 0.5)
+    model = DPSGDRegressor(4.0, neighboring="add-or-remove-one", n=stated, epochs=10, **NETWORK)
+    assert model.fit(x, y).score(x, y) > 0.0
 
 
 def test_a_clip_norm_by_hand_keeps_the_whole_range() -> None:

@@ -104,4 +104,4 @@ def test_numbers_that_a_model_looks_for() -> None:
     nan, *rest = found[0]
     assert nan != nan
     assert rest == [-7.0, 0.0]  # 0: what is computed of it is compared, too
-    assert found[1] == [9.0, 13.0]  # 1 it has
+    assert found[1] == [13.0, 9.0]  # 1 it has

@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.accounting.accountant import check_epsilon, compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.accounting.gaussian import gdp_mu
 from dpoptim.accounting.guarantee import Guarantee
@@ -189,10 +189,10 @@ class NetworkFit(PrivateSettings):
             run: trains on targets, charged to a ledger.
             anew: whether the network starts from public weights.
         """
-        return self._event(plan), run(targets, self.ledger)
+        return plan.event, run(targets, self.ledger)
 
     def _event(self, plan: Plan) -> dp_accounting.DpEvent:
-        """Everything that a fit by this plan releases."""
+        """Everything that the next fit by this plan releases."""
         return plan.event
 
     def _plan_of_fit(
@@ -233,8 +233,9 @@ class NetworkFit(PrivateSettings):
         clip_norm = 1.0
         if self.clip_norm is not None:
             clip_norm = real_number("clip_norm", self.clip_norm)
-        elif epsilon is not None and epsilon > 0:  # else refused below
-            clip_norm = self._default_clip(n, parameters, gdp_mu(epsilon, delta))
+        elif epsilon is not None:
+            mu = gdp_mu(check_epsilon(epsilon), delta)
+            clip_norm = self._default_clip(n, parameters, mu)
         made: TrainingMethod = chosen.make(**{"clip_norm": clip_norm} | settings)
         return made.plan(
             n=n,

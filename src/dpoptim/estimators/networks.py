@@ -185,7 +185,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         if self._narrowed(plan, anew=anew) is None:
             return plan
         noise = calibrate_event(
-            lambda noise: self._event(replace(plan, noise_multiplier=noise)),
+            lambda noise: self._whole_event(replace(plan, noise_multiplier=noise)),
             epsilon=epsilon,
             delta=delta,
             neighboring=self.neighboring,
@@ -194,7 +194,11 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         return replace(plan, noise_multiplier=noise)
 
     def _event(self, plan: Plan) -> DpEvent:
-        return NarrowedFit(plan, self.noise_seed).event if self._by_itself else plan.event
+        goes_on = self.warm_start and hasattr(self, "network_")
+        return self._whole_event(plan) if self._by_itself and not goes_on else plan.event
+
+    def _whole_event(self, plan: Plan) -> DpEvent:
+        return NarrowedFit(plan, self.noise_seed).event
 
     @property
     def _by_itself(self) -> bool:

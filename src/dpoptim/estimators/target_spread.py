@@ -161,7 +161,11 @@ def spread_of_targets(
             break
         terms = Terms(y, shares, found)
         mean, square = noisy_mean(gate, terms, LONGEST, n, mu=mu, ranks=ranks, number=number)
-        variance = max(0.0, square + 0.5 - mean**2)
+        variance = square + 0.5 - mean**2
+        # no numbers have such moments, but for noise: n is not how many there are
+        if variance < -4 * noise * math.hypot(1.0, 2 * mean):
+            break
+        variance = max(0.0, variance)
         half = DEVIATIONS * math.sqrt(variance + noise)
         if half >= 1:
             break

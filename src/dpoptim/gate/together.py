@@ -36,8 +36,7 @@ class PartsOfOneRun(Ledger):
         if event not in self._parts:
             raise LedgerError(
                 "a part of this fit would release something else than what was charged for it "
-                "beforehand. Fix: its settings must not change while it is fitted; please report "
-                "it otherwise."
+                "beforehand. Fix: leave its settings alone while it is fitted."
             )
         self._charge_of_all.open()
         reserved = super().reserve(event, **more)
@@ -68,10 +67,8 @@ def charged_together(
     **Guarantee.** Nothing is released on the ledger handed out but these parts, each once, and
     none before the whole, their composition, is charged. Who leaves early has paid for all.
     """
-    whole = dp_accounting.ComposedDpEvent([*parts])
-    charge = Charge(
-        Ledger(neighboring=neighboring) if ledger is None else ledger, whole, neighboring, label
-    )
+    paying = (Ledger(neighboring=neighboring) if ledger is None else ledger).of_units(unit)
+    charge = Charge(paying, dp_accounting.ComposedDpEvent([*parts]), neighboring, label)
     charge.check()
     with PartsOfOneRun(charge, parts) as inner:
         yield inner.of_units(unit)

@@ -225,6 +225,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         Returns the event that it would reserve; None: none.
         """
         copy = clone(self)
+        copy.steps[-1] = (self.steps[-1][0], with_state(self.steps[-1][1]))
 
         def fit(ledger: Ledger) -> None:
             budgets = with_budgets(steps_with(epsilons, copy), ledger=ledger)
@@ -310,6 +311,13 @@ def steps_with(epsilons: Mapping[str, float], pipeline: Pipeline) -> list[tuple[
     """The steps of these names, with their budgets."""
     steps = pipeline.get_params(deep=True)
     return [(steps[name], epsilon) for name, epsilon in epsilons.items()]
+
+
+def with_state(estimator: Any) -> Any:
+    """A clone that goes on from what the estimator has learnt, if it would."""
+    made, settings = clone(estimator), estimator.get_params(deep=False)
+    made.__dict__ |= {name: x for name, x in vars(estimator).items() if name not in settings}
+    return made
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from dpoptim.statistics import (
 Missing = Literal["keep", "mean"]
 SHARE, ROUNDS = 0.2, 5  # of a budget's mu^2, at most, that finds ranges
 DEVIATIONS = 4.0  # half a range, in standard deviations of values and noise
+VISIBLE = 1.0  # noise of a round over a variance that it shows
 NARROWER = 0.9  # a part of a range that is worth going on in
 HIDDEN = (
     "noise is large beside what was found in {} column{} (standard_error_ beside scale_): a "
@@ -131,26 +132,25 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         middle, half = ends
         round_mu = price.mu * math.sqrt(SHARE / ROUNDS)
         noise = gate.deviation(bound, round_mu) / price.n
+        seen = np.zeros(len(half), dtype=bool)  # columns whose scatter shows
         for _ in range(ROUNDS):
             if DEVIATIONS**2 * noise >= 1:  # it would hide where they are
                 break
             released = self._round(gate, x, (middle, half), bound, round_mu)
             mean, variance, _ = moments(released, price.n)
             part = DEVIATIONS * np.sqrt(np.maximum(variance, 0.0) + noise)
-            narrower = part < NARROWER
+            # Once scatter shows it is not measured in a narrower range, which would cut off what
+            # is rare and far away. Nor where moments contradict each other, as where n is wrong.
+            wrong = variance < -4 * noise * np.hypot(1.0, 2 * mean)
+            seen |= (noise < VISIBLE * variance) | wrong
+            narrower = (part < NARROWER) & ~seen
             if not narrower.any():
                 break
             middle = np.where(narrower, middle + half * mean, middle)
             half = np.where(narrower, half * part, half)
         left = math.sqrt(price.mu**2 - gate.filter.spent**2) * (1 - 1e-10)
-        return (
-            self._round(gate, x, (middle, half), bound, left),
-            gate.deviation(bound, left),
-            (
-                middle,
-                half,
-            ),
-        )
+        last = self._round(gate, x, (middle, half), bound, left)
+        return last, gate.deviation(bound, left), (middle, half)
 
     def _round(
         self, gate: FilteredGate, x: Any, ends: tuple[Floats, Floats], bound: float, mu: float

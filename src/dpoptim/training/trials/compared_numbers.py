@@ -20,6 +20,8 @@ from dpoptim.training.trials.picked_positions import storage_of
 COMPARISONS = {"eq": (0,), "ne": (0,), "le": (0,), "ge": (0,), "lt": (-1,), "gt": (1,)}
 # the same for one on either side
 BOTH_SIDES = {"eq": (0,), "ne": (0,), "le": (0, 1), "gt": (0, 1), "lt": (-1, 0), "ge": (-1, 0)}
+# the comparison that it is from the other side
+MIRRORED = {"eq": "eq", "ne": "ne", "le": "ge", "ge": "le", "lt": "gt", "gt": "lt"}
 # Operators that leave out labels which are a number, and the places of these two among arguments.
 IGNORING = {"nll_loss_forward": (1, 4), "nll_loss2d_forward": (1, 4)}
 # Operators that look for what is no number.
@@ -85,8 +87,10 @@ class ComparedNumbers(DispatchMode):
     def _see(self, name: str, args: tuple[Any, ...], held: Places, computed: Places) -> None:
         """Note what an operator compares with what."""
         if name in self._comparisons:
-            for more in self._comparisons[name]:
-                self._note(held, number_of(args[1], more))
+            first = isinstance(args[0], Tensor) and any(self._places([args[0]]))
+            other = args[1] if first else args[0]
+            for more in self._comparisons[name if first else MIRRORED[name]]:
+                self._note(held, number_of(other, more))
             self._note(computed, 0.0)
         elif name in IGNORING:
             labels, ignored = (args[place] for place in IGNORING[name])
@@ -134,9 +138,14 @@ def compared_numbers(model: nn.Module, sample: Sample) -> dict[int, list[float]]
         x = leaves[place]
         known = () if x.is_floating_point() else x.unique().tolist()
         new = [n for n in found if n not in known and representable(n, x)]
-        if new:  # in one order in every process, NaN first
-            numbers[place] = sorted(new, key=lambda n: (not math.isnan(n), n))[:MOST_NUMBERS]
+        if new:
+            numbers[place] = farthest_first(new)[:MOST_NUMBERS]
     return numbers
+
+
+def farthest_first(numbers: Sequence[float]) -> list[float]:
+    """Numbers in one order in every process: NaN, then those least like numbers of classes."""
+    return sorted(numbers, key=lambda n: (not math.isnan(n), -abs(n), n))
 
 
 def representable(number: float, x: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Trials of a loss and collate function on records that nobody owns."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -120,7 +121,8 @@ def try_larger(
 
     Mixing may begin with some number of records.
     """
-    size = None if work is None else larger_size(work, len(records), expected)
+    most = expected + round(3 * math.sqrt(expected))  # as coins may draw
+    size = None if work is None else larger_size(work, len(records), most)
     if size is None:
         return None
     order = (*in_turn(len(records), size),)
@@ -148,7 +150,8 @@ def try_missing(
     left = [each for each in missing if not padded or not each.is_padding(row)]
     ran = len(left) < len(missing)
     for each in left:
-        with saying(f"on made-up records with missing numbers ({each.filler:g}{LEFT_OUT})"):
+        number = f"{each.filler:g}" if each.usual else "one that the loss compares labels with"
+        with saying(f"on made-up records with missing numbers ({number}{LEFT_OUT})"):
             if compare_if_possible(program, each.mixed(records)) == "":
                 ran |= each.whole
                 if cheap and each.single(row):  # as few as one that is not missing, too

@@ -19,12 +19,17 @@ from dpoptim.training.batches import records as forms
 from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.trials.batch_sizes import Work
 from dpoptim.training.trials.check import Program
-from dpoptim.training.trials.compared_numbers import BOTH_SIDES, ComparedNumbers, representable
+from dpoptim.training.trials.compared_numbers import (
+    BOTH_SIDES,
+    ComparedNumbers,
+    farthest_first,
+    representable,
+)
 from dpoptim.training.trials.deterministic_runs import looked_at
 from dpoptim.training.trials.variations import Units, is_float
 
 # Of labels, by habit, whatever a loss is seen to compare them with; and of floats.
-WHOLE, FLOATS = (forms.IGNORED_LABEL, -1), (math.nan, -1)
+WHOLE, FLOATS = (forms.IGNORED_LABEL, -1, 255), (math.nan, -1)
 SMALL = 16  # numbers of a leaf that may be a label, whatever its name is
 MOST_LEAVES, MOST_NUMBERS = 8, 4  # to be tried by themselves
 Paths = frozenset[forms.Path]
@@ -52,6 +57,11 @@ class Missing:
     def nearly_all(self, records: Units) -> Units:
         """Records of which all is missing, but for the first one."""
         return self._filled(records, but_the_first, but_the_first)
+
+    @property
+    def usual(self) -> bool:
+        """Whether it is one of those by habit, and not the program's own, which may be private."""
+        return math.isnan(self.filler) or self.filler in (*WHOLE, *FLOATS)
 
     def single(self, row: Any) -> bool:
         """Whether these are single numbers, of which a record has all or none."""
@@ -105,10 +115,9 @@ def missing_numbers(watched: Watched, records: Units) -> list[Missing]:
     found: dict[tuple[Paths, str], Missing] = {}
     tried = [*habits(leaves, WHOLE, is_whole), *habits(leaves, FLOATS, is_float)]
     for path, leaf in leaves:
-        own = sorted(
-            n for n in watched.numbers.get(path, ()) if fits(n, [(path, leaf)]) and worth(n, leaf)
-        )
-        tried += [([(path, leaf)], n) for n in own[:MOST_NUMBERS]]
+        known = watched.numbers.get(path, ())
+        own = [n for n in known if fits(n, [(path, leaf)]) and worth(n, leaf)]
+        tried += [([(path, leaf)], n) for n in farthest_first(own)[:MOST_NUMBERS]]
     if watched.looks:  # for what is no number, perhaps in what it computes of these
         tried.append(([(path, leaf) for path, leaf in leaves if is_float(leaf)], math.nan))
     for group, filler in tried:
@@ -138,7 +147,7 @@ def watch_loss(program: Program, records: Units) -> Watched:
     row, found = records[0][0], defaultdict[forms.Path, set[float]](set)
     model, paths = program.model, [path for path, _ in forms.leaves_of(row)]
     try:
-        with looked_at(model, generators_in(model)), torch.no_grad():
+        with looked_at(model, generators_in(model)), torch.enable_grad():
             batch = program.collate([row for rows in records for row in rows])
             leaves = [leaf for _, leaf in forms.leaves_of(batch)]
             with ComparedNumbers(model, leaves, BOTH_SIDES) as compared, Work() as work:
