@@ -127,7 +127,7 @@ def test_the_sum_is_that_of_the_records_own_gradients(form: Form) -> None:
     torch.testing.assert_close(
         whole, released(lambda m, b: form(m, b, "none")), rtol=0, atol=1e-3
     )  # two margins on the clip norm
-    for left_out in (0, 1, 2, 5):
+    for left_out in (1, 2):  # with all labels, and with one
         less = released(loop, [i for i in range(N) if i != left_out])
         assert 0 < float((whole - less).norm()) <= 1.0
     assert torch.equal(released(loop, bare=True), whole)
