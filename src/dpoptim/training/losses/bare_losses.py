@@ -10,6 +10,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
 from dpoptim.training.losses.handed_over import HandedOver, Scalar
+from dpoptim.training.losses.label_weights import over_records
 from dpoptim.training.losses.other_parameters import (
     own_parameters,
     parameters_below,
@@ -55,7 +56,9 @@ class BareLosses:
                 engine.refusal = None
             return
         rows = engine.rows_open
-        with engine.handing(loss, scalar.reduction, "scalar", scalar.divisor):
+        over = scalar.over if scalar.over and self._is_own(loss) else None
+        handing = engine.handing(loss, scalar.reduction, "scalar", scalar.divisor)
+        with over_records(loss, over), handing:
             yield
         if engine.rows_open != rows:
             self._handed_over.keep(self._engine, scalar)
@@ -66,9 +69,13 @@ class BareLosses:
         Raises:
             PrivacyError: with what to do without.
         """
-        own = own_parameters(self._engine.model, self._engine.placement)
-        if not own.isdisjoint(map(id, parameters_below(loss))):
+        if self._is_own(loss):
             raise PrivacyError(NO_SCALER)
+
+    def _is_own(self, loss: Tensor) -> bool:
+        """Whether it depends on this model's parameters."""
+        own = own_parameters(self._engine.model, self._engine.placement)
+        return not own.isdisjoint(map(id, parameters_below(loss)))
 
     def _read(self, loss: Tensor, everywhere: bool) -> Scalar | None:
         engine = self._engine

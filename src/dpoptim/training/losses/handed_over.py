@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dpoptim.errors import PrivacyError, axes_of
+from dpoptim.errors import PrivacyError, SamplesInteractError, axes_of
 from dpoptim.gradients.arithmetic.products import COMMON_FACTOR_ERROR
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.losses import without_single_axes
 from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
+from dpoptim.training.losses.label_weights import over_records
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import ONE_BY_ONE, Reading, read_reduction
 from dpoptim.training.trials.made_up_records import Returned
@@ -22,6 +23,11 @@ FACTOR = (
     '(such as reduction="batchmean" of F.kl_div); '
     "and by what records hold, such as a count of tokens, neither. One batch does not show which. "
 )
+UNSEEN = (
+    "the loss that attach was given has a mean by class weights, or over labels that are not "
+    "ignored, in which how much a record weighs depends on the others; the graph of this one does "
+    "not show where that is to be undone. "
+)
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,13 @@ class Scalar:
         reading: of its graph; None: it shows nothing.
         reduction: how it was made of the records' losses.
         divisor: what a mean was divided by, if not by the number of its rows. Private.
+        over: records that terms of it must be divided by, see `label_weights`. Private.
     """
 
     reading: Reading | None
     reduction: Reduction
     divisor: float | None = None
+    over: int | None = None
 
 
 class HandedOver:
@@ -89,7 +97,8 @@ class HandedOver:
         if terms is not None and all(one_for_each_record(engine, each) for each in terms):
             records = engine.rows_open // engine.rows.per_record
             loss, divisor = times_rows(engine, loss), records if divisor is None else divisor
-        engine.backward(loss, found.reduction, "scalar", divisor)
+        with over_records(loss, found.over):
+            engine.backward(loss, found.reduction, "scalar", divisor)
         self.keep(engine, found)
 
     def read(self, engine: Engine, loss: Tensor) -> Scalar | None:
@@ -120,9 +129,13 @@ class HandedOver:
     def _scalar_of(self, engine: Engine, reading: Reading | None) -> Scalar:
         reduction = self._agreed(reading)
         if reading is None:
+            if not engine.takes_bare:  # as the loss was checked, there is something to undo
+                raise SamplesInteractError(f"{UNSEEN}{ONE_BY_ONE}")
             return Scalar(None, reduction)
         if self._whole and not self.checked:
             refuse_lengths(reading, {engine.rows_open, engine.rows_open // engine.rows.per_record})
+        if reading.labels:  # the divisor is no public constant, whose rounding all have in common
+            return Scalar(reading, reduction, float(engine.rows_open), engine.rows_open)
         total = reading.total_weight
         return Scalar(reading, reduction, None if total is None else float(total))
 

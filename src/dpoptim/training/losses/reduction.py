@@ -32,7 +32,8 @@ class Reading:
         divided: whether all were divided by one whole number.
         total_weight: that torch divided by, a scalar, where that need not be the number of records
             (ignored labels and class weights); else None. Private.
-        weighted: whether by class weights.
+        labels: how many there were in each of the means that torch divided so, and that are terms
+            of a sum: these are the records' only where `label_weights.over_records` divides them.
     """
 
     reduction: Reduction
@@ -41,7 +42,7 @@ class Reading:
     scaled: bool = False
     divided: bool = False
     total_weight: Tensor | None = None
-    weighted: bool = False
+    labels: frozenset[int] = frozenset()
 
 
 def read_reduction(loss: Tensor, rows: int, records: int | None = None) -> Reading | None:
@@ -58,11 +59,11 @@ def read_reduction(loss: Tensor, rows: int, records: int | None = None) -> Readi
         SamplesInteractError: it is a mean over something other than the rows or the records, in
             which these weigh by each other.
     """
-    reading = read_graph(loss)
+    counts = {rows, records or rows}
+    reading = _one_label_each(read_graph(loss), counts)
     if reading is not None:
-        reading = by_records(reading, loss, {rows, records or rows})
+        reading = by_records(reading, loss, counts)
     if reading is not None and reading.reduction == "mean" and reading.terms is not None:
-        counts = {rows, records or rows}
         if reading.total_weight is not None and not reading.terms <= counts:
             raise SamplesInteractError(
                 "the loss is a mean over the labels of the whole batch, not over its records: how "
@@ -75,6 +76,11 @@ def read_reduction(loss: Tensor, rows: int, records: int | None = None) -> Readi
                 f"much a record weighs depends on the others. {ONE_BY_ONE}"
             )
     return reading
+
+
+def _one_label_each(reading: Reading | None, counts: set[int]) -> Reading | None:
+    """A reading of terms none of which is a mean over other labels than one a record."""
+    return None if reading is None or reading.labels not in (set(), counts) else reading
 
 
 def read_graph(loss: Tensor) -> Reading | None:
@@ -94,8 +100,22 @@ def _labels_below(node: Any) -> Reading | None:
         children = _children(node)
         return _labels_below(children[0]) if len(children) == 1 else None
     if read is _of_terms:
-        return _labels_below(_smoothed(_children(node)))
+        smoothed = _smoothed(_children(node))
+        return None if smoothed is None else _of_labels(smoothed[0])
     return _of_labels(node) if read is _of_labels else None
+
+
+def means_of_labels(node: Any) -> list[tuple[Any, Reading]]:
+    """The nodes of a scalar's terms that divide by labels, each with what is read of its mean."""
+    read, children = READERS.get(node_name(node)), _children(node)
+    smoothed = _smoothed(children) if read is _of_terms else None
+    if smoothed is not None or read is _of_labels:
+        reading = _of_labels(node if smoothed is None else smoothed[0])
+        divided = reading is not None and reading.total_weight is not None
+        return [(each, reading) for each in smoothed or (node,) if reading and divided]
+    if read in (_of_only_child, _of_terms) or is_multiple(node):
+        return [each for child in children for each in means_of_labels(child)]
+    return []
 
 
 def reduced(node: Any, counts: set[int]) -> list[Any] | None:
@@ -203,9 +223,9 @@ def _of_only_child(node: Any) -> Reading | None:
 def _of_terms(node: Any) -> Reading | None:
     """Terms that were reduced in one way, all by the number of records."""
     children = _children(node)
-    if (labels := _smoothed(children)) is not None:
-        return _of_labels(labels)
-    known = [each for each in map(_of_node, children) if each and each.total_weight is None]
+    if (smoothed := _smoothed(children)) is not None:
+        return _of_labels(smoothed[0])
+    known = [_as_term(each) for each in map(_of_node, children) if each]
     if len(known) < len(children) or len({each.reduction for each in known}) != 1:
         return None
     return Reading(
@@ -213,7 +233,14 @@ def _of_terms(node: Any) -> Reading | None:
         frozenset().union(*(each.terms or () for each in known)) or None,
         tuple(factor for each in known for factor in each.factors),
         all(each.scaled for each in known),
+        labels=frozenset().union(*(each.labels for each in known)),
     )
+
+
+def _as_term(reading: Reading) -> Reading:
+    if reading.total_weight is None:
+        return reading
+    return replace(reading, total_weight=None, labels=reading.terms or frozenset())
 
 
 def _of_sum(node: Any) -> Reading:
@@ -250,27 +277,31 @@ def _of_labels(node: Any) -> Reading | None:
         return Reading("sum", frozenset([labels]))
     if node._saved_reduction != MEAN:
         return None
-    weighted = node._saved_weight is not None
-    total = node._saved_total_weight
-    return Reading("mean", frozenset([labels]), total_weight=total, weighted=weighted)
+    if node._saved_weight is not None and node._saved_weight.min() < 0:
+        raise SamplesInteractError(
+            "the loss is a mean by class weights some of which are below zero: those of a batch "
+            f"may add up to nothing, which would leave nothing of any record's loss. {ONE_BY_ONE}"
+        )
+    return Reading("mean", frozenset([labels]), total_weight=node._saved_total_weight)
 
 
-def _smoothed(terms: list[Any]) -> Any:
-    """The labels' term of torch's cross-entropy with label smoothing; None if it is not that.
+def _smoothed(terms: list[Any]) -> tuple[Any, Any] | None:
+    """The nodes that reduce torch's cross-entropy with label smoothing; None if it is not that.
 
-    The other one, over all classes, is divided by as many labels. Class weights, whose sums torch
-    rounds apart, are left out.
+    The labels' first. The other one, over all classes, is divided by as many. Class weights, whose
+    sums torch rounds apart, are left out.
     """
     if len(terms) != 2 or {*map(node_name, terms)} != {"MulBackward1"}:
         return None
     labels, others = (_children(term)[0] for term in terms)
+    reduced_by = labels, others
     if node_name(labels) != "NllLossBackward0" or labels._saved_weight is not None:
         return None
     for name in SMOOTHED.get(labels._saved_reduction, ()):
         if node_name(others) != name:
             return None
         others = _children(others)[0]
-    return labels if others == _children(labels)[0] else None
+    return reduced_by if others == _children(labels)[0] else None
 
 
 def _of_elements(node: Any) -> Reading | None:

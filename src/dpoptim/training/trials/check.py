@@ -20,7 +20,7 @@ from dpoptim.runtime.torch_internals import checkpointing_served
 from dpoptim.training.batches import records as forms
 from dpoptim.training.batches.loading import Collate
 from dpoptim.training.losses.handed_over import refuse_complex_losses
-from dpoptim.training.losses.label_weights import divided_mean, reduction_of, undivided
+from dpoptim.training.losses.label_weights import reduction_of, refuse_unread, undivided, undone
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import read_graph
 from dpoptim.training.other_libraries import refuse_nothing_to_train, uncompiled
@@ -281,12 +281,11 @@ def compare_drawn(
         how = program.ways, program.placement, program.on_private, tolerance
         if losses.dim() == 0:
             compared = Comparison(model, loss, batches, *how)
-            divided = Comparison(model, partial(undivided, loss), batches, *how)
-            reading = divided_mean(losses, count) if program.by_labels and per_record == 1 else None
-            found = reduction_of(compared, divided, reading, program.reductions)
+            apart = partial(undivided, loss, lambda batch: len(batches.rows[id(batch)]))
+            divided = Comparison(model, apart, batches, *how)
+            left = undone(losses, count, one_label_each=program.by_labels and per_record == 1)
+            found = reduction_of(compared, divided, left, program.reductions)
             refuse_rounded_mean(found, losses)
-            if found == "by labels":
-                return CheckResult("mean", count, by_labels=True, zero=zero), quieted.shares
         else:
             refuse_other_losses(losses, (count, count * per_record), on_private=program.on_private)
             each = EachLoss(loss)
@@ -302,6 +301,9 @@ def compare_drawn(
             return CheckResult("none", count, zero=zero), quieted.shares
     # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
     reading = read_graph(losses)
+    if found == "by labels":
+        refuse_unread(reading)
+        return CheckResult("mean", count, by_labels=True, zero=zero), quieted.shares
     scaled = reading is not None and reading.scaled
     return CheckResult(found, count, multiplied=scaled, zero=zero), quieted.shares
 
