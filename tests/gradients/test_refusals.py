@@ -54,8 +54,7 @@ def test_functional_use_of_a_weight(kind: type[nn.Module]) -> None:
     engine = attached(model)
     with pytest.raises(
         PrivacyError,
-        match=r"'layer.weight' was used outside .*Fix: call the "
-        r"module itself",
+        match=r"'layer.weight' was used outside .*Fix: .*call the module itself",
     ):
         model(torch.randn(ROWS, 5)).mean().backward()
     assert all(p.grad is None for p in model.parameters())
@@ -66,7 +65,7 @@ def test_functional_use_of_a_weight(kind: type[nn.Module]) -> None:
 def test_weight_penalty_in_the_loss() -> None:
     model = nn.Linear(5, 3)
     attached(model)
-    with pytest.raises(PrivacyError, match="use the optimizer.s weight_decay"):
+    with pytest.raises(PrivacyError, match="the optimizer.s weight_decay"):
         (model(torch.randn(ROWS, 5)).mean() + model.weight.square().sum()).backward()
 
 

@@ -27,7 +27,7 @@ from dpoptim.training.losses import coupled_losses, handed_over
 from dpoptim.training.losses.handed_over import HandedOver
 from dpoptim.training.losses.reduction import Reading
 from dpoptim.training.prepared import Prepared
-from dpoptim.training.trials import check, fixed_noise, isolation, loss_check
+from dpoptim.training.trials import check, fixed_noise, isolation, loss_check, loss_trials
 from dpoptim.training.trials.deterministic_runs import Quieted
 from dpoptim.training.trials.isolation import Chosen
 
@@ -56,7 +56,7 @@ def padding_unseen() -> Iterator[None]:
         return honest(program, [next(iter(records))] * 2)  # type: ignore[arg-type,call-overload]
 
     with (
-        patch.object(loss_check, "with_padding", lambda records, *, sequences: iter(())),
+        patch.object(loss_trials, "with_padding", lambda records, *, sequences: iter(())),
         patch.object(loss_check, "compare", compare),
     ):
         yield

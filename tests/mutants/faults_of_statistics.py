@@ -21,7 +21,7 @@ from dpoptim.estimators import linear, linear_fit
 from dpoptim.evaluation import evaluate as evaluate_module
 from dpoptim.evaluation import regressor
 from dpoptim.gate import FilteredGate, TrialsGate
-from dpoptim.preprocessing import class_counts, private_step
+from dpoptim.preprocessing import class_counts, private_step, standard_scaler
 from dpoptim.preprocessing.imputer import DPImputer
 from dpoptim.preprocessing.min_max_scaler import DPMinMaxScaler
 from dpoptim.preprocessing.private_step import BoundedColumns
@@ -68,7 +68,7 @@ def entries_not_cut() -> AbstractContextManager[Any]:
             np.add.at(found[0], columns, values)
         return found
 
-    return replaced((private_step, "sum_of_cells", total))
+    return replaced((private_step, "sum_of_cells", total), (standard_scaler, "sum_of_cells", total))
 
 
 @contextmanager

@@ -243,8 +243,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             parts: their events; none: the last step is charged by itself.
         """
         if parts:
-            names = ", ".join(name for name, _ in self.steps)
-            label = f"{type(self).__name__}: {names}"[:MOST_LABEL]
+            label = ", ".join((type(self).__name__, *dict(self.steps)))[:MOST_LABEL]
             return charged_together(self.ledger, parts, neighboring=relation, label=label)
         return nullcontext(Ledger(neighboring=relation) if self.ledger is None else self.ledger)
 
@@ -315,8 +314,8 @@ def steps_with(epsilons: Mapping[str, float], pipeline: Pipeline) -> list[tuple[
 
 def with_state(estimator: Any) -> Any:
     """A clone that goes on from what the estimator has learnt, if it would."""
-    made, settings = clone(estimator), estimator.get_params(deep=False)
-    made.__dict__ |= {name: x for name, x in vars(estimator).items() if name not in settings}
+    made, of = clone(estimator), estimator.get_params(deep=False)
+    made.__dict__ |= {name: x for name, x in vars(estimator).items() if name not in of}
     return made
 
 

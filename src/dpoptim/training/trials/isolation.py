@@ -34,7 +34,7 @@ from dpoptim.training.trials.isolation_fallback import (
     promoted,
     told_more,
 )
-from dpoptim.training.trials.isolation_trials import Trials, with_padding, without_gaps
+from dpoptim.training.trials.isolation_trials import Trials, on_other_records
 from dpoptim.training.trials.isolation_words import (
     ALONE,
     WHOLE,
@@ -190,12 +190,12 @@ def chosen_by_trials(
     failures = [] if failure is None else [failure]
     if failure is not None:
         isolation = slower_way(model, sample, trials, isolation, failures)
-    isolation, gaps = without_gaps(model, trials, isolation)
-    gaps = gaps or with_padding(model, trials, isolation)
+    isolation, gaps = on_other_records(model, trials, isolation)
+    if gaps is not None and choice != "auto":
+        raise trials.refusal(gaps, choice)
     if gaps is not None:
         isolation, failures = Isolation.of("alone"), [*failures, gaps]
-    basis, message = basis_of(isolation, sample), message_of(isolation, failures)
-    return Chosen(isolation, basis, sample, message)
+    return Chosen(isolation, basis_of(isolation, sample), sample, message_of(isolation, failures))
 
 
 def incomparable(choice: Choice, sample: Sample) -> Chosen:
