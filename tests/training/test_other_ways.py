@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import dpoptim
 from dpoptim.gradients.arithmetic.products import margin
@@ -243,3 +243,29 @@ def test_what_fails_with_records_alone_is_refused_before_anything_is_charged(cho
                 plan, model, optimizer, sequences(), loss=loss, isolation=choice, ledger=ledger
             )
         assert ledger.spent(1e-5).epsilon == 0
+
+
+def test_a_warning_that_is_made_an_error_leaves_the_model_as_it_was() -> None:
+    class Custom(nn.Module):
+        """Mixes nothing, and has no rule: the first layer's weight is used as it is."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([self.layer(row) for row in x])
+
+    model, backward = Custom(), torch.autograd.backward
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=12, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-3
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(12, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dpoptim.IsolationWarning)
+        with pytest.raises(dpoptim.IsolationWarning):
+            dpoptim.attach(plan, model, optimizer, data)
+    assert torch.autograd.backward is backward
+    assert "forward" not in vars(model.layer)
+    assert not optimizer._optimizer_step_pre_hooks

@@ -145,6 +145,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             BareLosses(self._engine, self._handed_over),
         )
         self._other_runs.warn()
+        if self._chosen.message:  # whoever makes an error of it has the model as it was
+            warnings.warn(self._chosen.message, IsolationWarning, stacklevel=4)
         if earlier.contents is None:
             self._attached.put_on()
         else:
@@ -152,8 +154,6 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._steps.restore(earlier.contents)
             self._attached.put_on()
             self._attached.redo(earlier.contents["unfinished"])
-        if self._chosen.message:
-            warnings.warn(self._chosen.message, IsolationWarning, stacklevel=4)
         ranks.arrive("dpoptim.attach")
 
     @property
