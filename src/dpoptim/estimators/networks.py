@@ -134,7 +134,6 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         target_bound: required; public bound on |y|, or ``(lowest, highest)`` of y, which is better
             where 0 is not in the middle. Targets are clipped to it. It must not be read off the
             data. The error is measured in units of half the range.
-
         clip_norm: bound on each record's gradient. None: 0.3, and up to a tenth of the budget's
             mu^2 is first spent on where targets lie in their range, if there are records enough to
             tell: the network learns in that part, three standard deviations about their mean. Any
