@@ -898,7 +898,7 @@ def test_mixing_that_begins_with_some_number_of_records_is_found(
     wanted: Callable[[int], bool],
 ) -> None:
     """It moved the sum by 18 clip norms: trials had five records."""
-    with pytest.raises(dpoptim.SamplesInteractError, match="8 in a batch .fewer showed nothing"):
+    with pytest.raises(dpoptim.SamplesInteractError, match="16 in a batch .fewer showed nothing"):
         attach(classifier(), table(), loss=centred_if(wanted))
 
 
@@ -909,7 +909,7 @@ def test_the_sizes_of_batches_that_were_tried_are_named() -> None:
         with attach(model, table(), loss=losses) as private:
             return trusted(private)[0]
 
-    assert "in batches of 1, 6 and 8;" in said(classifier())
+    assert "in batches of 1, 6 and 16;" in said(classifier())
     wide = nn.Sequential(nn.Linear(5, 3000), nn.Tanh(), nn.Linear(3000, 3000), nn.Linear(3000, 3))
     assert "in batches of 1 and 7;" in said(wide)
 

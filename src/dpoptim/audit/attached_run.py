@@ -75,13 +75,7 @@ def attached_run(
         scores = np.zeros(len(present))
         data = TensorDataset(inputs, targets, weights)
         with attach(
-            plan,
-            trained,
-            optimizer,
-            data,
-            noise_seed=noise_seed,
-            label="audit",
-            isolation="rules",  # by name, so that no time is measured and told
+            plan, trained, optimizer, data, noise_seed=noise_seed, label="audit"
         ) as private:
             for bx, by, weight in private.batches():
                 before = flat(trained)
