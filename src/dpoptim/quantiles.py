@@ -64,6 +64,20 @@ class Column(NamedTuple):
         )
 
 
+def epsilon_of_choice(mu: float) -> float:
+    """The epsilon of a choice by the exponential mechanism that costs at most ``mu``."""
+    price = min(mu * (1 - 1e-9), LARGEST_MU)
+    epsilon = selection_epsilon(price)
+    while selection_mu(epsilon) > price:  # the two conversions round each to its own side
+        epsilon *= 1 - 1e-12
+    return epsilon
+
+
+def bound_of_count(neighboring: str) -> float:
+    """Norm bound of one count: under replace-one it moves by 1, and the gate takes twice this."""
+    return 0.5 if neighboring == "replace-one" else 1.0
+
+
 def select_tails(
     columns: Iterable[Column],
     candidates: Sequence[Floats],
@@ -90,11 +104,7 @@ def select_tails(
     takes twice the bound, which is therefore one half.
     """
     width = len(candidates)
-    price = min(mu / math.sqrt(2 * width) * (1 - 1e-9), LARGEST_MU)
-    epsilon = selection_epsilon(price)
-    while selection_mu(epsilon) > price:  # the two conversions round each to its own side
-        epsilon *= 1 - 1e-12
-    bound = 0.5 if neighboring == "replace-one" else 1.0
+    epsilon, bound = epsilon_of_choice(mu / math.sqrt(2 * width)), bound_of_count(neighboring)
     found = np.empty((2, width))
     with paid_gate(mu, neighboring, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
         for column, (values, of_column) in enumerate(zip(columns, candidates, strict=True)):

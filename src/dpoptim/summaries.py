@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from dpoptim.accounting.filters import selection_epsilon, selection_mu
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
@@ -16,7 +15,7 @@ from dpoptim.data.numbers import classes_of
 from dpoptim.estimators.scope import ALONE, scope_on_ledger, with_scope
 from dpoptim.estimators.settings import Delta
 from dpoptim.preprocessing.standard_scaler import DPStandardScaler
-from dpoptim.quantiles import LARGEST_MU, Column, candidates_of
+from dpoptim.quantiles import Column, bound_of_count, candidates_of, epsilon_of_choice
 from dpoptim.statistics import (
     Floats,
     guarantee_of,
@@ -227,7 +226,7 @@ def private_histogram(
     _, mu, stated, said = price.of(len(column))
     released = release_sum(
         counts,
-        norm_bound=histogram_bound(neighboring) if bins > 1 else single_bound(neighboring),
+        norm_bound=histogram_bound(neighboring) if bins > 1 else bound_of_count(neighboring),
         mu=mu,
         delta=stated,
         neighboring=neighboring,
@@ -243,11 +242,6 @@ def in_bins(values: Floats, edges: Floats) -> Any:
     places = np.searchsorted(edges, values, side="right") - 1
     places = np.where(values == edges[-1], len(edges) - 2, places)
     return np.where((values >= edges[0]) & (values <= edges[-1]), places, -1)
-
-
-def single_bound(neighboring: str) -> float:
-    """Norm bound of one count: under replace-one it moves by 1, and the gate takes twice this."""
-    return 0.5 if neighboring == "replace-one" else 1.0
 
 
 def private_quantile(
@@ -303,15 +297,11 @@ def private_quantile(
     below, above = Column(scaled).counts(candidates)
     counts, rank = (below, share) if share < 0.5 else (above, 1 - share)
     scores = -np.abs(counts - rank * records)
-    paid = min(mu * (1 - 1e-9), LARGEST_MU)
-    of_choice = selection_epsilon(paid)
-    while selection_mu(of_choice) > paid:  # the two conversions round each to its own side
-        of_choice *= 1 - 1e-12
     with paid_gate(
         mu, neighboring, label="private quantile", ledger=ledger, noise_seed=noise_seed
     ) as gate:
         chosen = gate.select(
-            scores.tolist(), norm_bound=single_bound(neighboring), epsilon=of_choice
+            scores.tolist(), norm_bound=bound_of_count(neighboring), epsilon=epsilon_of_choice(mu)
         )
     guarantee = price.stated(guarantee_of(gate, stated, noise_seed=noise_seed), said)
     return Summary(float(within.unscaled(candidates[[chosen]])[0]), None, guarantee)
