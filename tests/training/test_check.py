@@ -83,17 +83,26 @@ def test_a_contrastive_loss_is_found() -> None:
 
 
 def test_a_mean_over_the_tokens_of_the_batch_is_found() -> None:
+    """By hand; of torch's own, each record's mean is taken."""
     torch.manual_seed(0)
     tokens = torch.randint(0, 11, (4, 5))
     labels = tokens.clone()
     labels[0, 1:] = -100  # records of different length
     labels[2, 3:] = -100
+
+    def by_hand(model: Any, batch: Any) -> Tensor:
+        counted = batch[1] != -100
+        each = F.cross_entropy(model(batch[0]).transpose(1, 2), batch[1], reduction="none")
+        return (each * counted).sum() / counted.sum()
+
     with pytest.raises(
         dpoptim.SamplesInteractError,
         match="weighted mean over the records.*tokens of the whole batch.*per_sample_mean",
     ):
-        dpoptim.check(TiedHead(), token_mean, (tokens, labels))
-    assert dpoptim.check(TiedHead(), record_token_mean, (tokens, labels)).loss_reduction == "mean"
+        dpoptim.check(TiedHead(), by_hand, (tokens, labels))
+    losses = token_mean, record_token_mean
+    found = [dpoptim.check(TiedHead(), loss, (tokens, labels)) for loss in losses]
+    assert [(each.loss_reduction, each.labels) for each in found] == [("mean", 5), ("mean", 0)]
 
 
 def test_class_weights_inside_a_mean_are_found_where_they_are_not_undone() -> None:
@@ -111,7 +120,7 @@ def test_class_weights_inside_a_mean_are_found_where_they_are_not_undone() -> No
 
     found = [dpoptim.check(classifier(), loss, batch()) for loss in (torchs, weighted)]
     assert [each.loss_reduction for each in found] == ["mean", "mean"]
-    assert [each.by_labels for each in found] == [True, False]
+    assert [each.labels for each in found] == [1, 0]
 
 
 def test_batches_without_a_common_first_axis_are_refused() -> None:

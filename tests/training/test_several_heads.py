@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.training.losses.label_weights import OverRecords
+from dpoptim.training.losses.label_means import OwnMeans
 
 N, FEATURES = 9, 5
 WEIGHTS = torch.tensor([1.0, 9.0, 0.1])
@@ -64,7 +64,41 @@ def halved(m: nn.Module, b: Any, how: str) -> Tensor:
     return two_heads(m, b, how) / 2
 
 
-LOSSES = [two_heads, halved, regression, penalty, smoothed, weighted]
+def stacked(m: nn.Module, b: Any, how: str) -> Tensor:
+    a, c, d = heads(m, b[0])
+    terms = [
+        F.cross_entropy(a, b[1], reduction=how),
+        F.cross_entropy(c, b[2], reduction=how),
+        F.mse_loss(d, b[3], reduction=how),
+    ]
+    return (torch.stack(terms, -1) * torch.tensor([1.0, 0.5, 0.1])).sum(-1)
+
+
+def taught(m: nn.Module, b: Any, how: str) -> Tensor:
+    """Distillation: the other term is a sum that is divided by the batch's length."""
+    a, c, _ = heads(m, b[0])
+    by_teacher = F.kl_div((c / 2).log_softmax(1), (b[0][:, :2]).softmax(1), reduction="none").sum(1)
+    rest = by_teacher.sum() / len(b[0]) if how == "mean" else by_teacher
+    return F.cross_entropy(a, b[1], reduction=how) + 4 * rest
+
+
+def smoothed_and_weighted(m: nn.Module, b: Any, how: str) -> Tensor:
+    a, _, d = heads(m, b[0])
+    own = F.cross_entropy(a, b[1], weight=WEIGHTS, label_smoothing=0.2, reduction=how)
+    return own + F.mse_loss(d, b[3], reduction=how)
+
+
+LOSSES = [
+    two_heads,
+    halved,
+    regression,
+    penalty,
+    smoothed,
+    weighted,
+    stacked,
+    taught,
+    smoothed_and_weighted,
+]
 Form = Callable[[nn.Module, Any, str], Tensor]
 
 
@@ -151,7 +185,7 @@ def test_with_a_fixed_shape() -> None:
 def test_terms_that_are_not_counted_over_records_are_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(OverRecords, "at", lambda *_: [])
+    monkeypatch.setattr(OwnMeans, "hooks", lambda *_: [])
     with pytest.raises(dpoptim.SamplesInteractError, match="on made-up records"):
         released(mean_of(two_heads))
 
@@ -180,13 +214,6 @@ def test_where_the_graph_does_not_show_them_it_is_refused() -> None:
             released(lambda m, b: loop(m, b).exp().log(), bare=bare, loss=loop)
 
 
-def tokens(m: nn.Module, b: Any) -> Tensor:
-    scores = m(b[0])
-    several = torch.stack([b[1], torch.full_like(b[1], -100)], 1)
-    of_each = F.cross_entropy(scores[:, :3, None].expand(-1, -1, 2), several)
-    return of_each + F.cross_entropy(scores[:, 3:5], b[2])
-
-
 def unseen(m: nn.Module, b: Any) -> Tensor:
     return regression(m, b, "mean") + F.cross_entropy(m(b[0])[:, 3:5], b[2]).exp().log()
 
@@ -200,7 +227,7 @@ def with_a_sum(m: nn.Module, b: Any) -> Tensor:
     return two_heads(m, b, "mean") + m(b[0]).square().sum()
 
 
-@pytest.mark.parametrize("loop", [tokens, unseen, of_others, with_a_sum])
+@pytest.mark.parametrize("loop", [unseen, of_others, with_a_sum])
 def test_other_sums_are_refused(loop: Loss) -> None:
     with pytest.raises(dpoptim.SamplesInteractError):
         released(loop)

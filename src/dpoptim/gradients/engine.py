@@ -109,7 +109,6 @@ class Engine:
         self.rows_open = 0
         self._null = False
         self.handed: HandedOver = "bare"
-        self._total_weight: float | None = None  # a mean's divisor, if not its number of rows
         self.handed_over: set[tuple[HandedOver, Reduction]] = set()
         self.refusal: PrivacyError | None = None  # of a backward pass on the model, if one comes
         self.observer: Observer | None = None  # private
@@ -178,7 +177,6 @@ class Engine:
         loss: Tensor,
         reduction: Reduction = "sum",
         handed_over: HandedOver = "vector",
-        total_weight: float | None = None,
     ) -> None:
         """Differentiate a loss of the delivered rows.
 
@@ -186,24 +184,21 @@ class Engine:
             loss: one for each row, shape (rows,), or a scalar.
             reduction: how a scalar was made of the rows' losses, whatever the engine was made for.
             handed_over: what the caller gave.
-            total_weight: what a mean was divided by, if not by the number of its rows.
         """
-        with self.handing(loss, reduction, handed_over, total_weight):
+        with self.handing(loss, reduction, handed_over):
             run_backward(loss)
 
     @contextmanager
-    def handing(
-        self, loss: Tensor, reduction: Reduction, how: HandedOver, total_weight: float | None
-    ) -> Iterator[None]:
+    def handing(self, loss: Tensor, reduction: Reduction, how: HandedOver) -> Iterator[None]:
         """Around the differentiation of a loss: see `backward`."""
         before = self.reduction
-        self.reduction, self.handed, self._total_weight = reduction, how, total_weight
+        self.reduction, self.handed = reduction, how
         if self._common_factor:
             self.recorder.look(loss)
         try:
             yield
         finally:
-            self.reduction, self.handed, self._total_weight = before, "bare", None
+            self.reduction, self.handed = before, "bare"
 
     def refuse_changes(self, *, everything: bool = False) -> None:
         """Refuse a model that has kept anything of a batch: see `ModelWatch.refuse_changes`."""
@@ -300,14 +295,12 @@ class Engine:
 
     def _mean_over(self, records: int) -> float | None:
         """The number that a pass's losses were divided by; None: they were added up."""
-        if self.reduction == "sum" or self._total_weight == 0:  # ignored labels alone: all are zero
-            return None
-        return self._total_weight or float(records * self.rows.per_record)
+        return None if self.reduction == "sum" else float(records * self.rows.per_record)
 
     @property
     def _common_factor(self) -> bool:
         """Whether all gradients of a pass carry a factor that depends on its other records."""
-        return self.reduction == "mean" and not (self.fixed_shape and self._total_weight is None)
+        return self.reduction == "mean" and not self.fixed_shape
 
     def margin(self) -> float:
         """Share of the clip norm left to rounding where the loss is reduced so; see `products`."""

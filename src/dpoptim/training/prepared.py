@@ -72,7 +72,7 @@ class Prepared:
         self._by_loss = False  # the loss asked for another way than the model
         self.chosen, self.loss, positions = self._tried()
         self.engine = self._engine(positions)
-        self.engine.takes_bare = self.loss is None or not self.loss.by_labels
+        self.engine.takes_bare = self.loss is None or not self.loss.labels
         refuse_engine(plan, self.engine, self.optimizers)
 
     def _tried(self) -> tuple[Chosen, LossCheck | None, dict[str, int]]:

@@ -126,7 +126,6 @@ class ValueEngine(Engine):
         loss: Tensor,
         reduction: Reduction = "sum",
         handed_over: HandedOver = "vector",
-        total_weight: float | None = None,
     ) -> None:
         """Add the bounded gradients of a loss per delivered row, (rows,), of the last output.
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from torch import Tensor
 
@@ -10,7 +10,6 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
 from dpoptim.training.losses.handed_over import HandedOver, Scalar
-from dpoptim.training.losses.label_weights import over_records
 from dpoptim.training.losses.other_parameters import (
     own_parameters,
     parameters_below,
@@ -56,9 +55,9 @@ class BareLosses:
                 engine.refusal = None
             return
         rows = engine.rows_open
-        over = scalar.over if scalar.over and self._is_own(loss) else None
-        handing = engine.handing(loss, scalar.reduction, "scalar", scalar.divisor)
-        with over_records(loss, over), handing:
+        handing = engine.handing(loss, scalar.reduction, "scalar")
+        own = self._handed_over.own_means(engine, loss) if self._is_own(loss) else nullcontext()
+        with own, handing:
             yield
         if engine.rows_open != rows:
             self._handed_over.keep(self._engine, scalar)

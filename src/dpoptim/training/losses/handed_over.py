@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,9 +12,14 @@ from dpoptim.gradients.arithmetic.products import COMMON_FACTOR_ERROR
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.losses import without_single_axes
 from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
-from dpoptim.training.losses.label_weights import over_records
+from dpoptim.training.losses.label_means import own_means
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
-from dpoptim.training.losses.reduction import ONE_BY_ONE, Reading, read_reduction
+from dpoptim.training.losses.reduction import (
+    ONE_BY_ONE,
+    Reading,
+    means_of_labels,
+    read_reduction,
+)
 from dpoptim.training.trials.made_up_records import Returned
 
 MOST_LOST = 0.02  # of the clip norm, by a mean, without a word
@@ -24,9 +30,9 @@ FACTOR = (
     "and by what records hold, such as a count of tokens, neither. One batch does not show which. "
 )
 UNSEEN = (
-    "the loss that attach was given has a mean by class weights, or over labels that are not "
-    "ignored, in which how much a record weighs depends on the others; the graph of this one does "
-    "not show where that is to be undone. "
+    "the loss that attach was given has a mean over labels, in which how much a record weighs "
+    "depends on the others (class weights, labels that are not ignored); the graph of this one "
+    "does not show where that is to be undone. "
 )
 
 
@@ -37,14 +43,10 @@ class Scalar:
     Attributes:
         reading: of its graph; None: it shows nothing.
         reduction: how it was made of the records' losses.
-        divisor: what a mean was divided by, if not by the number of its rows. Private.
-        over: records that terms of it must be divided by, see `label_weights`. Private.
     """
 
     reading: Reading | None
     reduction: Reduction
-    divisor: float | None = None
-    over: int | None = None
 
 
 class HandedOver:
@@ -92,14 +94,21 @@ class HandedOver:
     def _scalar(self, engine: Engine, loss: Tensor) -> None:
         if not engine.rows_open:
             raise other_length(engine, loss)
-        found = self._scalar_of(engine, self._reading(engine, loss))
-        terms, divisor = None if found.reading is None else found.reading.terms, found.divisor
-        if terms is not None and all(one_for_each_record(engine, each) for each in terms):
-            records = engine.rows_open // engine.rows.per_record
-            loss, divisor = times_rows(engine, loss), records if divisor is None else divisor
-        with over_records(loss, found.over):
-            engine.backward(loss, found.reduction, "scalar", divisor)
+        found = self._scalar_of(engine, loss, self._reading(engine, loss))
+        terms = None if found.reading is None else found.reading.terms
+        of_records = terms is not None and all(one_for_each_record(engine, n) for n in terms)
+        with self.own_means(engine, loss):
+            if of_records and found.reduction == "sum":
+                loss = times_rows(engine, loss)
+            elif of_records and engine.rows.reduction == "sum":
+                loss = loss / engine.rows.per_record  # which the engine takes for a mean over rows
+            engine.backward(loss, found.reduction, "scalar")
         self.keep(engine, found)
+
+    def own_means(self, engine: Engine, loss: Tensor) -> AbstractContextManager[None]:
+        """Around the differentiation of a scalar: see `label_means.each_its_own`."""
+        rows, records = engine.rows_open, engine.rows_open // engine.rows.per_record
+        return own_means(loss, rows, records, checked=self.checked)
 
     def read(self, engine: Engine, loss: Tensor) -> Scalar | None:
         """A scalar that the loop differentiates by itself; None where its graph shows nothing.
@@ -108,7 +117,8 @@ class HandedOver:
             PrivacyError: `backward` would refuse it.
         """
         reading = self._reading(engine, loss)
-        return None if reading is None else self._scalar_of(engine, reading)
+        shown = reading is not None or (self.checked and means_of_labels(loss.grad_fn))
+        return self._scalar_of(engine, loss, reading) if shown else None
 
     def keep(self, engine: Engine, scalar: Scalar) -> None:
         """Note the factors of the first scalar that was differentiated; warn of some means."""
@@ -124,20 +134,16 @@ class HandedOver:
     def _reading(self, engine: Engine, loss: Tensor) -> Reading | None:
         if engine.partial_backward:  # of a part of the rows, nobody knows how many they are
             return None
-        return read_reduction(loss, engine.rows_open, engine.rows_open // engine.rows.per_record)
+        rows, records = engine.rows_open, engine.rows_open // engine.rows.per_record
+        return read_reduction(loss, rows, records, checked=self.checked)
 
-    def _scalar_of(self, engine: Engine, reading: Reading | None) -> Scalar:
+    def _scalar_of(self, engine: Engine, loss: Tensor, reading: Reading | None) -> Scalar:
         reduction = self._agreed(reading)
-        if reading is None:
-            if not engine.takes_bare:  # as the loss was checked, there is something to undo
-                raise SamplesInteractError(f"{UNSEEN}{ONE_BY_ONE}")
-            return Scalar(None, reduction)
-        if self._whole and not self.checked:
+        if not engine.takes_bare and not means_of_labels(loss.grad_fn):  # the checked loss had some
+            raise SamplesInteractError(f"{UNSEEN}{ONE_BY_ONE}")
+        if reading is not None and self._whole and not self.checked:
             refuse_lengths(reading, {engine.rows_open, engine.rows_open // engine.rows.per_record})
-        if reading.labels:  # the divisor is no public constant, whose rounding all have in common
-            return Scalar(reading, reduction, float(engine.rows_open), engine.rows_open)
-        total = reading.total_weight
-        return Scalar(reading, reduction, None if total is None else float(total))
+        return Scalar(reading, reduction)
 
     def _agreed(self, reading: Reading | None) -> Reduction:
         """The reduction of a scalar loss, by what was read and what was declared.
@@ -165,8 +171,8 @@ class HandedOver:
         if self.declared is None:
             raise PrivacyError(
                 "private.backward was given a scalar, and its graph does not show whether it is "
-                f"the mean or the sum of the records' losses. {ONE_BY_ONE} Or say it: "
-                "dpoptim.attach(..., loss_reduction=...)."
+                f"the mean or the sum of the records' losses. {ONE_BY_ONE} Or give attach the "
+                "loss, dpoptim.attach(..., loss=...), which finds out; or say it: loss_reduction=."
             )
         return self.declared
 

@@ -30,10 +30,8 @@ class Reading:
         factors: that these were multiplied with or divided by. Private, as they may be counts.
         scaled: whether all of the terms were, and not only some of them.
         divided: whether all were divided by one whole number.
-        total_weight: that torch divided by, a scalar, where that need not be the number of records
-            (ignored labels and class weights); else None. Private.
-        labels: how many there were in each of the means that torch divided so, and that are terms
-            of a sum: these are the records' only where `label_weights.over_records` divides them.
+        labels: how many there were in each of the means that torch divides by those not ignored, or
+            by class weights; `label_means` divides these anew.
     """
 
     reduction: Reduction
@@ -41,11 +39,42 @@ class Reading:
     factors: tuple[float, ...] = ()
     scaled: bool = False
     divided: bool = False
-    total_weight: Tensor | None = None
     labels: frozenset[int] = frozenset()
 
 
-def read_reduction(loss: Tensor, rows: int, records: int | None = None) -> Reading | None:
+@dataclass(frozen=True)
+class LabelMean:
+    """A mean over labels that torch divides by those not ignored, or by class weights.
+
+    Attributes:
+        node: that saved the labels.
+        smoothing: with label smoothing, the node that divides the sum over all classes, and the one
+            that leaves out ignored labels.
+    """
+
+    node: Any
+    smoothing: tuple[Any, Any] | None = None
+
+    @property
+    def labels(self) -> int:
+        return math.prod(self.node._saved_target.shape)
+
+    @property
+    def ignored(self) -> int:
+        """The label that does not count."""
+        index: int = self.node._saved_ignore_index  # saved as an unsigned number
+        return index - 2**64 if index >= 2**63 else index
+
+    @property
+    def all_alike(self) -> bool:
+        """Whether every label counts, and as much as any other."""
+        everything = self.node._saved_weight is None
+        return everything and float(self.node._saved_total_weight) == self.labels
+
+
+def read_reduction(
+    loss: Tensor, rows: int, records: int | None = None, *, checked: bool = False
+) -> Reading | None:
     """The reduction of a scalar loss; None where the graph does not show it.
 
     Read are the reductions of torch's own losses, ``mean`` and ``sum``, factors and divisors after
@@ -54,33 +83,35 @@ def read_reduction(loss: Tensor, rows: int, records: int | None = None) -> Readi
     Args:
         rows: of the batch.
         records: that they make up; None: each is one.
+        checked: whether it is known that labels come one record's after another's.
 
     Raises:
         SamplesInteractError: it is a mean over something other than the rows or the records, in
             which these weigh by each other.
     """
     counts = {rows, records or rows}
-    reading = _one_label_each(read_graph(loss), counts)
+    reading = read_graph(loss)
+    if reading is not None and reading.labels and not checked and not reading.labels <= counts:
+        raise SamplesInteractError(
+            "the loss is a mean over the labels of the whole batch, not over its records: how "
+            f"much a record weighs depends on the others' ignored labels. {ONE_BY_ONE} Or give "
+            "attach the loss, dpoptim.attach(..., loss=...): once it is checked, each record's own "
+            "mean is taken of it."
+        )
     if reading is not None:
         reading = by_records(reading, loss, counts)
-    if reading is not None and reading.reduction == "mean" and reading.terms is not None:
-        if reading.total_weight is not None and not reading.terms <= counts:
-            raise SamplesInteractError(
-                "the loss is a mean over the labels of the whole batch, not over its records: how "
-                f"much a record weighs depends on the others' ignored labels. {ONE_BY_ONE}"
-            )
-        if all(any(terms % count for terms in reading.terms) for count in counts):
-            raise SamplesInteractError(
-                "the loss is a mean over a number of elements that is no multiple of the number of "
-                "records, such as a mean over chosen records or over the tokens that count: how "
-                f"much a record weighs depends on the others. {ONE_BY_ONE}"
-            )
+    if (
+        reading is not None
+        and reading.reduction == "mean"
+        and reading.terms is not None
+        and all(any(terms % count for terms in reading.terms) for count in counts)
+    ):
+        raise SamplesInteractError(
+            "the loss is a mean over a number of elements that is no multiple of the number of "
+            "records, such as a mean over chosen records or over the tokens that count: how "
+            f"much a record weighs depends on the others. {ONE_BY_ONE}"
+        )
     return reading
-
-
-def _one_label_each(reading: Reading | None, counts: set[int]) -> Reading | None:
-    """A reading of terms none of which is a mean over other labels than one a record."""
-    return None if reading is None or reading.labels not in (set(), counts) else reading
 
 
 def read_graph(loss: Tensor) -> Reading | None:
@@ -88,32 +119,17 @@ def read_graph(loss: Tensor) -> Reading | None:
     return None if loss.grad_fn is None else _of_node(loss.grad_fn)
 
 
-def mean_of_labels(loss: Tensor) -> Reading | None:
-    """The reading of a mean of labels, without the factors after it; None where it is no such."""
-    reading = _labels_below(loss.grad_fn)
-    return reading if reading is not None and reading.total_weight is not None else None
-
-
-def _labels_below(node: Any) -> Reading | None:
-    read = None if node is None else READERS.get(node_name(node))
-    if read in (_of_only_child, _of_multiple):
-        children = _children(node)
-        return _labels_below(children[0]) if len(children) == 1 else None
-    if read is _of_terms:
-        smoothed = _smoothed(_children(node))
-        return None if smoothed is None else _of_labels(smoothed[0])
-    return _of_labels(node) if read is _of_labels else None
-
-
-def means_of_labels(node: Any) -> list[tuple[Any, Reading]]:
-    """The nodes of a scalar's terms that divide by labels, each with what is read of its mean."""
+def means_of_labels(node: Any) -> list[LabelMean]:
+    """Means over labels of which a scalar is a sum, each times a number."""
     read, children = READERS.get(node_name(node)), _children(node)
     smoothed = _smoothed(children) if read is _of_terms else None
-    if smoothed is not None or read is _of_labels:
-        reading = _of_labels(node if smoothed is None else smoothed[0])
-        divided = reading is not None and reading.total_weight is not None
-        return [(each, reading) for each in smoothed or (node,) if reading and divided]
-    if read in (_of_only_child, _of_terms) or is_multiple(node):
+    if smoothed is not None:
+        return [smoothed] if smoothed.node._saved_reduction == MEAN else []
+    if read is _of_labels:
+        return [LabelMean(node)] if node._saved_reduction == MEAN else []
+    if read in (_of_only_child, _of_terms, _of_sum, _of_mean) or is_multiple(node):
+        return [each for child in children for each in means_of_labels(child)]
+    if node_name(node) in JOINED:
         return [each for child in children for each in means_of_labels(child)]
     return []
 
@@ -224,8 +240,8 @@ def _of_terms(node: Any) -> Reading | None:
     """Terms that were reduced in one way, all by the number of records."""
     children = _children(node)
     if (smoothed := _smoothed(children)) is not None:
-        return _of_labels(smoothed[0])
-    known = [_as_term(each) for each in map(_of_node, children) if each]
+        return _of_labels(smoothed.node)
+    known = [each for each in map(_of_node, children) if each]
     if len(known) < len(children) or len({each.reduction for each in known}) != 1:
         return None
     return Reading(
@@ -235,12 +251,6 @@ def _of_terms(node: Any) -> Reading | None:
         all(each.scaled for each in known),
         labels=frozenset().union(*(each.labels for each in known)),
     )
-
-
-def _as_term(reading: Reading) -> Reading:
-    if reading.total_weight is None:
-        return reading
-    return replace(reading, total_weight=None, labels=reading.terms or frozenset())
 
 
 def _of_sum(node: Any) -> Reading:
@@ -282,26 +292,30 @@ def _of_labels(node: Any) -> Reading | None:
             "the loss is a mean by class weights some of which are below zero: those of a batch "
             f"may add up to nothing, which would leave nothing of any record's loss. {ONE_BY_ONE}"
         )
-    return Reading("mean", frozenset([labels]), total_weight=node._saved_total_weight)
+    return Reading("mean", frozenset([labels]), labels=frozenset([labels]))
 
 
-def _smoothed(terms: list[Any]) -> tuple[Any, Any] | None:
-    """The nodes that reduce torch's cross-entropy with label smoothing; None if it is not that.
+def _smoothed(terms: list[Any]) -> LabelMean | None:
+    """Torch's cross-entropy with label smoothing, reduced to a mean or a sum; None: it is not that.
 
-    The labels' first. The other one, over all classes, is divided by as many. Class weights, whose
-    sums torch rounds apart, are left out.
+    Its second term is of all classes.
     """
     if len(terms) != 2 or {*map(node_name, terms)} != {"MulBackward1"}:
         return None
-    labels, others = (_children(term)[0] for term in terms)
-    reduced_by = labels, others
-    if node_name(labels) != "NllLossBackward0" or labels._saved_weight is not None:
+    labels, other = (_children(term)[0] for term in terms)
+    if READERS.get(node_name(labels)) is not _of_labels:
         return None
-    for name in SMOOTHED.get(labels._saved_reduction, ()):
-        if node_name(others) != name:
+    weighed = ("MulBackward0",) if labels._saved_weight is not None else ()
+    path = list[Any]()
+    for name in (*SMOOTHED.get(labels._saved_reduction, ()), *weighed):
+        if node_name(other) != name:
             return None
-        others = _children(others)[0]
-    return reduced_by if others == _children(labels)[0] else None
+        path.append(other)
+        other = _children(other)[0]
+    scores = _children(labels)[0]
+    while node_name(scores) in RESHAPED and scores != other:
+        scores = _children(scores)[0]
+    return LabelMean(labels, (path[0], path[-3 - len(weighed)])) if other == scores else None
 
 
 def _of_elements(node: Any) -> Reading | None:
@@ -330,6 +344,7 @@ UNCHANGED = (
     "ViewBackward0",
     "CloneBackward0",
 )
+RESHAPED = ("ViewBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "CloneBackward0")
 JOINED = ("StackBackward0", "CatBackward0")
 READERS: dict[str, Callable[[Any], Reading | None]] = {
     **dict.fromkeys(UNCHANGED, _of_only_child),

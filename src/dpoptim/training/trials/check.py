@@ -20,7 +20,7 @@ from dpoptim.runtime.torch_internals import checkpointing_served
 from dpoptim.training.batches import records as forms
 from dpoptim.training.batches.loading import Collate
 from dpoptim.training.losses.handed_over import refuse_complex_losses
-from dpoptim.training.losses.label_weights import reduction_of, refuse_unread, undivided, undone
+from dpoptim.training.losses.label_means import labels_each, of_own_means
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import read_graph
 from dpoptim.training.other_libraries import refuse_nothing_to_train, uncompiled
@@ -63,7 +63,6 @@ class Program:
             gradient counts.
         placement: of the model's parameters.
         on_private: whether the records are; then no error tells where they meet most.
-        by_labels: whether means by class weights may pass, which `HandedOver` knows to undo.
         reductions: that a scalar loss may have.
         order: which record is at each place of a batch; (): all in turn, of as many as are unlike
             any other axis.
@@ -76,7 +75,6 @@ class Program:
     ways: Sequence[Isolation] = WAYS
     placement: Placement = IN_PLACE
     on_private: bool = False
-    by_labels: bool = False
     reductions: tuple[Reduction, ...] = ("mean", "sum")
     order: tuple[int, ...] = ()
     quieting: Quieting = field(default_factory=Quieting)
@@ -94,7 +92,8 @@ class CheckResult:
             why; else "".
         multiplied: whether a scalar, all of it, was multiplied or divided by a number after it was
             reduced.
-        by_labels: whether a mean was divided by class weights, or by labels that are not ignored.
+        labels: that a record has in a mean over them, of which its own is taken, see
+            `label_means`; 0: there is no such mean.
         zero: whether the losses were, with any random numbers, as those of images without any box:
             they show nothing.
     """
@@ -103,7 +102,7 @@ class CheckResult:
     records: int
     skipped: str = ""
     multiplied: bool = False
-    by_labels: bool = False
+    labels: int = 0
     zero: bool = False
 
     @property
@@ -168,7 +167,7 @@ def check(
     )
     if len(records) < 2:
         raise ValueError(f"batch must hold at least 2 records, got {len(records)}.")
-    units, program = [[record] for record in records], Program(model, loss, collate, by_labels=True)
+    units, program = [[record] for record in records], Program(model, loss, collate)
     found = compare(program, units)
     for changed in with_padding(units, sequences=collate_fn is not None):
         compare_if_possible(program, changed)
@@ -280,11 +279,10 @@ def compare_drawn(
         tolerance = tolerance_of(model, program.placement, dtypes)
         how = program.ways, program.placement, program.on_private, tolerance
         if losses.dim() == 0:
-            compared = Comparison(model, loss, batches, *how)
-            apart = partial(undivided, loss, lambda batch: len(batches.rows[id(batch)]))
-            divided = Comparison(model, apart, batches, *how)
-            left = undone(losses, count, one_label_each=program.by_labels and per_record == 1)
-            found = reduction_of(compared, divided, left, program.reductions)
+            labels = labels_each(losses, count)
+            apart = partial(of_own_means, loss, lambda b: len(batches.rows[id(b)]) // per_record)
+            compared = Comparison(model, apart if labels else loss, batches, *how)
+            found = compared.reduction(("mean",) if labels else program.reductions)
             refuse_rounded_mean(found, losses)
         else:
             refuse_other_losses(losses, (count, count * per_record), on_private=program.on_private)
@@ -301,11 +299,8 @@ def compare_drawn(
             return CheckResult("none", count, zero=zero), quieted.shares
     # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
     reading = read_graph(losses)
-    if found == "by labels":
-        refuse_unread(reading)
-        return CheckResult("mean", count, by_labels=True, zero=zero), quieted.shares
-    scaled = reading is not None and reading.scaled
-    return CheckResult(found, count, multiplied=scaled, zero=zero), quieted.shares
+    scaled = reading is not None and reading.scaled and not labels
+    return CheckResult(found, count, multiplied=scaled, labels=labels, zero=zero), quieted.shares
 
 
 def in_turn(records: int, count: int) -> list[int]:

@@ -1,5 +1,6 @@
 """How `attach` tries the loss and collate function it is given: `check`, on its own records."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,6 +37,16 @@ OF_DATA_SET = (
     "a few of the data set, if their losses are finite, where passing is one bit about the program"
 )
 READ_OFF = ", and a scalar's reduction is that of those of the data set"
+TOKEN_MEAN = (
+    "the loss is a mean over all labels of a batch (tokens, pixels), in which how much a record "
+    "weighs depends on the others: each record's own mean is taken instead, and the mean of these "
+    "is what is trained, so that long records weigh as much as short ones. "
+    "dpoptim.losses.per_sample_mean says the same in the loss itself."
+)
+
+
+class OwnMeansWarning(UserWarning):
+    """A loss is trained as the mean of the records' own means over their labels."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +58,14 @@ class LossCheck:
             scalar.
         collate_fn: what made the batches; None: torch's.
         text: on what records, for the list of what a guarantee rests on.
-        by_labels: whether it is a mean by class weights, or by labels that are not ignored.
+        labels: that a record has in a mean over them, of which its own is taken, see
+            `label_means`; 0: there is no such mean.
     """
 
     loss_reduction: str
     collate_fn: Collate | None
     text: str
-    by_labels: bool = False
+    labels: int = 0
 
     @property
     def scalar_reduction(self) -> Reduction | None:
@@ -105,7 +117,7 @@ def check_loss(
     if isolation.alone:
         refuse_what_fails_alone(model, loss, collate, row, wrapping)
         return LossCheck("none", collate_fn, "")
-    program = Program(model, loss, collate, (isolation,), wrapping, by_labels=True)
+    program = Program(model, loss, collate, (isolation,), wrapping)
     tried = try_made_up(
         program, row, units.rows.per_record, expected, sequences=collate_fn is not None
     )
@@ -120,11 +132,14 @@ def check_loss(
     if declared is None and found.loss_reduction == "sum" and found.multiplied:
         raise unclear_factor()  # it is no mean, and so small that noise would drown it
     on = [*tried.on, OF_DATA_SET]
+    if found.labels > 1:
+        warnings.warn(TOKEN_MEAN, OwnMeansWarning, stacklevel=5)
+        on.append("of its mean over labels each record's own mean counts")
     if found.skipped:
         on.append(found.skipped)
     if tried.skipped:
         on.append(f"not on made-up ones: {tried.skipped}{READ_OFF}")
-    return LossCheck(found.loss_reduction, collate_fn, "; ".join(on), found.by_labels)
+    return LossCheck(found.loss_reduction, collate_fn, "; ".join(on), found.labels)
 
 
 def refuse_what_fails_alone(

@@ -1,0 +1,191 @@
+"""Means over all labels of a batch (tokens, pixels) are trained as means of the records' own."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.losses import per_sample_mean
+from dpoptim.training.losses.label_means import OwnMeans
+from dpoptim.training.trials.loss_check import OwnMeansWarning
+
+N, LENGTH, CLASSES = 8, 5, 4
+WEIGHTS = torch.tensor([1.0, 9.0, 0.1, 2.0])
+generator = torch.Generator().manual_seed(0)
+IDS = torch.randint(CLASSES, (N, LENGTH), generator=generator)
+LENGTHS = torch.tensor([1, 5, 3, 5, 2, 4, 5, 1])
+LABELS = torch.where(torch.arange(LENGTH) < LENGTHS[:, None], IDS, -100)
+LABELS[4] = -100  # of nothing that counts
+Loss = Callable[[nn.Module, Any], Tensor]
+pytestmark = pytest.mark.filterwarnings("ignore:.*each record's own mean is taken")
+
+
+def scores(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch[0])
+
+
+def model_of_tokens() -> nn.Module:
+    return nn.Sequential(nn.Embedding(CLASSES, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+
+def flat(m: nn.Module, b: Any, **options: Any) -> Tensor:
+    return F.cross_entropy(scores(m, b).view(-1, CLASSES), b[1].view(-1), **options)
+
+
+def next_ones(m: nn.Module, b: Any, **options: Any) -> Tensor:
+    following = b[1][:, 1:].reshape(-1)
+    return F.cross_entropy(scores(m, b)[:, :-1].reshape(-1, CLASSES), following, **options)
+
+
+def classes_second(m: nn.Module, b: Any, **options: Any) -> Tensor:
+    return F.cross_entropy(scores(m, b).transpose(1, 2), b[1], **options)
+
+
+def maps(m: nn.Module, b: Any, **options: Any) -> Tensor:
+    labels = torch.stack([b[1], b[1].flip(1)], 1)
+    return F.cross_entropy(torch.stack([scores(m, b)] * 2, 1).movedim(3, 1), labels, **options)
+
+
+FORMS = [flat, next_ones, classes_second, maps]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "weighted": {"weight": WEIGHTS},
+    "smoothed": {"label_smoothing": 0.2},
+    "both": {"label_smoothing": 0.2, "weight": WEIGHTS},
+}
+
+
+def released(
+    loop: Loss,
+    keep: Sequence[int] = range(N),
+    *,
+    clip_norm: float = 1e4,
+    loss: Loss | None = None,
+    bare: bool = False,
+) -> Tensor:
+    """The sum of one step, without noise."""
+    torch.manual_seed(0)
+    model, sums = model_of_tokens(), list[Tensor]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plan = dpoptim.DPSGD(clip_norm=clip_norm).plan(
+        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
+    )
+    data = TensorDataset(IDS[list(keep)], LABELS[list(keep)])
+    with dpoptim.attach(plan, model, optimizer, data, loss=loss) as private:
+        optimizer.register_step_pre_hook(
+            lambda *_: sums.append(
+                N * torch.cat([p.grad.double().flatten() for p in model.parameters()])
+            )
+        )
+        for batch in private.batches():
+            value = loop(model, batch)
+            value.backward() if bare else private.backward(value)
+            optimizer.step()
+    return sums[0]
+
+
+def one_by_one(form: Any, options: dict[str, Any]) -> Tensor:
+    """The records' own means, differentiated apart and added up."""
+    torch.manual_seed(0)
+    model = model_of_tokens()
+    total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    for i in range(N):
+        own = IDS[i : i + 1], LABELS[i : i + 1]
+        each = form(model, own, reduction="none", **options).reshape(1, -1)
+        counted = LABELS[i][1:] if form is next_ones else LABELS[i].repeat(each.numel() // LENGTH)
+        if form is maps:
+            counted = torch.cat([LABELS[i], LABELS[i].flip(0)])
+        found = torch.autograd.grad(
+            per_sample_mean(each, counted[None] != -100).sum(), [*model.parameters()]
+        )
+        total += torch.cat([g.double().flatten() for g in found])
+    return total
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_record_has_its_own_mean(form: Any, name: str) -> None:
+    options = OPTIONS[name]
+
+    def loop(m: nn.Module, b: Any) -> Tensor:
+        return form(m, b, **options)
+
+    whole = released(loop, loss=loop)
+    torch.testing.assert_close(whole, one_by_one(form, options), rtol=1e-5, atol=1e-6)
+    assert torch.equal(whole, released(loop, loss=loop, bare=True))
+
+
+@pytest.mark.parametrize("form", [flat, maps])
+def test_no_record_moves_the_sum_by_more_than_the_clip_norm(form: Any) -> None:
+    """Whoever leaves the batch, with few labels or all: of a mean over all it would."""
+    bound = 1e-2
+    whole = released(form, loss=form, clip_norm=bound)
+    for left_out in range(N):
+        less = released(form, [i for i in range(N) if i != left_out], loss=form, clip_norm=bound)
+        assert float((whole - less).norm()) <= bound
+
+
+def test_beside_other_terms() -> None:
+    def form(m: nn.Module, b: Any, reduction: str = "mean") -> Tensor:
+        squares = scores(m, b).square().mean((1, 2), keepdim=True)
+        if reduction == "mean":
+            return 2 * flat(m, b) + squares.mean()
+        return 2 * flat(m, b, reduction="none").reshape(len(squares), LENGTH)[:, :, None] + squares
+
+    found = released(form, loss=form)
+    expected = one_by_one(lambda m, b, **_: 2 * flat(m, b, reduction="none"), {})
+    rest = released(lambda m, b: scores(m, b).square().mean((1, 2)))
+    torch.testing.assert_close(found, expected + rest, rtol=1e-5, atol=1e-6)
+
+
+def test_what_changes_is_said() -> None:
+    with pytest.warns(OwnMeansWarning, match="each record's own mean is taken instead"):
+        released(flat, loss=flat)
+
+
+def test_a_mean_over_all_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnMeans, "hooks", lambda *_: [])
+    with pytest.raises(dpoptim.SamplesInteractError, match="weighted mean over the records"):
+        released(flat, loss=flat)
+
+
+def test_counts_of_other_records_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = OwnMeans.__init__
+
+    def of_all(self: OwnMeans, mean: Any, records: int) -> None:
+        before(self, mean, records)
+        self._counted = self._counted.float().mean().expand(self._counted.shape)  # type: ignore[assignment]
+
+    monkeypatch.setattr(OwnMeans, "__init__", of_all)
+    with pytest.raises(dpoptim.SamplesInteractError, match="weighted mean over the records"):
+        released(flat, loss=flat)
+
+
+def time_first(m: nn.Module, b: Any) -> Tensor:
+    """One place of all records after another."""
+    return F.cross_entropy(scores(m, b).transpose(0, 1).reshape(-1, CLASSES), b[1].T.reshape(-1))
+
+
+def chosen(m: nn.Module, b: Any) -> Tensor:
+    counted = b[1] != -100
+    return F.cross_entropy(scores(m, b)[counted], b[1][counted])
+
+
+def hidden(m: nn.Module, b: Any) -> Tensor:
+    return flat(m, b).exp().log()
+
+
+@pytest.mark.parametrize("loop", [time_first, chosen, hidden])
+def test_labels_that_are_not_one_records_after_anothers_are_refused(loop: Loss) -> None:
+    with pytest.raises(dpoptim.SamplesInteractError, match="on made-up records"):
+        released(loop, loss=loop)
+
+
+def test_unless_attach_is_given_the_loss_it_is_refused() -> None:
+    with pytest.raises(dpoptim.SamplesInteractError, match=r"attach\(..., loss=...\)"):
+        released(flat)
