@@ -36,6 +36,7 @@ def _methods_as_before() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore:.*neighbouring:UserWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of other libraries, about each other
 @pytest.mark.filterwarnings("ignore::dpoptim.OtherRunsWarning")  # snippets are of several programs
+@pytest.mark.filterwarnings("ignore::dpoptim.OwnMeansWarning")
 @pytest.mark.parametrize("page", WITH_SNIPPETS, ids=names(WITH_SNIPPETS))
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a page in one namespace, in order, in a folder of its own."""

@@ -112,7 +112,7 @@ def test_class_weights_inside_a_mean_are_found_where_they_are_not_undone() -> No
     def torchs(m: Any, b: Any) -> Tensor:
         return F.cross_entropy(m(b[0]), b[1], weight=weights)
 
-    with pytest.raises(dpoptim.SamplesInteractError, match="class weights in a mean"):
+    with pytest.raises(dpoptim.SamplesInteractError, match="class weights in"):
         dpoptim.check(classifier(), lambda m, b: torchs(m, b).exp().log(), batch())
 
     def weighted(m: Any, b: Any) -> Tensor:
@@ -244,7 +244,7 @@ def test_every_record_of_the_batch_is_compared() -> None:
 
     x = torch.randn(8, 5)
     for labels in ([0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0, 1]):
-        with pytest.raises(dpoptim.SamplesInteractError, match="class weights in a mean"):
+        with pytest.raises(dpoptim.SamplesInteractError, match="class weights in"):
             dpoptim.check(nn.Linear(5, 2), loss, (x, torch.tensor(labels)))
     assert (
         dpoptim.check(

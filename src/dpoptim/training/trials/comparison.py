@@ -208,12 +208,12 @@ class Comparison:
         if self._weighs_records(gradients):
             return SamplesInteractError(
                 "the loss is a weighted mean over the records of a batch, and how much a record "
-                "weighs depends on the others: a mean over the tokens of the whole batch "
-                "(ignore_index, padding; the loss inside a Hugging Face model), or class weights "
-                "in a mean of several labels a record (of one label a record, a mean by "
-                "cross_entropy(weight=) is served). Fix: average over each record's own tokens "
-                "first, dpoptim.losses.per_sample_mean(losses, mask), of losses with "
-                'reduction="none", which may have class weights in them.'
+                "weighs depends on the others: a mean over the tokens of the whole batch that is "
+                "made by hand (masks, padding), or class weights in one; of cross_entropy and "
+                "nll_loss they are served, where labels come one record's after another's. Fix: "
+                "average over each record's own tokens first, "
+                'dpoptim.losses.per_sample_mean(losses, mask), of losses with reduction="none", '
+                "which may have class weights in them."
             )
         # which one it is depends on the records
         most = "" if self._on_private else f", most at parameter {worst!r}"
@@ -222,7 +222,7 @@ class Comparison:
             f"clipped sum of a batch of {self.rows} differs from that of its records taken alone"
             f"{most}. Usual causes: a loss averaged over the tokens of the "
             "whole batch (average in each record first), an in-batch contrastive loss, class "
-            "weights in a mean that is a part of the loss, batch statistics, positions of shape "
+            "weights in a mean made by hand, batch statistics, positions of shape "
             "(T,) instead of (1, T), a (T, B, ...) layout. Fix: make each record's loss depend on "
             "that record alone."
         )
