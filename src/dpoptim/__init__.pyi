@@ -20,6 +20,7 @@ from dpoptim.methods import register_method as register_method
 from dpoptim.methods.low_quantile import private_low_quantile as private_low_quantile
 from dpoptim.plan import Plan as Plan
 from dpoptim.replace import replace_batchnorm as replace_batchnorm
+from dpoptim.runs.certify import certify as certify
 from dpoptim.runtime.freed_memory import keep_freed_memory as keep_freed_memory
 from dpoptim.summaries import private_count as private_count
 from dpoptim.summaries import private_histogram as private_histogram

@@ -5,6 +5,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import dp_accounting as dp
@@ -275,13 +276,18 @@ class LedgerRecords:
             warnings.warn(f"{self._where}: {said}.", WholeBudgetWarning, stacklevel=3)
 
     @property
+    def path(self) -> Path | None:
+        """The ledger's file; None: it is in memory."""
+        return self._store.path
+
+    @property
     def durable(self) -> bool:
         """Whether reservations outlive the process."""
-        return self._store.path is not None
+        return self.path is not None
 
     @property
     def _where(self) -> str:
-        return "in memory" if self._store.path is None else printable(str(self._store.path))
+        return "in memory" if self.path is None else printable(str(self.path))
 
     def _sync(self) -> Runs:
         """The runs with what was written in the meantime, by whomever."""

@@ -1,6 +1,7 @@
 """The ledger of a run in several processes: rank 0 reads and writes it, the others are told."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import dp_accounting as dp
@@ -51,13 +52,12 @@ class LedgerOfRanks(Ledger):
                 ledger.dataset,
                 ledger.neighboring,
                 ledger.budget,
-                ledger.durable,
-                ledger._where,
+                ledger.path,
             )
         )
         # its own store stays empty
         super().__init__(None, dataset=settings[0], neighboring=settings[1])
-        self.budget, self._durable, self._place = settings[2:]
+        self.budget, self._path = settings[2:]
         self._known: tuple[list[Reservation], Remaining, dict[str, str]]
         self._look()
 
@@ -103,12 +103,8 @@ class LedgerOfRanks(Ledger):
         self._real.close()
 
     @property
-    def durable(self) -> bool:
-        return self._durable
-
-    @property
-    def _where(self) -> str:
-        return self._place if hasattr(self, "_place") else "on rank 0"
+    def path(self) -> Path | None:
+        return getattr(self, "_path", None)
 
     def _look(self) -> None:
         """All ranks together: what one of them may be asked for alone."""

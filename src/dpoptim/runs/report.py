@@ -244,7 +244,7 @@ def _details(result: RunResult, facts: dict[str, Any]) -> str:
     ]
     training = [
         ("parameters", f"{result.parameters:,}"),
-        ("classes", f"{result.classes:,}"),
+        *([("classes", f"{result.classes:,}")] if result.classes else []),
         *result.settings.items(),
     ]
     deltas = [

@@ -24,7 +24,8 @@ from dpoptim.runs.certificate import FORMAT, certificate
 from dpoptim.runs.result import LedgerEntry, RunResult
 from dpoptim.runs.unfinished import PLAN, is_unfinished, state_of_unfinished
 from dpoptim.runs.verify_files import check_files
-from dpoptim.training.assumptions import PACKAGE
+from dpoptim.training.assumptions import LOOP, PACKAGE
+from dpoptim.training.batches.slots import SAME_SHAPES, less_lost_delta
 
 T = TypeVar("T")
 
@@ -136,7 +137,8 @@ def result_by_certificate(plan: Plan, written: dict[str, Any]) -> RunResult:
         Assumption(kind, text) for kind, texts in written["basis"].items() for text in texts
     )
     said = [*written["guarantee"]["notes"], *written["basis"]["unproven"]]
-    guarantee = plan.guarantee
+    slots = SAME_SHAPES.text in written["basis"]["enforced"]
+    guarantee = less_lost_delta(plan, plan.guarantee) if slots else plan.guarantee
     if any("seeded" in text for text in said):  # wherever it is said, it holds
         guarantee = replace(guarantee, notes=(*guarantee.notes, SEEDED))
     scores = written["scores"] or {"private": None, "without_privacy": None}
@@ -204,11 +206,11 @@ def missing_basis(plan: Plan, written: dict[str, Any]) -> Iterator[str]:
 
 
 def unnamed_package(written: dict[str, Any]) -> Iterator[str]:
-    """The package named without a line that rests on it, or such a line without the name."""
+    """The package named without a line that says whose loop it was, or a line without the name."""
     if written["verdict"]["kind"] == "none":
         return
     named = SOURCES in written["versions"]
-    if named and PACKAGE.text not in written["basis"]["trusted"]:
+    if named and not {PACKAGE.text, LOOP}.intersection(written["basis"]["trusted"]):
         yield f"basis.trusted lacks {PACKAGE.text!r}"
     if not named and PACKAGE.text in written["basis"]["trusted"]:
         yield f"versions lacks {SOURCES!r}, which basis.trusted speaks of"

@@ -131,6 +131,16 @@ class PublicFigures:
         return None if self._steps.gate.reservation is None else self._steps.gate.reservation.id
 
     @property
+    def ledger(self) -> Ledger:
+        """The ledger that the run is charged to: in memory, where none was given."""
+        return self._ledger
+
+    @property
+    def stated_plan(self) -> Plan:
+        """The plan, with the unit that the run protects: what a certificate is of."""
+        return self._units.planned(self.plan)
+
+    @property
     def basis(self) -> tuple[Assumption, ...]:
         """The guarantee's basis, with the findings of attaching."""
         caveats = self._all_caveats()
@@ -165,7 +175,7 @@ class PublicFigures:
 
     def describe(self) -> str:
         """The plan for a person to read, with what its guarantee rests on by now."""
-        return self._units.planned(self.plan).describe(self.basis)
+        return self.stated_plan.describe(self.basis)
 
     def __repr__(self) -> str:
         return f"<PrivateTraining: {self.steps_done} of {self.plan.steps} steps, {self.spent()}>"

@@ -50,6 +50,10 @@ from dpoptim.training.batches.privacy_units import NO_ROW, present_rows
 
 # empty slots for each record, up to which steps were measured to take under 5 % longer
 WORTH_PADDING = 0.06
+SAME_SHAPES = enforced(
+    "shapes, and every record's place in them, are the same whether or not another record takes "
+    "part"
+)
 SHARE = 2.0**-20  # of delta, for batches that outgrow their slots
 
 
@@ -127,16 +131,12 @@ def less_lost_delta(plan: Plan, guarantee: Guarantee) -> Guarantee:
 
 def basis_of_slots(plan: Plan) -> tuple[Assumption, ...]:
     """Assumptions of a run whose physical batches all had a fixed shape."""
-    same = (
-        "shapes, and every record's place in them, are the same whether or not another record "
-        "takes part"
-    )
     apart = "kernels are deterministic and treat the rows of a batch apart"
     most = (
         f"the data set has at most {plan.n} records, so that delta includes batches that outgrow "
         "their slots"
     )
-    items = [enforced(same), trusted(apart)]
+    items = [SAME_SHAPES, trusted(apart)]
     return (*items, trusted(most)) if lost_delta(plan) else tuple(items)
 
 

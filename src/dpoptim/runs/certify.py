@@ -1,0 +1,152 @@
+"""A run directory for a training loop of one's own: model, plan, certificate and report."""
+
+import datetime
+import hashlib
+import io
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpoptim.documents import sha256_of
+from dpoptim.errors import PrivacyError
+from dpoptim.files import write_atomically
+from dpoptim.printable import printable
+from dpoptim.runs.certificate import write_certificate
+from dpoptim.runs.outcome import try_writing
+from dpoptim.runs.report import report
+from dpoptim.runs.result import LedgerEntry, RunResult
+from dpoptim.runs.train import package_versions
+from dpoptim.training.private_training import PrivateTraining
+
+
+def certify(
+    private: PrivateTraining,
+    folder: str | Path,
+    *,
+    data: str,
+    weights: Mapping[str, Any] | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Path:
+    """Write what whoever signs is handed: ``model.pt``, plan, certificate and report.
+
+    After the last step, inside the ``with`` or after it. ``dpoptim verify``, ``sign`` and ``audit
+    --run`` take the folder. Of several processes, one calls it.
+
+    Args:
+        private: the training, as `attach` returned it; `PrivateTrainer` and Lightning's callback
+            keep it as ``private``.
+        folder: made if it is not there; files of an earlier certificate are replaced.
+        data: the data set's name, for people.
+        weights: what is to be released, as a state dict; None: the model's, as it is now. Of a
+            model spread by ``fully_shard``, a whole one.
+        settings: other settings for people, all public: learning rate, schedule, preparation.
+
+    Returns:
+        the folder.
+
+    Raises:
+        PrivacyError: nothing was released yet.
+        ValueError: weights that are spread over processes; a name that is empty.
+        OSError: the folder cannot be written; the run is as it was.
+
+    **Guarantee.** That of the run, which `PrivateTraining.spent` says, for everything in the
+    folder: model and figures are what was released, or public. What ``weights`` and ``settings``
+    are made of is the caller's word, and stands so in the certificate.
+
+    Examples:
+        >>> import torch
+        >>> import dpoptim
+        >>> model = torch.nn.Linear(5, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> data = torch.utils.data.TensorDataset(torch.randn(100, 5))
+        >>> plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        ...     n=100, batch_size=10, steps=2, epsilon=2.0, delta=1e-4
+        ... )
+        >>> with dpoptim.attach(plan, model, optimizer, data) as private:
+        ...     for (x,) in private.batches():
+        ...         private.backward(model(x).square().sum(1))
+        ...         optimizer.step()
+        >>> folder = dpoptim.certify(private, "runs/own", data="made up")  # doctest: +SKIP
+    """
+    if private.steps_done == 0:
+        raise PrivacyError(
+            "dpoptim.certify was called before the run released anything: there is no model to "
+            "certify yet. Fix: call it after the last optimizer.step()."
+        )
+    if not data.strip():
+        raise ValueError("data: the certificate needs a name of the data set, for people.")
+    content = file_of(private.model.state_dict() if weights is None else weights)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try_writing(folder)
+    own = weights is None
+    result = result_of(private, data, settings or {}, hashlib.sha256(content).hexdigest(), own)
+    page = report(result)
+    write_atomically(folder / "model.pt", content)
+    write_atomically(folder / "plan.json", result.plan.to_json() + "\n")
+    files = {"report.html": sha256_of(page)}
+    write_certificate(folder / "certificate.json", replace(result, files=files))
+    write_atomically(folder / "report.html", page)
+    return folder
+
+
+def file_of(weights: Mapping[str, Any]) -> bytes:
+    """A state dict as a file. ValueError if it is spread over processes."""
+    if any(isinstance(each, Tensor) and hasattr(each, "full_tensor") for each in weights.values()):
+        raise ValueError(
+            "weights: the model is spread over processes. Fix: gather a whole state dict in all of "
+            "them (torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+            "full_state_dict=True), and give it as weights= in one."
+        )
+    buffer = io.BytesIO()
+    torch.save(dict(weights), buffer)
+    return buffer.getvalue()
+
+
+def result_of(
+    private: PrivateTraining, data: str, settings: Mapping[str, str], digest: str, own: bool
+) -> RunResult:
+    """Public figures of the run.
+
+    Args:
+        own: whether the file has the model's own weights.
+    """
+    optimizers = ", ".join(type(each).__name__ for each in private.optimizers)
+    done, planned = private.steps_done, private.plan.steps
+    said = {
+        "loop": "of one's own, around dpoptim.attach",
+        "optimizer": optimizers,
+        **({} if own else {"weights": "handed over by the loop, such as a mean of iterates"}),
+        **({} if done == planned else {"ended": f"after {done} of {planned} steps"}),
+        **{printable(name): printable(value) for name, value in settings.items()},
+    }
+    return RunResult(
+        data_name=printable(data),
+        model_name=type(private.model).__name__,
+        classes=0,
+        parameters=sum(p.numel() for p in private.model.parameters()),
+        plan=private.stated_plan,
+        guarantee=private.spent(),
+        basis=private.basis,
+        settings=said,
+        seconds=None,
+        ledger=entry_of(private),
+        private_scores=None,
+        comparison_scores=None,
+        versions=package_versions(),
+        finished=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        model_sha256=digest,
+    )
+
+
+def entry_of(private: PrivateTraining) -> LedgerEntry | None:
+    """The ledger's entry of the run; None without noise."""
+    if private.reservation is None:
+        return None
+    ledger = private.ledger
+    path = None if ledger.path is None else str(ledger.path)
+    return LedgerEntry(path, ledger.dataset, private.reservation, str(ledger.remaining()))
