@@ -133,7 +133,7 @@ def test_autocast_needs_no_declaration() -> None:
     with dpoptim.attach(plan(), model, optimizer, data) as private:
         x, y = next(private.batches())
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(model(x), y, reduction="none").mean()
         with pytest.raises(
             dpoptim.PrivacyError,
             match=r"with a loss that is a "
@@ -215,7 +215,7 @@ def test_reductions_are_read_where_a_layer_is_next_to_the_loss(name: str, reduct
 
 
 def test_means_over_labels_are_terms_where_there_is_one_a_record() -> None:
-    """Scores of two passes are no label smoothing; labels of another number are unclear."""
+    """Scores of two passes are no smoothing; of several a record, only a check knows whose."""
     x = torch.randn(4, 3, requires_grad=True)
     for loss in (
         F.cross_entropy(x, Y) + F.cross_entropy(x, Y),
@@ -224,15 +224,14 @@ def test_means_over_labels_are_terms_where_there_is_one_a_record() -> None:
         found = read_reduction(loss, 4)
         assert found is not None
         assert (found.reduction, found.labels) == ("mean", {4})
-        assert read_reduction(loss, 2) is None
-        assert read_reduction(loss, 4, 2) is None
+        with pytest.raises(dpoptim.SamplesInteractError, match="labels of the whole batch"):
+            read_reduction(loss, 2)
+        assert read_reduction(loss, 2, checked=True) == found
 
 
 @pytest.mark.parametrize(
     "loss",
     [
-        # sums of class weights that are rounded apart
-        lambda x: F.cross_entropy(x, Y, weight=T[0], label_smoothing=0.1),
         lambda x: x.sum() * x.mean(),
         lambda x: 2 / x.sum(),
         lambda x: x.logsumexp((0, 1)),
@@ -348,7 +347,10 @@ def by_loss(name: str, declared: Any = None) -> Tensor:
 @pytest.mark.parametrize("declared", ["mean", None])
 @pytest.mark.parametrize("name", ["the batch's length", "soft labels"])
 def test_batches_of_two_sizes_show_that_a_divided_sum_is_a_mean(name: str, declared: Any) -> None:
-    mean = trained(lambda private, output, y: private.backward(F.cross_entropy(output, y)), plan())
+    def step(private: Any, output: Tensor, y: Tensor) -> None:
+        private.backward(F.cross_entropy(output, y, reduction="none").mean())
+
+    mean = trained(step, plan())
     torch.testing.assert_close(by_loss(name, declared), mean)
 
 
@@ -571,7 +573,10 @@ def test_loss_not_checked_heads_what_is_trusted() -> None:
         assert "loss not checked" in described[0]
         batches = private.batches()
         for loss, said in (
-            (F.cross_entropy, "what was summed or averaged to the loss is one term per record"),
+            (
+                lambda *given: F.cross_entropy(*given, reduction="none").mean(),
+                "what was summed or averaged to the loss is one term per record",
+            ),
             (
                 lambda *given: F.cross_entropy(*given).exp().log(),  # whose graph shows nothing
                 "loss is the mean over the batch of one term per record, which nobody declared",
@@ -732,7 +737,8 @@ def test_a_mean_over_a_large_batch_tells_what_rounding_takes(
     ):
         warnings.simplefilter("always")
         for x, y in private.batches(fixed_shape=False):
-            losses = F.cross_entropy(model(x), y, reduction=reduction)
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            losses = {"mean": losses.mean(), "sum": losses.sum(), "none": losses}[reduction]
             losses.backward() if bare else private.backward(losses)
             optimizer.step()
             optimizer.zero_grad()

@@ -250,9 +250,10 @@ def test_random_numbers_that_are_not_torchs_own_are_named() -> None:
 
 
 def token_mean(model: nn.Module, batch: Any) -> Tensor:
-    """As Hugging Face's models reduce it."""
-    scores = model(batch["input_ids"], batch["attention_mask"])
-    return F.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
+    """By hand; of torch's own each record's mean is taken."""
+    scores, labels = model(batch["input_ids"], batch["attention_mask"]), batch["labels"]
+    losses = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
+    return losses.sum() / (labels != -100).sum()
 
 
 def record_means(model: nn.Module, batch: Any) -> Tensor:
@@ -701,6 +702,25 @@ def test_losses_of_few_digits_may_round_otherwise_in_a_batch(coupled: bool) -> N
         attach(model, data, loss=loss)
 
 
+def test_a_mean_over_labels_in_few_digits_has_no_factor_to_round() -> None:
+    """So records need not pass alone, which would be warned of."""
+
+    def mean(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]).float(), batch[1])
+
+    sums = []
+    for loss in (mean, lambda m, b: F.cross_entropy(m(b[0]).float(), b[1], reduction="none")):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)).to(torch.bfloat16)
+        data = TensorDataset(torch.randn(N, 6).to(torch.bfloat16), torch.arange(N) % 3)
+        with attach(model, data, loss=loss, noise_seed=0) as private:
+            batch = next(private.batches())
+            private.backward(loss(model, batch))
+            private.optimizers[0].step()
+        sums.append(model[0].weight.detach().clone())
+    assert torch.equal(*sums)
+
+
 @pytest.mark.parametrize("narrow", ["stored", "base", "autocast"])
 def test_a_mean_in_few_digits_is_taken_of_each_record_alone(narrow: str) -> None:
     """Where a step would refuse it, attach already goes another way."""
@@ -708,7 +728,7 @@ def test_a_mean_in_few_digits_is_taken_of_each_record_alone(narrow: str) -> None
     def loss(model: nn.Module, batch: Any) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=narrow == "autocast"):
             scores = model(batch[0])
-        return F.cross_entropy(scores.float(), batch[1])
+        return F.cross_entropy(scores.float(), batch[1], reduction="none").mean()
 
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
@@ -722,13 +742,13 @@ def test_a_mean_in_few_digits_is_taken_of_each_record_alone(narrow: str) -> None
         n=N, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match="a mean over the batch, and an operation below it"):
+    with pytest.warns(UserWarning, match="with a loss that is a mean"):
         private = dpoptim.attach(plan, model, optimizer, data, loss=loss)
     with private:
         for batch in private.batches():
             private.backward(loss(model, batch))
             optimizer.step()
-    with pytest.raises(dpoptim.SamplesInteractError, match="Fix: one loss for each record"):
+    with pytest.raises(dpoptim.SamplesInteractError, match="one loss for each record"):
         attach(model, data, loss=loss, isolation="rules")
 
 

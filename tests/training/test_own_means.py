@@ -156,12 +156,12 @@ def test_a_mean_over_all_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_counts_of_other_records_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     before = OwnMeans.__init__
 
-    def of_all(self: OwnMeans, mean: Any, records: int) -> None:
-        before(self, mean, records)
+    def of_all(self: OwnMeans, *of: Any) -> None:
+        before(self, *of)
         self._counted = self._counted.float().mean().expand(self._counted.shape)  # type: ignore[assignment]
 
     monkeypatch.setattr(OwnMeans, "__init__", of_all)
-    with pytest.raises(dpoptim.SamplesInteractError, match="weighted mean over the records"):
+    with pytest.raises(dpoptim.SamplesInteractError, match="on made-up records"):
         released(flat, loss=flat)
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -55,10 +56,11 @@ class BareLosses:
                 engine.refusal = None
             return
         rows = engine.rows_open
-        handing = engine.handing(loss, scalar.reduction, "scalar")
-        own = self._handed_over.own_means(engine, loss) if self._is_own(loss) else nullcontext()
-        with own, handing:
-            yield
+        means = self._handed_over.own_means(engine, loss) if self._is_own(loss) else nullcontext()
+        with means as own:
+            scalar = scalar if own is None else replace(scalar, reduction=own)
+            with engine.handing(loss, scalar.reduction, "scalar"):
+                yield
         if engine.rows_open != rows:
             self._handed_over.keep(self._engine, scalar)
 

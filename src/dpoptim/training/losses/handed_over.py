@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -97,7 +97,8 @@ class HandedOver:
         found = self._scalar_of(engine, loss, self._reading(engine, loss))
         terms = None if found.reading is None else found.reading.terms
         of_records = terms is not None and all(one_for_each_record(engine, n) for n in terms)
-        with self.own_means(engine, loss):
+        with self.own_means(engine, loss) as own:
+            found = found if own is None else replace(found, reduction=own)
             if of_records and found.reduction == "sum":
                 loss = times_rows(engine, loss)
             elif of_records and engine.rows.reduction == "sum":
@@ -105,7 +106,7 @@ class HandedOver:
             engine.backward(loss, found.reduction, "scalar")
         self.keep(engine, found)
 
-    def own_means(self, engine: Engine, loss: Tensor) -> AbstractContextManager[None]:
+    def own_means(self, engine: Engine, loss: Tensor) -> AbstractContextManager[Reduction | None]:
         """Around the differentiation of a scalar: see `label_means.each_its_own`."""
         rows, records = engine.rows_open, engine.rows_open // engine.rows.per_record
         return own_means(loss, rows, records, checked=self.checked)

@@ -11,8 +11,15 @@ from torch import Tensor
 from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.runtime.torch_internals import node_name
+from dpoptim.training.losses.label_nodes import (
+    MEAN,
+    OF_LABELS,
+    SUM,
+    LabelMean,
+    children_of,
+    smoothed,
+)
 
-MEAN, SUM = 1, 2  # as torch's losses save it
 ONE_BY_ONE = (
     'Fix: compute the loss with reduction="none" and hand over the vector: '
     "private.backward(losses), one loss for each "
@@ -40,36 +47,6 @@ class Reading:
     scaled: bool = False
     divided: bool = False
     labels: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class LabelMean:
-    """A mean over labels that torch divides by those not ignored, or by class weights.
-
-    Attributes:
-        node: that saved the labels.
-        smoothing: with label smoothing, the node that divides the sum over all classes, and the one
-            that leaves out ignored labels.
-    """
-
-    node: Any
-    smoothing: tuple[Any, Any] | None = None
-
-    @property
-    def labels(self) -> int:
-        return math.prod(self.node._saved_target.shape)
-
-    @property
-    def ignored(self) -> int:
-        """The label that does not count."""
-        index: int = self.node._saved_ignore_index  # saved as an unsigned number
-        return index - 2**64 if index >= 2**63 else index
-
-    @property
-    def all_alike(self) -> bool:
-        """Whether every label counts, and as much as any other."""
-        everything = self.node._saved_weight is None
-        return everything and float(self.node._saved_total_weight) == self.labels
 
 
 def read_reduction(
@@ -121,17 +98,28 @@ def read_graph(loss: Tensor) -> Reading | None:
 
 def means_of_labels(node: Any) -> list[LabelMean]:
     """Means over labels of which a scalar is a sum, each times a number."""
-    read, children = READERS.get(node_name(node)), _children(node)
-    smoothed = _smoothed(children) if read is _of_terms else None
-    if smoothed is not None:
-        return [smoothed] if smoothed.node._saved_reduction == MEAN else []
+    return [each for each in _terms_of(node) if each is not None]
+
+
+def is_of_label_means(node: Any) -> bool:
+    """Whether a scalar is a sum of nothing else."""
+    return None not in _terms_of(node)
+
+
+def _terms_of(node: Any) -> list[LabelMean | None]:
+    """The terms of a scalar; None: another one than a mean over labels."""
+    if node is None:
+        return [None]
+    read, children = READERS.get(node_name(node)), children_of(node)
+    found = smoothed(children) if read is _of_terms else None
     if read is _of_labels:
-        return [LabelMean(node)] if node._saved_reduction == MEAN else []
-    if read in (_of_only_child, _of_terms, _of_sum, _of_mean) or is_multiple(node):
-        return [each for child in children for each in means_of_labels(child)]
-    if node_name(node) in JOINED:
-        return [each for child in children for each in means_of_labels(child)]
-    return []
+        found = LabelMean(node)
+    if found is not None:
+        return [found if found.node._saved_reduction == MEAN else None]
+    linear = read in (_of_only_child, _of_terms, _of_sum, _of_mean) or is_multiple(node)
+    if (linear or node_name(node) in JOINED) and children:
+        return [each for child in children for each in _terms_of(child)]
+    return [None]
 
 
 def reduced(node: Any, counts: set[int]) -> list[Any] | None:
@@ -140,7 +128,7 @@ def reduced(node: Any, counts: set[int]) -> list[Any] | None:
     Args:
         counts: of rows or records. What was summed over as many already may have none any more.
     """
-    children = _children(node)
+    children = children_of(node)
     # not in a product or ratio of two such scalars, where records meet
     if READERS.get(node_name(node)) in (_of_only_child, _of_terms) or is_multiple(node):
         found = [reduced(child, counts) for child in children]
@@ -156,7 +144,7 @@ def by_records(reading: Reading, loss: Tensor, counts: set[int]) -> Reading | No
     None: it is another one for other terms, or the axis after it may be the records', too; or means
     over records were multiplied or joined, and then summed again.
     """
-    inner = [child for node in sums_in(loss.grad_fn) for child in _children(node)]
+    inner = [child for node in sums_in(loss.grad_fn) for child in children_of(node)]
     first = [child for child in inner if axes_summed(child).get(0) in counts]
     if not first:
         return None if any(means_inside(child, counts) for child in inner) else reading
@@ -176,7 +164,7 @@ def has_several(node: Any, counts: set[int]) -> bool:
 
 def means_inside(node: Any, counts: set[int]) -> bool:
     """Whether a tensor holds means over records: one for each column, or each task."""
-    name, children = node_name(node), _children(node)
+    name, children = node_name(node), children_of(node)
     if READERS.get(name) in (_of_only_child, _of_multiple):
         return any(means_inside(child, counts) for child in children)
     if name not in JOINED or len(children) in counts:  # as many as records are these, one by one
@@ -191,13 +179,13 @@ def sums_in(node: Any) -> list[Any]:
     if is_sum(node):
         return [node]
     if READERS.get(node_name(node)) in (_of_only_child, _of_terms, _of_multiple):
-        return [each for child in _children(node) for each in sums_in(child)]
+        return [each for child in children_of(node) for each in sums_in(child)]
     return []
 
 
 def is_multiple(node: Any) -> bool:
     """Whether it multiplies or divides one scalar by a number, not by another one."""
-    return READERS.get(node_name(node)) is _of_multiple and len(_children(node)) == 1
+    return READERS.get(node_name(node)) is _of_multiple and len(children_of(node)) == 1
 
 
 def is_sum(node: Any) -> bool:
@@ -227,20 +215,16 @@ def _of_node(node: Any) -> Reading | None:
     return None if read is None else read(node)
 
 
-def _children(node: Any) -> list[Any]:
-    return [child for child, _ in node.next_functions if child is not None]
-
-
 def _of_only_child(node: Any) -> Reading | None:
-    children = _children(node)
+    children = children_of(node)
     return _of_node(children[0]) if len(children) == 1 else None
 
 
 def _of_terms(node: Any) -> Reading | None:
     """Terms that were reduced in one way, all by the number of records."""
-    children = _children(node)
-    if (smoothed := _smoothed(children)) is not None:
-        return _of_labels(smoothed.node)
+    children = children_of(node)
+    if (found := smoothed(children)) is not None:
+        return _of_labels(found.node)
     known = [each for each in map(_of_node, children) if each]
     if len(known) < len(children) or len({each.reduction for each in known}) != 1:
         return None
@@ -295,32 +279,9 @@ def _of_labels(node: Any) -> Reading | None:
     return Reading("mean", frozenset([labels]), labels=frozenset([labels]))
 
 
-def _smoothed(terms: list[Any]) -> LabelMean | None:
-    """Torch's cross-entropy with label smoothing, reduced to a mean or a sum; None: it is not that.
-
-    Its second term is of all classes.
-    """
-    if len(terms) != 2 or {*map(node_name, terms)} != {"MulBackward1"}:
-        return None
-    labels, other = (_children(term)[0] for term in terms)
-    if READERS.get(node_name(labels)) is not _of_labels:
-        return None
-    weighed = ("MulBackward0",) if labels._saved_weight is not None else ()
-    path = list[Any]()
-    for name in (*SMOOTHED.get(labels._saved_reduction, ()), *weighed):
-        if node_name(other) != name:
-            return None
-        path.append(other)
-        other = _children(other)[0]
-    scores = _children(labels)[0]
-    while node_name(scores) in RESHAPED and scores != other:
-        scores = _children(scores)[0]
-    return LabelMean(labels, (path[0], path[-3 - len(weighed)])) if other == scores else None
-
-
 def _of_elements(node: Any) -> Reading | None:
     """Losses element by element, such as MSE."""
-    if any(node_name(child) == "ExpandBackward0" for child in _children(node)):
+    if any(node_name(child) == "ExpandBackward0" for child in children_of(node)):
         raise SamplesInteractError(
             "the loss compares tensors of different shapes, such as (rows, 1) and (rows,), so that "
             "every output meets every record's target. Fix: give both the same shape."
@@ -331,11 +292,6 @@ def _of_elements(node: Any) -> Reading | None:
     return Reading(reduction, frozenset([node._saved_self.numel()]))
 
 
-# From the sum over all classes to scores, where losses are reduced to a mean, or to a sum.
-SMOOTHED = {
-    SUM: ("SumBackward0", "MaskedFillBackward0", "NegBackward0", "SumBackward1"),
-    MEAN: ("DivBackward0", "SumBackward0", "MaskedFillBackward0", "NegBackward0", "SumBackward1"),
-}
 # What changes no number (or all of them, by a sign) is passed through.
 UNCHANGED = (
     "ToCopyBackward0",
@@ -344,13 +300,12 @@ UNCHANGED = (
     "ViewBackward0",
     "CloneBackward0",
 )
-RESHAPED = ("ViewBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "CloneBackward0")
 JOINED = ("StackBackward0", "CatBackward0")
 READERS: dict[str, Callable[[Any], Reading | None]] = {
     **dict.fromkeys(UNCHANGED, _of_only_child),
     **dict.fromkeys(("AddBackward0", "SubBackward0"), _of_terms),
     **dict.fromkeys(("MulBackward0", "DivBackward0", "DivBackward1"), _of_multiple),
-    **dict.fromkeys(("NllLossBackward0", "NllLoss2DBackward0"), _of_labels),
+    **dict.fromkeys(OF_LABELS, _of_labels),
     **dict.fromkeys(("MeanBackward0", "MeanBackward1"), _of_mean),
     **dict.fromkeys(("SumBackward0", "SumBackward1"), _of_sum),
 }

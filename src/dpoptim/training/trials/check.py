@@ -20,7 +20,11 @@ from dpoptim.runtime.torch_internals import checkpointing_served
 from dpoptim.training.batches import records as forms
 from dpoptim.training.batches.loading import Collate
 from dpoptim.training.losses.handed_over import refuse_complex_losses
-from dpoptim.training.losses.label_means import labels_each, of_own_means
+from dpoptim.training.losses.label_means import (
+    labels_each,
+    of_own_means,
+    reduction_by_own_means,
+)
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import read_graph
 from dpoptim.training.other_libraries import refuse_nothing_to_train, uncompiled
@@ -35,7 +39,6 @@ from dpoptim.training.trials.loss_refusals import (
     refuse_losses_moved,
     refuse_other_losses,
     refuse_other_order,
-    refuse_rounded_mean,
     refuse_single_failures,
     same_losses,
 )
@@ -279,11 +282,10 @@ def compare_drawn(
         tolerance = tolerance_of(model, program.placement, dtypes)
         how = program.ways, program.placement, program.on_private, tolerance
         if losses.dim() == 0:
-            labels = labels_each(losses, count)
+            of_labels = reduction_by_own_means(losses, count)
             apart = partial(of_own_means, loss, lambda b: len(batches.rows[id(b)]) // per_record)
-            compared = Comparison(model, apart if labels else loss, batches, *how)
-            found = compared.reduction(("mean",) if labels else program.reductions)
-            refuse_rounded_mean(found, losses)
+            compared = Comparison(model, apart if of_labels else loss, batches, *how)
+            found = compared.reduction((of_labels,) if of_labels else program.reductions)
         else:
             refuse_other_losses(losses, (count, count * per_record), on_private=program.on_private)
             each = EachLoss(loss)
@@ -298,9 +300,11 @@ def compare_drawn(
             compared.reduction(("sum",))
             return CheckResult("none", count, zero=zero), quieted.shares
     # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
+    if labels := labels_each(losses, count):
+        return CheckResult("mean", count, labels=labels, zero=zero), quieted.shares
     reading = read_graph(losses)
-    scaled = reading is not None and reading.scaled and not labels
-    return CheckResult(found, count, multiplied=scaled, labels=labels, zero=zero), quieted.shares
+    scaled = reading is not None and reading.scaled
+    return CheckResult(found, count, multiplied=scaled, zero=zero), quieted.shares
 
 
 def in_turn(records: int, count: int) -> list[int]:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
-from dpoptim.gradients.backward_pass import narrow_operation
 from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.watch.values import Values
 from dpoptim.training.trials.comparison import Batches, shapes_in
@@ -47,30 +46,6 @@ def refuse_draws_elsewhere() -> None:
         reason=DRAWS_ELSEWHERE,
         fix="draw from torch's generator, torch.rand(()) for random.random() or np.random.rand()",
     )
-
-
-def refuse_rounded_mean(reduction: str, loss: Tensor) -> None:
-    """Refuse a batch's mean that is differentiated in few digits: see `refuse_rounding`.
-
-    Args:
-        reduction: that made the scalar ``loss``; sums have no factor to be rounded.
-
-    Raises:
-        NotByThisWayError: a record that passes alone has a mean of its own.
-    """
-    name = None if reduction == "sum" else narrow_operation(loss)
-    if name is not None:
-        reason = (
-            f"the loss is a mean over the batch, and an operation below it ({name}) hands "
-            "gradients on in bfloat16 or float16: the mean's factor, one over the realised batch, "
-            "would be rounded together with every record's gradient"
-        )
-        raise NotByThisWayError(
-            f'{reason}. Fix: one loss for each record, as by reduction="none"; or train in '
-            'float32; or isolation="alone", in which each record has a mean of its own.',
-            reason=reason,
-            fix='one loss for each record, as by reduction="none"; or train in float32',
-        )
 
 
 def refuse_other_losses(losses: Tensor, allowed: Sequence[int], *, on_private: bool) -> None:
