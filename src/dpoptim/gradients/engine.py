@@ -226,13 +226,16 @@ class Engine:
             rows = uses[0][0].records
             if not self.rows_open:
                 self.recorder.refuse_undelivered(finished)
+            inputs = self.isolation.inputs_of_each(rows, self.rows_open)
+            rows //= inputs
             allowed = rows <= self.rows_open if self.partial_backward else rows == self.rows_open
             if not allowed:
                 raise PrivacyError(
                     "a backward pass did not cover exactly the rows that were delivered. Fix: one "
                     "pass on the whole batch, records on the first axis; where a record has several"
-                    " inputs (pairs, a GAN's real and fake ones), model(a) and model(b), not model("
-                    "torch.cat((a, b))); for disjoint parts of a batch, partial_backward=True."
+                    " inputs (pairs, a GAN's real and fake ones), model(a) and model(b), or give "
+                    "attach the loss, which shows how model(torch.cat((a, b))) joins them; for "
+                    "disjoint parts of a batch, partial_backward=True."
                 )
             if self._common_factor:
                 self.recorder.refuse_rounding()
@@ -244,26 +247,27 @@ class Engine:
                     self.totals.finish(place)
                 return
             records = rows // self.rows.per_record
-            gradients = self._gradients(uses, records)
+            gradients = self._gradients(uses, records, inputs)
             # each is forgotten when it has been summed, and so must be what it is made of
             uses.clear()
             finished.entries.clear()
             self._add_clipped(gradients, records)
 
     def _gradients(
-        self, uses: Sequence[tuple[LayerUse, Mapping[str, int]]], records: int
+        self, uses: Sequence[tuple[LayerUse, Mapping[str, int]]], records: int, inputs: int
     ) -> dict[int, PerSampleGrad]:
-        """The pass's per-sample gradients, by the places of their parameters."""
+        """The pass's per-sample gradients, by the places of parameters; of ``inputs`` a row."""
         found: dict[int, list[PerSampleGrad]] = {}
         most, of_all = self.physical_records, self._trained.entries
         others = self.totals.travels, self._common_factor
         for use, places in uses:
-            positions = self.positions.get(use.layer, 0) * self.rows.per_record or None
+            positions = self.positions.get(use.layer, 0) * self.rows.per_record * inputs or None
             public = PublicSizes(self.capacity, most, of_all, positions, *others)
-            of_rows = use.per_sample_grads()
+            formed = use.per_sample_grads()
             for key, place in places.items():
-                self.totals.look(place, of_rows[key], self.present, self.rows.per_record)
-                of_records = self.rows.of_records(of_rows[key], use.records, self.present)
+                of_rows = RowsOfRecords(inputs).of_records(formed[key], use.records, None)
+                self.totals.look(place, of_rows, self.present, self.rows.per_record)
+                of_records = self.rows.of_records(of_rows, use.records // inputs, self.present)
                 found.setdefault(place, []).append(of_records.chosen(public))
         entries = {place: self.parameters[place].numel() for place in found}
         return {i: merge(each, records, entries[i], most) for i, each in found.items()}

@@ -40,6 +40,8 @@ class Isolation:
             passes.
         windows: whether tensors in which shared parameters meet data may have several rows for
             each record, one record's after the other's, such as the windows of an image.
+        joined: how a call of the model has several inputs of each record, if it may: batches or
+            records one after another.
         untried: whether nobody could run the model before the loop does, with a number of records
             unlike every other axis.
     """
@@ -55,6 +57,7 @@ class Isolation:
     both: frozenset[str] = frozenset()
     outside: frozenset[str] = frozenset()
     windows: bool = False
+    joined: Literal["", "by batches", "by records"] = ""
     untried: bool = False
 
     @property
@@ -76,6 +79,11 @@ class Isolation:
     def enforced(self) -> bool:
         """Whether no record can see another one, whatever the model does with its inputs."""
         return self.alone or WHOLE_MODEL in self.by_vmap
+
+    def inputs_of_each(self, rows: int, delivered: int) -> int:
+        """How many inputs of each delivered row went through the model at once."""
+        several = self.joined and delivered and rows % delivered == 0
+        return max(1, rows // delivered) if several else 1
 
     @classmethod
     def of(cls, tier: Tier, batch_axis: int = 0) -> "Isolation":

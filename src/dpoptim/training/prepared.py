@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -135,8 +136,11 @@ class Prepared:
         return other, self._checked_loss(other)
 
     def _other_ways(self, chosen: Chosen, error: NotByThisWayError) -> Iterator[Chosen]:
-        """With records on the second axis, which some models take as well; by ``vmap``."""
+        """The loss calls the model once for several inputs of a record; second axes; ``vmap``."""
         axis = chosen.isolation.batch_axis
+        if not (chosen.isolation.alone or axis):
+            for joined in ("by batches", "by records"):
+                yield replace(chosen, isolation=replace(chosen.isolation, joined=joined))
         if axis == 0 and self._request.batch_axis is None:
             with suppress(PrivacyError):
                 turned = self._chosen_isolation(self._row, batch_axis=1)

@@ -19,6 +19,7 @@ from dpoptim.gradients.hooks.forwards import (
     PerSampleForward,
     StillForward,
 )
+from dpoptim.gradients.hooks.joined_inputs import by_batches, by_records
 from dpoptim.gradients.hooks.model_hooks import FrozenHook, InputHook, ModeHook, OutputHook
 from dpoptim.gradients.hooks.seen_outputs import SeenOutputs
 from dpoptim.gradients.isolation import Isolation
@@ -67,6 +68,7 @@ class HookManager:
         self._hooked: set[nn.Module] = set()  # a module may stand in several places
         self.outputs = SeenOutputs()
         self._inside = False  # of the model's forward pass
+        self._joined: tuple[int, int] | None = None  # in this pass, see `_batches_joined`
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
         self._computed: dict[str, ComputedWeights] = {}  # by the names of their modules
         self._state: ModelWatch | None = None
@@ -108,8 +110,8 @@ class HookManager:
             if self._state is not None:
                 self._state.note_iterated()
 
-    def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note how many records the model is given."""
+    def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note how many records the model is given; what it shall have instead, or None."""
         self._inside = True
         one = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         leaves = args if one else pytree.tree_leaves((args, kwargs))
@@ -128,10 +130,25 @@ class HookManager:
             self._outside.begin(self.rows)
         if self._state is not None:
             self._state.before_forward()
+        self._joined = self._batches_joined()
+        return by_records((args, kwargs), *self._joined) if self._joined else None
 
-    def see_output(self, output: Any) -> None:
-        """Tell layers that are called by themselves how many records the forward pass had."""
+    def _batches_joined(self) -> tuple[int, int] | None:
+        """The rows of a call that has several batches of the delivered rows, and how many these."""
+        total, rows = self.rows, self._delivered
+        if self.isolation.joined != "by batches" or not total or not rows:
+            return None
+        return (total, rows) if total > rows and total % rows == 0 else None
+
+    def see_output(self, output: Any) -> Any:
+        """Tell layers that are called by themselves how many records the forward pass had.
+
+        Returns:
+            what the model shall return instead, or None.
+        """
         self._inside = False
+        if self._joined:
+            output = by_batches(output, *self._joined)
         self.outputs.see(output)
         if self._outside.owners:
             self._outside.end()
@@ -141,6 +158,7 @@ class HookManager:
         self.rows = self._delivered if self._delivered is not None else self.rows
         if self._state is not None:
             self._state.after_forward()
+        return output if self._joined else None
 
     def _hook(self, module: nn.Module, name: str) -> None:
         keys = [key for key, _ in Contents.of(module).trainable()]

@@ -16,22 +16,21 @@ from dpoptim.runtime.torch_internals import never_compiled
 class Sees(Protocol):
     """Told what a model is given, and returns."""
 
-    def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
-    def see_output(self, output: Any) -> None: ...
+    def see_output(self, output: Any) -> Any: ...
 
 
 class InputHook:
-    """Tells what the model is given."""
+    """Tells what the model is given, and hands on what it shall have instead."""
 
     def __init__(self, hooks: Sees | None) -> None:
         self._hooks = None if hooks is None else weakref.ref(hooks)
 
     @never_compiled
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooks = None if self._hooks is None else self._hooks()
-        if hooks is not None:
-            hooks.see_input(args, kwargs)
+        return None if hooks is None else hooks.see_input(args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "InputHook":
         return InputHook(None)
@@ -44,10 +43,9 @@ class OutputHook(InputHook):
     """Tells what the model returns, when its forward pass is over."""
 
     @never_compiled
-    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> Any:
         hooks = None if self._hooks is None else self._hooks()
-        if hooks is not None:
-            hooks.see_output(output)
+        return None if hooks is None else hooks.see_output(output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OutputHook":
         return OutputHook(None)

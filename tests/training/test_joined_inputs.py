@@ -1,0 +1,160 @@
+"""Several inputs of each record in one call of the model: triplets, pairs of answers, two views."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.gradients.hooks import joined_inputs
+
+N, FEATURES = 9, 6
+generator = torch.Generator().manual_seed(0)
+INPUTS = torch.randn(3, N, 2, FEATURES, generator=generator).unbind(0)
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+class Pooled(nn.Module):
+    """Layers with rules, bare parameters, a custom RMSNorm, and positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, 8), nn.Linear(8, 4)
+        self.scale, self.places = nn.Parameter(torch.ones(8)), nn.Parameter(torch.randn(1, 2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x) + self.places
+        h = self.scale * h * h.square().mean(-1, keepdim=True).add(1e-3).rsqrt()
+        return self.last(h.tanh().mean(1))
+
+
+class Squares(torch.autograd.Function):
+    """Which nothing vectorises."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x.square() @ w.t()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return 2 * x * (g @ w), g.t() @ x.square()
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.randn(8, FEATURES)), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Tensor = Squares.apply(x.mean(1), self.weight)
+        return self.head(inner.tanh())
+
+
+def apart(m: nn.Module, b: Any) -> Tensor:
+    return F.triplet_margin_loss(*map(m, b), margin=3.0, reduction="none")
+
+
+def by_batches(m: nn.Module, b: Any) -> Tensor:
+    return F.triplet_margin_loss(*m(torch.cat(b)).chunk(3), margin=3.0, reduction="none")
+
+
+def by_records(m: nn.Module, b: Any) -> Tensor:
+    found = m(torch.stack(b, 1).flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1)
+    return F.triplet_margin_loss(*found, margin=3.0, reduction="none")
+
+
+def mean_of_pairs(m: nn.Module, b: Any) -> Tensor:
+    a, c = m(torch.cat(b[:2])).chunk(2)
+    return F.mse_loss(a, c)
+
+
+def released(
+    loop: Loss,
+    keep: Sequence[int] = range(N),
+    *,
+    build: Callable[[], nn.Module] = Pooled,
+    clip_norm: float = 1.0,
+    bare: bool = False,
+    loss: Loss | None = None,
+    **batches: Any,
+) -> Tensor:
+    """The sum of one step, without noise."""
+    torch.manual_seed(0)
+    model, sums = build(), list[Tensor]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plan = dpoptim.DPSGD(clip_norm=clip_norm).plan(
+        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
+    )
+    data = TensorDataset(*(each[list(keep)] for each in INPUTS))
+    with dpoptim.attach(plan, model, optimizer, data, loss=loss or loop) as private:
+        for batch in private.batches(**batches):
+            value = loop(model, batch)
+            value.backward() if bare else private.backward(value)
+            optimizer.step()
+            if private.finished_step:
+                parts = [p.grad.double().flatten() for p in model.parameters()]  # type: ignore[union-attr]
+                sums.append(N * torch.cat(parts))
+    return sums[0]
+
+
+@pytest.mark.parametrize("build", [Pooled, Custom])
+@pytest.mark.parametrize("loop", [by_batches, by_records])
+@pytest.mark.filterwarnings("ignore:.*record by record")
+def test_the_sum_is_that_of_one_call_for_each_input(loop: Loss, build: Any) -> None:
+    """By rules, of which an isolation warning would be the contrary."""
+    expected = released(apart, build=build)
+    torch.testing.assert_close(released(loop, build=build), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batches", [{"physical_batch_size": 4}, {"fixed_shape": True}])
+def test_in_batches_of_other_sizes(batches: dict[str, Any]) -> None:
+    found = released(by_batches, **batches)
+    torch.testing.assert_close(found, released(apart), rtol=1e-4, atol=1e-5)
+
+
+def test_of_a_mean() -> None:
+    def each(m: nn.Module, b: Any) -> Tensor:
+        return (m(b[0]) - m(b[1])).square().mean(1)
+
+    for bare in (False, True):
+        found = released(mean_of_pairs, bare=bare)
+        torch.testing.assert_close(found, released(each), rtol=0, atol=2e-2)  # margins
+
+
+@pytest.mark.parametrize("loop", [by_batches, by_records])
+def test_no_record_moves_the_sum_by_more_than_the_clip_norm(loop: Loss) -> None:
+    bound = 1e-2
+    whole = released(loop, clip_norm=bound)
+    for left_out in (0, 4):
+        less = released(loop, [i for i in range(N) if i != left_out], clip_norm=bound)
+        assert 0.9 * bound < float((whole - less).norm()) <= bound
+
+
+def test_pairs_of_different_records_are_refused() -> None:
+    def rolled(m: nn.Module, b: Any) -> Tensor:
+        a, c = m(torch.cat((b[0], b[1].roll(1, 0)))).chunk(2)
+        return (a - c).square().mean(1)
+
+    with pytest.raises(dpoptim.SamplesInteractError):
+        released(rolled)
+
+
+def test_inputs_that_stay_in_batches_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record would be clipped with others' inputs."""
+    monkeypatch.setattr(joined_inputs, "_turned", lambda tree, *_: tree)
+    with pytest.warns(dpoptim.IsolationWarning, match="records pass alone"):
+        dpoptim.attach(
+            dpoptim.DPSGD(clip_norm=1.0).plan(
+                n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
+            ),
+            model := Pooled(),
+            torch.optim.SGD(model.parameters(), lr=0.0),
+            TensorDataset(*INPUTS),
+            loss=by_batches,
+        )
