@@ -14,7 +14,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.layers.vmap_internals import vmap
+from dpoptim.gradients.layers.torch_func import vmap
 from dpoptim.gradients.layers.vmapped import VmapLayer
 from dpoptim.gradients.oracle import clipped_sums, gradients_alone
 from dpoptim.gradients.per_sample import lazy

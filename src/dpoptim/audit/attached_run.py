@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.one_run import Coins, Floats
-from dpoptim.gradients.layers.other_parameters import called_with
+from dpoptim.gradients.layers.torch_func import called_with
 from dpoptim.plan import Plan
 from dpoptim.training.attach import attach
 

@@ -22,11 +22,10 @@ from dpoptim.gradients.hooks.forwards import (
 from dpoptim.gradients.hooks.model_hooks import FrozenHook, InputHook, ModeHook, OutputHook
 from dpoptim.gradients.hooks.seen_outputs import SeenOutputs
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.layers.bare import BareParameters, for_records
+from dpoptim.gradients.layers.bare import BareParameters, OutsideUseError, ReadOutside, for_records
 from dpoptim.gradients.layers.folded import FoldedLayer, FoldedRule
-from dpoptim.gradients.layers.frozen import faster_forward
+from dpoptim.gradients.layers.linear import faster_forward
 from dpoptim.gradients.layers.looped import LoopedLayer
-from dpoptim.gradients.layers.outside import OutsideUseError, ReadOutside
 from dpoptim.gradients.layers.registry import rule_for, runner_for, takes_more_axes
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner

@@ -13,8 +13,8 @@ from dpoptim.gradients.hooks.device_map import (
     place_of_forward,
 )
 from dpoptim.gradients.hooks.forwards import OwnForward
+from dpoptim.gradients.layers.normalisation import Normalisation, sees_batch
 from dpoptim.gradients.layers.registry import rule_for
-from dpoptim.gradients.layers.running_statistics import Normalisation, sees_batch
 
 
 def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = False) -> None:

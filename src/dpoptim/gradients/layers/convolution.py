@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic.batch_invariant import record_products
 from dpoptim.gradients.arithmetic.multiplication import onednn_multiplies
 from dpoptim.gradients.arithmetic.position_sums import never_alone
@@ -23,7 +22,7 @@ from dpoptim.gradients.layers.geometry import (
     patches_in_rows,
 )
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches, Compiled, Formed
-from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
+from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, unbatched
 from dpoptim.gradients.per_sample import fused_trial
 from dpoptim.gradients.per_sample.fused_factors import Factors, FusedLayer, Sizes, way_there
 from dpoptim.gradients.per_sample.lazy import Lazy
@@ -46,10 +45,7 @@ class ConvolutionRule(LayerRule[Convolution]):
 
     def prepare(self, module: Convolution, name: str, x: Tensor, rows: int | None) -> Tensor:
         if x.dim() != len(module.kernel_size) + 2:
-            raise PrivacyError(
-                f"layer {name!r} ({type(module).__name__}) got an input of {axes_of(x)} without a "
-                "record axis. Fix: keep the batch axis first, e.g. x[None] for a single record."
-            )
+            raise unbatched(module, name, x)
         if padding_outside(module):
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
             return F.pad(x, module._reversed_padding_repeated_twice, mode=mode)

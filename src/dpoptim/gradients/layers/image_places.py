@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpoptim.gradients.layers.geometry import Axes, output_positions
 from dpoptim.gradients.per_sample import native
 
 IN_CACHE = 1 << 17  # numbers of an image and its results together
 FEW_WEIGHTS = 1 << 15  # for a vector of outputs, which are read again for every few results
 LEAST_FILLED = 1 / 2  # of the vectors of outputs that are computed
-Axes = tuple[int, ...]  # a number for each of three axes
 Places = NDArray[np.int64]
 
 
@@ -90,7 +90,7 @@ def forth(
 ) -> Way:
     """How a layer's output comes of its input."""
     padded = tuple(s + 2 * side for s, side in zip(size, padding, strict=True))
-    places = places_of(size, padding, kernel, stride, dilation)
+    places = output_positions(padded, kernel, stride, dilation)
     offsets = [np.arange(k) * gap for k, gap in zip(kernel, dilation, strict=True)]
     starts = [np.arange(n) * step for n, step in zip(places, stride, strict=True)]
     taps = of_channels(channels, padded, offsets)
@@ -114,7 +114,8 @@ def back(
     dilation: Axes,
 ) -> Way:
     """How the gradient of its input comes of that of its output."""
-    places = places_of(size, padding, kernel, stride, dilation)
+    enlarged = [s + 2 * side for s, side in zip(size, padding, strict=True)]
+    places = output_positions(enlarged, kernel, stride, dilation)
     # along an axis, number i reads places (i + padding - k dilation) / stride that are whole
     axes = [
         Axis(*each) for each in zip(size, padding, kernel, stride, dilation, places, strict=True)
@@ -184,14 +185,6 @@ class Axis:
         # of the kernel's last place, which reads first, on: offsets are not negative
         level = (numbers + self.padding) // self.stride + self.before - self.reach
         return OfPhase(numbers, level, kernel, self.reach - shifts[kernel] // self.stride)
-
-
-def places_of(size: Axes, padding: Axes, kernel: Axes, stride: Axes, dilation: Axes) -> Axes:
-    """Positions of the output along each axis."""
-    return tuple(
-        (s + 2 * side - gap * (k - 1) - 1) // step + 1
-        for s, side, k, step, gap in zip(size, padding, kernel, stride, dilation, strict=True)
-    )
 
 
 def entries(size: Axes, along: Sequence[Places]) -> Places:

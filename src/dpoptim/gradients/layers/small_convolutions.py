@@ -11,7 +11,6 @@ additions, in an order that the layer's geometry alone decides.
 
 import math
 import struct
-from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -19,8 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic.multiplication import plain
-from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
-from dpoptim.gradients.layers.image_places import Axes, Way, back, forth
+from dpoptim.gradients.layers.geometry import (
+    Convolution,
+    geometry,
+    output_size,
+    padded_size,
+)
+from dpoptim.gradients.layers.image_places import Way, back, forth
 from dpoptim.gradients.per_sample import native
 from dpoptim.runtime.compiled_work import Piece, Task, run_in_turn
 
@@ -99,22 +103,3 @@ def convolved(way: Way, x: Tensor, weights: Tensor, bias: Tensor | None) -> Tens
         )
     run_in_turn(given, [Task(function(), len(x) * work, room=way.room)])
     return out
-
-
-def padded_size(module: Convolution, size: Sequence[int]) -> list[int]:
-    return [s + 2 * side for s, side in zip(size, padding_inside(module), strict=True)]
-
-
-def geometry(
-    module: Convolution, size: Sequence[int]
-) -> tuple[int, int, Axes, Axes, Axes, Axes, Axes]:
-    """Channels and outputs, and of three axes the size, padding, kernel, stride and dilation."""
-
-    def of_axes(values: Sequence[int], missing: int) -> Axes:
-        return (*[missing] * (3 - len(values)), *values)
-
-    return (
-        *(module.in_channels, module.out_channels, of_axes(size, 1)),
-        *(of_axes(padding_inside(module), 0), of_axes(module.kernel_size, 1)),
-        *(of_axes(module.stride, 1), of_axes(module.dilation, 1)),
-    )

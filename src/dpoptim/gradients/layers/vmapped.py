@@ -25,10 +25,8 @@ from dpoptim.gradients.backward_pass import (
     refuse_nested_backward,
 )
 from dpoptim.gradients.hooks.device_map import forward_of
-from dpoptim.gradients.layers.by_hand import ByHand
-from dpoptim.gradients.layers.other_parameters import called_with
 from dpoptim.gradients.layers.runner import holder
-from dpoptim.gradients.layers.vmap_internals import vmap
+from dpoptim.gradients.layers.torch_func import ByHand, called_with, vmap
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.runtime.torch_internals import graph_task, pytree
 

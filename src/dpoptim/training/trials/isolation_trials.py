@@ -14,7 +14,7 @@ from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
 from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.expected_sums import LEAST_BOUND, ClippedSums
 from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
-from dpoptim.gradients.layers.outside import OutsideUseError
+from dpoptim.gradients.layers.bare import OutsideUseError
 from dpoptim.gradients.layers.vmapped import NotVectorisedError
 from dpoptim.gradients.oracle import RecordsAlone, trainable
 from dpoptim.gradients.placement import Placement
