@@ -22,7 +22,7 @@ from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.layers import convolution
 from dpoptim.gradients.layers.geometry import Convolution
-from dpoptim.gradients.per_sample import fused_calls, fused_layers, fused_trial
+from dpoptim.gradients.per_sample import fused_calls, fused_outer, fused_trial
 from dpoptim.gradients.per_sample.fused_factors import (
     Factors,
     FusedLayer,
@@ -290,7 +290,7 @@ def test_layers_are_taken_together_by_their_tiles_and_what_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each once, in their order; one that is looked up in, alone."""
-    monkeypatch.setattr(fused_layers, "KEPT_AT_ONCE", 2 * 4 * 64 * 64)
+    monkeypatch.setattr(fused_outer, "KEPT_AT_ONCE", 2 * 4 * 64 * 64)
     sizes = [(64, 64)] * 5 + [(8, 64)] * 2 + [(64, 64)]
     gradients: dict[int, PerSampleGrad] = {
         place: SequenceOuter(*(torch.ones(4, 3, n, device=DEVICE) for n in size), fused="kept")
@@ -301,7 +301,7 @@ def test_layers_are_taken_together_by_their_tiles_and_what_fits(
     assert isinstance(head, SequenceOuter)
     gradients[7] = TiedHead(head.g, head.a, fused="kept", table=table)
     gradients[8] = SequenceOuter(*(torch.ones(4, 3, 64, device=DEVICE) for _ in range(2)))
-    found = [each.places for each in fused_layers.fused_among(gradients, ["all"] * 9)]
+    found = [each.places for each in fused_outer.fused_among(gradients, ["all"] * 9)]
     assert found == [[0, 1], [2, 3], [4], [5, 6], [7]]
 
 
@@ -381,7 +381,7 @@ def test_patches_are_made_when_they_are_needed_and_let_go(monkeypatch: pytest.Mo
         return found
 
     monkeypatch.setattr(convolution, "patches_in_rows", note)
-    monkeypatch.setattr(fused_layers, "FORMED_AT_ONCE", 0)
+    monkeypatch.setattr(fused_outer, "FORMED_AT_ONCE", 0)
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)), nn.Flatten())
     x = torch.randn(7, 4, 9, 9, device=DEVICE)
     positions = {"0": 81, "1": 81, "2": 81}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpoptim.gradients.arithmetic import positions_there
 from dpoptim.gradients.arithmetic.position_sums import sum_normalised, sum_positions
-from dpoptim.gradients.per_sample.over_positions import OverPositions, side_by_side
+from dpoptim.gradients.per_sample.joined import OverPositions, side_by_side
 from dpoptim.gradients.per_sample.per_sample_grads import Dense
 
 GPU = torch.cuda.is_available()

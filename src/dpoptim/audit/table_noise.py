@@ -1,6 +1,6 @@
 """Noise audit of tables: does every row get noise, whether or not a record looked it up?
 
-The rows that a record looked up are summed alone where they are few (`row_terms`), and a
+The rows that a record looked up are summed alone where they are few (`RowTerms`), and a
 gate that gave noise to these alone would tell, by the others, who was there.
 """
 

@@ -11,8 +11,7 @@ from dpoptim.clipping import Units
 from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
-from dpoptim.gradients.per_sample.fused_layers import fused_among
-from dpoptim.gradients.per_sample.fused_outer import FusedOuter
+from dpoptim.gradients.per_sample.fused_outer import FusedOuter, fused_among
 from dpoptim.gradients.per_sample.joined import Joined
 from dpoptim.gradients.per_sample.per_sample_grads import Outer, PerSampleGrad
 from dpoptim.gradients.per_sample.single_rows import SingleRows, largest

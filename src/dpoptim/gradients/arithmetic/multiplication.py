@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dpoptim.gradients.arithmetic import odd_rows, row_products
 from dpoptim.gradients.arithmetic.onednn_trial import keeps_rows_apart
 from dpoptim.gradients.arithmetic.precision import EXACT
-from dpoptim.gradients.memory import spare_room
+from dpoptim.gradients.memory import LEAST_SPARED, OF_GRADIENTS, empty_result
 from dpoptim.runtime.torch_internals import (
     has_onednn,
     is_functorch_tensor,
@@ -147,13 +147,11 @@ def fit(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
     return usual and w.dtype == x.dtype and x.numel() > 0 and x.shape[-1] == w.shape[1]
 
 
-def linear(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, spare: int = spare_room.OF_GRADIENTS
-) -> Tensor:
+def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, spare: int = OF_GRADIENTS) -> Tensor:
     """``x @ w.T + bias``: x of shape (..., k), w (n, k), bias (n,) -> (..., n). Not for autograd.
 
     Args:
-        spare: entries behind a large result by MKL or compiled functions; see `spare_room`.
+        spare: entries behind a large result by MKL or compiled functions; see `memory`.
 
     **Guarantee.** Where not by MKL, each row of the result is a function of that row of ``x``, to
     the last bit, beside any other rows. oneDNN's kernels are the vendor's: tested, not proved.
@@ -175,12 +173,12 @@ def by_mkl(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
     if not x.is_cpu and plain(x):
         return odd_rows.linear(x, w, bias)
     entries = x.numel() // max(1, w.shape[-1]) * w.shape[0]
-    large = entries >= spare_room.LEAST and not torch.is_grad_enabled()
+    large = entries >= LEAST_SPARED and not torch.is_grad_enabled()
     own = large and x.dtype == torch.float32 and x.is_cpu and fit(x, w, bias)
     if not own or not all(plain(each) for each in (x, w, bias) if each is not None):
         return F.linear(x, w, bias)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    product = spare_room.result(rows.shape[0], w.shape[0], spare)
+    product = empty_result(rows.shape[0], w.shape[0], spare)
     if bias is None:
         torch.mm(rows, w.T, out=product)
     else:

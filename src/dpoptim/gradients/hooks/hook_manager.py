@@ -31,7 +31,7 @@ from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.layers.vmapped import VmapLayer
-from dpoptim.gradients.memory.huge_pages import give_back_before_loss
+from dpoptim.gradients.memory import give_back_before_loss
 from dpoptim.gradients.watch.contents import Contents
 from dpoptim.gradients.watch.model_watch import ModelWatch
 from dpoptim.runtime.torch_internals import SpectralNormalised, applied, pytree

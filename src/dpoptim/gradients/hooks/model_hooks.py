@@ -1,7 +1,7 @@
 """Hooks on modules, which hold what they tell weakly, so that no copy of a model has an engine."""
 
 import weakref
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from dpoptim.gradients.layers.normalisation import Normalisation, sees_batch
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
 from dpoptim.runtime.torch_internals import never_compiled
 
+Told = TypeVar("Told")
+
 
 class Sees(Protocol):
     """Told what a model is given, and returns."""
@@ -21,62 +23,59 @@ class Sees(Protocol):
     def see_output(self, output: Any) -> None: ...
 
 
-class InputHook:
-    """Tells what the model is given."""
+class WeakHook(Generic[Told]):
+    """A hook that tells an object; a copy of its model, or a file of one, tells nobody.
 
-    def __init__(self, hooks: Sees | None) -> None:
-        self._hooks = None if hooks is None else weakref.ref(hooks)
+    Args:
+        told: None: nobody.
+        about: the same in a copy.
+    """
+
+    def __init__(self, told: Told | None, *about: Any) -> None:
+        self._told = None if told is None else weakref.ref(told)
+        self._about = about
+
+    @property
+    def told(self) -> Told | None:
+        return None if self._told is None else self._told()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(None, *self._about)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), (None, *self._about)
+
+
+class InputHook(WeakHook[Sees]):
+    """Tells what the model is given."""
 
     @never_compiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hooks = None if self._hooks is None else self._hooks()
-        if hooks is not None:
+        if (hooks := self.told) is not None:
             hooks.see_input(args, kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "InputHook":
-        return InputHook(None)
 
-    def __reduce__(self) -> tuple[type["InputHook"], tuple[None]]:
-        return InputHook, (None,)
-
-
-class OutputHook(InputHook):
+class OutputHook(WeakHook[Sees]):
     """Tells what the model returns, when its forward pass is over."""
 
     @never_compiled
     def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
-        hooks = None if self._hooks is None else self._hooks()
-        if hooks is not None:
+        if (hooks := self.told) is not None:
             hooks.see_output(output)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "OutputHook":
-        return OutputHook(None)
 
-    def __reduce__(self) -> tuple[type["OutputHook"], tuple[None]]:
-        return OutputHook, (None,)
-
-
-class FrozenHook:
-    """Notes torch.autocast around a frozen module."""
-
-    def __init__(self, recorder: BackwardRecorder | None, label: str) -> None:
-        self._recorder = None if recorder is None else weakref.ref(recorder)
-        self._label = label
+class FrozenHook(WeakHook[BackwardRecorder]):
+    """Notes torch.autocast around a frozen module, by the name of this."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recorder = None if self._recorder is None else self._recorder()
+        recorder = self.told
         if recorder is None or not torch.is_grad_enabled() or AS_THEY_ARE.get():
             return
+        (label,) = self._about
         for value in (*args, *kwargs.values()):
             # nothing else has gradients that come through here
             if isinstance(value, Tensor) and value.requires_grad:
-                narrow_dtype(recorder, self._label, value.device)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenHook":
-        return FrozenHook(None, self._label)
-
-    def __reduce__(self) -> tuple[type["FrozenHook"], tuple[None, str]]:
-        return FrozenHook, (None, self._label)
+                narrow_dtype(recorder, label, value.device)
 
 
 class ModeHook:

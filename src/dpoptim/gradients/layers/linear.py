@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from dpoptim.gradients.arithmetic.multiplication import linear, linear_of_constants, rows_leave_mkl
 from dpoptim.gradients.arithmetic.precision import like_input
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
-from dpoptim.gradients.memory.spare_room import OF_OUTPUTS
-from dpoptim.gradients.per_sample.over_positions import over_positions
+from dpoptim.gradients.memory import OF_OUTPUTS
+from dpoptim.gradients.per_sample.joined import over_positions
 from dpoptim.gradients.per_sample.sequence_outer import one_axis, positions
 
 

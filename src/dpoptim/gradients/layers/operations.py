@@ -35,6 +35,10 @@ LIKE_ANOTHER: dict[str, Callable[[Tensor], Any]] = {
     "type_as": lambda t: t.dtype,
     "to": lambda t: t.dtype,
 }
+PRODUCTS = ("matmul", "bmm", "__matmul__", "__rmatmul__")
+BY_MATRICES = (*PRODUCTS, "baddbmm", "scaled_dot_product_attention")  # of each row, from 3 axes on
+# the argument that says along which axis they go, and the usual one
+ALONG_AN_AXIS = {"cosine_similarity": (2, 1), "gather": (1, 0)}
 
 
 def moved_axes(name: str, args: Any, axes: int) -> set[int]:
@@ -50,12 +54,6 @@ def moved_axes(name: str, args: Any, axes: int) -> set[int]:
 
 def in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
-
-
-PRODUCTS = ("matmul", "bmm", "__matmul__", "__rmatmul__")
-BY_MATRICES = (*PRODUCTS, "baddbmm", "scaled_dot_product_attention")  # of each row, from 3 axes on
-# the argument that says along which axis they go, and the usual one
-ALONG_AN_AXIS = {"cosine_similarity": (2, 1), "gather": (1, 0)}
 
 
 class Call(Protocol):

@@ -14,6 +14,10 @@ from torch import Tensor
 
 from dpoptim.gradients.layers.operations import PRODUCTS, Call
 
+SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+# what adds positions to keys and values, or gives these
+UNKNOWN = ("bias_k", "bias_v", "static_k", "static_v")
+
 
 def rewritten(call: Call) -> Any:
     """The result of a call that another one tells; None where none is known."""
@@ -128,11 +132,6 @@ def chosen_by_records(call: Call) -> Tensor | None:
 
 def among(tensors: Iterable[Any], one: Any) -> bool:
     return any(one is each for each in tensors)
-
-
-SIGNATURE = inspect.signature(F.multi_head_attention_forward)
-# what adds positions to keys and values, or gives these
-UNKNOWN = ("bias_k", "bias_v", "static_k", "static_v")
 
 
 def attention(call: Call) -> tuple[Tensor, Tensor | None] | None:

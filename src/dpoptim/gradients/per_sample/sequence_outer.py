@@ -27,7 +27,6 @@ from dpoptim.gradients.choose_formula import (
     kept,
 )
 from dpoptim.gradients.per_sample import fused_trial, native
-from dpoptim.gradients.per_sample.claimed_sums import Claims, add_claimed, add_claimed_in_turn
 from dpoptim.gradients.per_sample.fused_factors import (
     Factors,
     FusedLayer,
@@ -35,8 +34,13 @@ from dpoptim.gradients.per_sample.fused_factors import (
     Way,
     way_there,
 )
-from dpoptim.gradients.per_sample.ghost_norms import ghost_squared_norms
-from dpoptim.gradients.per_sample.over_positions import over_positions
+from dpoptim.gradients.per_sample.ghost_norms import (
+    Claims,
+    add_claimed,
+    add_claimed_in_turn,
+    ghost_squared_norms,
+)
+from dpoptim.gradients.per_sample.joined import over_positions
 from dpoptim.gradients.per_sample.parts import (
     add_group,
     all_groups,
