@@ -6,21 +6,24 @@ PyTorch's operations take a call for each layer and factor, and write what they 
 depends on how many there are alone.
 """
 
-import importlib.util
-import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic.precision import NARROW
+from dpoptim.gradients.arithmetic.triton_calls import (
+    KINDS,
+    firsts,
+    on_device_of,
+    owners,
+    tried_on,
+    upload,
+)
 
 BLOCK_T, BLOCK_N = 32, 64  # positions and columns that a program takes at a time
-KINDS = ("cuda", "xpu")  # of device that Triton compiles for; ROCm's are "cuda", too
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -79,53 +82,17 @@ def normalised_sums(
 
 @cache
 def compiles_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether Triton is there, compiles the kernels for the device, and they are right there."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    g = (torch.arange(2 * 40 * 70, device=device) % 7).to(dtype).view(2, 40, 70)
-    mean = torch.ones(2, 40, device=device)
-    exact = g.double().sum(1)
-    expected = [torch.cat([exact, exact], 1), 2 * g.double().square().sum(1), exact]
-    try:
+    """Whether the kernels are there, and right, on a device: see `tried_on`."""
+
+    def agree() -> bool:
+        g = (torch.arange(2 * 40 * 70, device=device) % 7).to(dtype).view(2, 40, 70)
+        mean = torch.ones(2, 40, device=device)
+        exact = g.double().sum(1)
+        expected = [torch.cat([exact, exact], 1), 2 * g.double().square().sum(1), exact]
         found = [sums_of([g, g]), *normalised_sums(g.float() + 1, mean, mean + 1, g)]
-        right = all(torch.equal(a.double(), b) for a, b in zip(found, expected, strict=True))
-        reason = "they compute something else"
-    except torch.OutOfMemoryError:
-        raise  # says nothing of what the device can do
-    except Exception as error:  # compilers and drivers raise their own kinds
-        right, reason = False, f"{type(error).__name__}: {str(error)[:300]}"
-    if right:
-        return True
-    warnings.warn(
-        f"sums over positions on {device} are formed by PyTorch's operations, which takes longer: "
-        f"Triton's kernels failed there for {dtype} ({reason}).",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return False
+        return all(torch.equal(a.double(), b) for a, b in zip(found, expected, strict=True))
 
-
-def upload(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """A table of whole numbers on a device: int64; nothing waits for it."""
-    table = torch.from_numpy(np.array(rows, dtype=np.int64))
-    pinned = device.type == "cuda"
-    return (table.pin_memory() if pinned else table).to(device, non_blocking=pinned)
-
-
-@lru_cache(maxsize=1024)
-def owners(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Which layer each tile or block belongs to, where layers have so many: int32."""
-    return torch.from_numpy(np.repeat(np.arange(len(counts), dtype=np.int32), counts)).to(device)
-
-
-def firsts(counts: Sequence[int]) -> list[int]:
-    """Where each layer's tiles or blocks begin."""
-    return [0, *np.cumsum(counts)[:-1].tolist()] if len(counts) else []
-
-
-def on_device_of(x: Tensor) -> AbstractContextManager[object]:
-    """A kernel runs on the current device, whatever its tensors lie on."""
-    return torch.get_device_module(x.device).device(x.device)
+    return tried_on(device, dtype, agree, "sums over positions")
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.arithmetic.positions_there import firsts, on_device_of, owners, upload
+from dpoptim.gradients.arithmetic.triton_calls import firsts, on_device_of, owners, upload
 from dpoptim.gradients.per_sample.fused_factors import LEAST, WIDE, Factors, power_of_two
 
 ADD, MEASURE, BOTH = 0, 1, 2  # kinds of work, as in `outer_kernels`

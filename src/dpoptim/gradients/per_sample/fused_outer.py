@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.accumulation.sums import Sums
-from dpoptim.gradients.arithmetic.positions_there import firsts
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
+from dpoptim.gradients.arithmetic.triton_calls import firsts
 from dpoptim.gradients.choose_formula import MEMORY_CAP
 from dpoptim.gradients.per_sample.fused_calls import ADD, BOTH, MEASURE, Calls
 from dpoptim.gradients.per_sample.fused_factors import FusedLayer

@@ -1,7 +1,5 @@
 """Whether Triton's kernels form gradients on a device: tried before they are used."""
 
-import importlib.util
-import warnings
 from functools import cache
 
 import torch
@@ -9,8 +7,8 @@ from torch import Tensor
 
 from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
-from dpoptim.gradients.arithmetic.positions_there import KINDS
 from dpoptim.gradients.arithmetic.precision import NARROW
+from dpoptim.gradients.arithmetic.triton_calls import KINDS, tried_on
 from dpoptim.gradients.per_sample.fused_factors import (
     WIDE,
     Factors,
@@ -29,38 +27,25 @@ def serves(x: Tensor) -> bool:
 
 @cache
 def compiles_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether Triton is there, compiles the kernels for the device, and they are right there.
+    """Whether the kernels are there, and right, on a device: see `tried_on`.
 
-    In whole tiles, as models have them; of a device for which it fails a warning tells.
+    In whole tiles, as models have them.
     """
-    if device.type not in KINDS or importlib.util.find_spec("triton") is None:
-        return False
-    g = (torch.arange(2 * 64 * WIDE, device=device) % 7).to(dtype).view(2, 64, WIDE)
-    a = torch.ones_like(g)
-    index = (torch.arange(128, device=device) % 5).view(2, 64)
-    exact = torch.einsum("btp,btd->bpd", g.double(), a.double())
-    added = exact.scatter_add(1, index[:, :, None].expand_as(a), a.double())
-    plain, looked_up = Factors.of(g, a), Factors.of(g, a, Lookups.of(index, a))
-    ways: list[tuple[Factors, Way, Tensor]] = [
-        *((plain, "kept", exact), (plain, "claimed", exact), (plain, "twice", exact)),
-        *((looked_up, "kept", added), (looked_up, "twice", added)),
-    ]
-    try:
-        right = all(agrees(*each) for each in ways)
-        reason = "they compute something else"
-    except torch.OutOfMemoryError:
-        raise  # says nothing of what the device can do
-    except Exception as error:  # compilers and drivers raise their own kinds
-        right, reason = False, f"{type(error).__name__}: {str(error)[:300]}"
-    if right:
-        return True
-    warnings.warn(
-        f"gradients on {device} are formed by PyTorch's operations, which takes longer: Triton's "
-        f"kernels failed there for {dtype} ({reason}).",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return False
+
+    def all_agree() -> bool:
+        g = (torch.arange(2 * 64 * WIDE, device=device) % 7).to(dtype).view(2, 64, WIDE)
+        a = torch.ones_like(g)
+        index = (torch.arange(128, device=device) % 5).view(2, 64)
+        exact = torch.einsum("btp,btd->bpd", g.double(), a.double())
+        added = exact.scatter_add(1, index[:, :, None].expand_as(a), a.double())
+        plain, looked_up = Factors.of(g, a), Factors.of(g, a, Lookups.of(index, a))
+        ways: list[tuple[Factors, Way, Tensor]] = [
+            *((plain, "kept", exact), (plain, "claimed", exact), (plain, "twice", exact)),
+            *((looked_up, "kept", added), (looked_up, "twice", added)),
+        ]
+        return all(agrees(*each) for each in ways)
+
+    return device.type in KINDS and tried_on(device, dtype, all_agree, "gradients")
 
 
 def agrees(layer: Factors, way: Way, exact: Tensor) -> bool:
