@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.arithmetic import multiplication, row_products
-from dpoptim.gradients.arithmetic.onednn_trial import keeps_rows_apart
+from dpoptim.gradients.arithmetic.onednn import keeps_rows_apart
 from dpoptim.gradients.arithmetic.precision import computed_in
 from dpoptim.gradients.arithmetic.products import margin
 from dpoptim.gradients.engine import Engine

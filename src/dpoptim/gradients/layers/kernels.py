@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic.batch_invariant import aligned
-from dpoptim.gradients.arithmetic.multiplication import plain, transposed_product
+from dpoptim.gradients.arithmetic.multiplication import plain
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, blocks_in, read_part
+from dpoptim.gradients.arithmetic.onednn import transposed_product
 from dpoptim.gradients.arithmetic.position_sums import sum_positions
 from dpoptim.gradients.arithmetic.precision import widened
 from dpoptim.gradients.layers.geometry import (

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.accumulation.sums import Sums
-from dpoptim.gradients.arithmetic import positions_there
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.arithmetic.position_sums import sum_positions
+from dpoptim.gradients.arithmetic.position_sums import sum_positions, sums_by_triton, triton_serves
 from dpoptim.gradients.arithmetic.precision import computed_in
 from dpoptim.gradients.arithmetic.products import Groups, add_weighted_rows
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad, zero_outside
@@ -26,7 +25,7 @@ SMALL = 1 << 16  # entries of a parameter
 
 def over_positions(g: Tensor) -> PerSampleGrad:
     """Sums of ``g`` (B, T, n) over T."""
-    return OverPositions(g) if positions_there.serves(g) else Dense(sum_positions(g))
+    return OverPositions(g) if triton_serves(g) else Dense(sum_positions(g))
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def side_by_side(several: Sequence[Dense | OverPositions]) -> Tensor:
     if len({x.g.dtype for x in lazy}) != 1:
         return torch.cat([x.materialise(slice(None)) for x in several], 1)
     widths = [x.g.shape[2] for x in lazy]
-    formed = iter(positions_there.sums_of([x.g for x in lazy]).split(widths, 1))
+    formed = iter(sums_by_triton([x.g for x in lazy]).split(widths, 1))
     parts = [
         next(formed) if isinstance(x, OverPositions) else x.materialise(slice(None))
         for x in several

@@ -11,14 +11,9 @@ from torch import Tensor
 
 from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.batch_invariant import matrices, record_matrices, record_products
-from dpoptim.gradients.arithmetic.multiplication import (
-    INNER,
-    filled_up,
-    onednn_forms_gradients,
-    plain,
-    transposed_product,
-)
+from dpoptim.gradients.arithmetic.multiplication import onednn_forms_gradients, plain
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, raised, row_squared_norms
+from dpoptim.gradients.arithmetic.onednn import INNER, filled_up, transposed_product
 from dpoptim.gradients.arithmetic.precision import NARROW, multiplies_narrow, widened
 from dpoptim.gradients.arithmetic.products import Groups, add_weighted_rows
 from dpoptim.gradients.choose_formula import (
