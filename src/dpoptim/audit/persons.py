@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from dpoptim.audit.finding import refuted_by
 from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, parameters_of
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
@@ -74,4 +75,4 @@ def persons() -> str:
     for how, _ in WAYS[:2]:
         if not torch.allclose(sum_of_a_step(x, y, owners[:1], how, None), expected, rtol=1e-6):
             findings.append(f"rows that are not there change what a person adds ({how})")
-    return "refuted: " + "; ".join(findings) if findings else ""
+    return refuted_by(findings)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from dpoptim.audit.finding import refuted_by
 from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, sum_of_a_step
 from dpoptim.errors import PrivacyError
 from dpoptim.evaluation import ClassifierScores
@@ -53,7 +54,7 @@ def repeated_records() -> str:
             counts = float((counts_of(make(records(1.0))) - counts_of(make(records(0.0)))).max())
             if counts > 1.5:
                 found.append(f"{name} moves a count of scores by {counts:.0f}")
-    return f"refuted: {'; '.join(found)}" if found else ""
+    return refuted_by(found)
 
 
 def records(first: float) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dpoptim.accounting import gdp_epsilon
 from dpoptim.accounting.filters import selection_epsilon
+from dpoptim.audit.bounds import Floats
 from dpoptim.evaluation import evaluate_classifier, evaluate_regressor
 from dpoptim.gate import adaptive as gate_module
 from dpoptim.preprocessing import (
@@ -32,7 +33,6 @@ from dpoptim.preprocessing import (
 from dpoptim.solvers import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.sufficient_statistics import sufficient_statistics
-from dpoptim.statistics import Floats
 
 MU = 1.5
 DELTA = 1e-5

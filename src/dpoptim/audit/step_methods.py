@@ -11,11 +11,11 @@ from torch.utils.data import TensorDataset
 from dpoptim.accounting.canonical import canonical
 from dpoptim.accounting.choose_profile import gaussian_mu
 from dpoptim.accounting.guarantee import parse_neighboring
-from dpoptim.audit.balls_in_bins import family_of_bins, scores_of_bins
-from dpoptim.audit.cyclic_poisson import family_of_turns, scores_of_turns
+from dpoptim.audit.banded import family_of_bins, family_of_turns, scores_of_bins, scores_of_turns
+from dpoptim.audit.bounds import Floats
 from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gaussian_finding
 from dpoptim.audit.min_separation import family_apart, scores_apart
-from dpoptim.audit.side_by_side import Floats, releases_kept, separate, without_canary
+from dpoptim.audit.side_by_side import releases_kept, separate, without_canary
 from dpoptim.audit.small_runs import attach_canaries
 from dpoptim.audit.two_worlds import (
     LENGTH,
