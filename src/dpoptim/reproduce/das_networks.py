@@ -66,9 +66,8 @@ def fashion_parts(directory: Path) -> Parts:
 
 def parts_of(case: Case) -> Parts:
     """Another data set; the last tenth of the training records chooses rates."""
-    cut = len(case.x) - len(case.x) // 10
-    training, choosing = (case.x[:cut], case.y[:cut]), (case.x[cut:], case.y[cut:])
-    return training, choosing, (case.x_test, case.y_test)
+    chosen = case.held_out_tenth()
+    return (chosen.x, chosen.y), (chosen.x_test, chosen.y_test), (case.x_test, case.y_test)
 
 
 def table7(
