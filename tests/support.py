@@ -17,10 +17,9 @@ from dpoptim.gradients.arithmetic.onednn import keeps_rows_apart
 from dpoptim.gradients.arithmetic.precision import computed_in
 from dpoptim.gradients.arithmetic.products import margin
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers import kernels
-from dpoptim.gradients.oracle import clipped_sums, gradients_alone
+from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
 from dpoptim.gradients.per_sample import native
 
 

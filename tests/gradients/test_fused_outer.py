@@ -22,7 +22,7 @@ from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.layers import convolution
 from dpoptim.gradients.layers.geometry import Convolution
-from dpoptim.gradients.per_sample import fused_calls, fused_outer, fused_trial
+from dpoptim.gradients.per_sample import fused_calls, fused_outer
 from dpoptim.gradients.per_sample.fused_factors import (
     Factors,
     FusedLayer,
@@ -57,7 +57,7 @@ def _on_a_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if GPU:
         yield
         return
-    monkeypatch.setattr(fused_trial, "serves", lambda x: x.dtype in (torch.float32, torch.float16))
+    monkeypatch.setattr(fused_outer, "serves", lambda x: x.dtype in (torch.float32, torch.float16))
     if INTERPRETED:
         there = replace(fused_calls.placeholders(DEVICE), described=request.param == "described")
         monkeypatch.setattr(fused_calls, "placeholders", lambda device: there)
@@ -362,7 +362,7 @@ def test_engines_sum_as_without_it(
         model, x = (each.to(DEVICE) for each in made())
         target = torch.randn(7, device=DEVICE)
         if not fused:
-            monkeypatch.setattr(fused_trial, "serves", lambda x: False)
+            monkeypatch.setattr(fused_outer, "serves", lambda x: False)
         found.append(by_engine(model, x, target, Clipping(0.5, style), capacity=7))
     difference = joint_norm([a - b for a, b in zip(*found, strict=True)])
     assert 0 < difference < 1e-5 * joint_norm(found[1])
@@ -394,9 +394,9 @@ def test_patches_are_made_when_they_are_needed_and_let_go(monkeypatch: pytest.Mo
 def test_a_device_is_tried_before_it_is_used(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_trial, "KINDS", (DEVICE.type,))
+    monkeypatch.setattr(fused_outer, "KINDS", (DEVICE.type,))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    tried = fused_trial.compiles_on.__wrapped__
+    tried = fused_outer.compiles_on.__wrapped__
     assert tried(DEVICE, dtype)
 
     def wrong(self: FusedOuter, block: int) -> dict[str, Tensor]:
@@ -416,4 +416,4 @@ def test_a_device_is_tried_before_it_is_used(
 
 
 def test_other_devices_are_left_alone() -> None:
-    assert not fused_trial.compiles_on.__wrapped__(torch.device("meta"), torch.float32)
+    assert not fused_outer.compiles_on.__wrapped__(torch.device("meta"), torch.float32)

@@ -12,12 +12,14 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction
 from dpoptim.gradients.hooks import refusals
 from dpoptim.gradients.hooks.computed_weights import ComputedWeights
-from dpoptim.gradients.hooks.device_map import forward_of, has_own_forward, replace_forward
 from dpoptim.gradients.hooks.forwards import (
     FrozenForward,
     OwnForward,
     PerSampleForward,
     StillForward,
+    forward_of,
+    has_own_forward,
+    replace_forward,
 )
 from dpoptim.gradients.hooks.model_hooks import FrozenHook, InputHook, ModeHook, OutputHook
 from dpoptim.gradients.hooks.seen_outputs import SeenOutputs

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.backward_pass import BackwardRecorder, narrow_dtype
+from dpoptim.gradients.hooks.forwards import AS_THEY_ARE
 from dpoptim.gradients.hooks.refusals import batch_statistics
 from dpoptim.gradients.layers.normalisation import Normalisation, sees_batch
-from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
 from dpoptim.runtime.torch_internals import never_compiled
 
 Told = TypeVar("Told")

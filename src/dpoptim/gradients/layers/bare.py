@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.hooks.computed_weights import computed_weights
-from dpoptim.gradients.hooks.device_map import forward_of, replace_forward
+from dpoptim.gradients.hooks.forwards import forward_of, replace_forward
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.expanded import Owner
 from dpoptim.gradients.layers.folded import FoldedLayer

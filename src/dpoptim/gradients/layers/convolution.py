@@ -23,7 +23,7 @@ from dpoptim.gradients.layers.geometry import (
 )
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches, Compiled, Formed
 from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, unbatched
-from dpoptim.gradients.per_sample import fused_trial
+from dpoptim.gradients.per_sample import fused_outer
 from dpoptim.gradients.per_sample.fused_factors import Factors, FusedLayer, Sizes, way_there
 from dpoptim.gradients.per_sample.lazy import Lazy
 from dpoptim.gradients.per_sample.parts import flat, most_at_once
@@ -219,7 +219,7 @@ def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
 
 def serves_there(module: Convolution, x: Tensor, g: Tensor) -> bool:
     """Whether an accelerator measures and adds such gradients in `fused_outer`."""
-    return module.groups == 1 and all(map(fused_trial.serves, (x, g)))
+    return module.groups == 1 and all(map(fused_outer.serves, (x, g)))
 
 
 def fused_layer(module: Convolution, x: Tensor, g: Tensor, public: PublicSizes) -> FusedLayer:

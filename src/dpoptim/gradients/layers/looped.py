@@ -12,7 +12,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.layers.vmapped import One, VmapLayer, as_they_are
+from dpoptim.gradients.hooks.forwards import as_they_are
+from dpoptim.gradients.layers.vmapped import One, VmapLayer
 
 # The place in the batch of the record that runs by itself; None: all do.
 RECORD: ContextVar[int | None] = ContextVar("which record runs by itself", default=None)

@@ -22,7 +22,7 @@ Normalisation = nn.modules.batchnorm._BatchNorm | InstanceNorm
 InGroups = nn.GroupNorm | InstanceNorm
 
 
-def over_positions(
+def summed_over_positions(
     x: Tensor, mean: Tensor | None, scale: Tensor, g: Tensor, normalised: int
 ) -> tuple[Tensor, Tensor]:
     """Sum ``(x - mean) * scale * g`` and g, (B, positions..., normalised...), over the positions.
@@ -60,7 +60,7 @@ class LayerNormRule(LayerRule[nn.LayerNorm]):
 
     def per_sample_grads(self, module: nn.LayerNorm, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, mean, rstd, _ = saved
-        weight, bias = over_positions(x, mean, rstd, g, len(module.normalized_shape))
+        weight, bias = summed_over_positions(x, mean, rstd, g, len(module.normalized_shape))
         return {"weight": Dense(weight), "bias": Dense(bias)}
 
 
@@ -88,7 +88,11 @@ class RMSNormRule(LayerRule[nn.RMSNorm]):
 
     def per_sample_grads(self, module: nn.RMSNorm, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, rstd, _ = saved
-        return {"weight": Dense(over_positions(x, None, rstd, g, len(module.normalized_shape))[0])}
+        return {
+            "weight": Dense(
+                summed_over_positions(x, None, rstd, g, len(module.normalized_shape))[0]
+            )
+        }
 
 
 class ChannelsRule(LayerRule[Module]):

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpoptim.gradients.arithmetic.batch_invariant import with_dense_rows
 from dpoptim.gradients.arithmetic.multiplication import plain
 from dpoptim.gradients.backward_pass import once_differentiable
 from dpoptim.gradients.layers.runner import Use, enter
@@ -72,7 +73,7 @@ class CompiledLSTM(torch.autograd.Function):
         reverse: bool,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        x = rows_dense(x)
+        x = with_dense_rows(x)
         outputs, cells = started(x, h, reverse), started(x, c, reverse)
         gates = x.new_empty(*x.shape[:2], 4 * h.shape[1])
         in_pieces(
@@ -92,7 +93,10 @@ class CompiledLSTM(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, from_outputs: Tensor, dc: Tensor) -> tuple[Tensor | None, ...]:
         x, gates, cells, w_ih, w_hh = ctx.saved_tensors
-        from_outputs, dc = rows_dense(from_outputs), dc.clone(memory_format=torch.contiguous_format)
+        from_outputs, dc = (
+            with_dense_rows(from_outputs),
+            dc.clone(memory_format=torch.contiguous_format),
+        )
         dh, deltas = torch.zeros_like(dc), torch.empty_like(gates)
         dx = x.new_empty(x.shape) if ctx.needs_input_grad[2] else None
         strides = {"from_stride": from_outputs.stride(0), "from_step": from_outputs.stride(1)}
@@ -130,7 +134,7 @@ class CompiledGRU(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Tensor:
         (B, T, d), H = x.shape, h.shape[1]
-        x = rows_dense(x)
+        x = with_dense_rows(x)
         outputs, gates = started(x, h, reverse), x.new_empty(B, T, 4 * H)
         weights = {
             "weights": panels(torch.cat([w_ih[: 2 * H], w_hh[: 2 * H]], 1)),
@@ -157,7 +161,7 @@ class CompiledGRU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, from_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, gates, outputs, w_ih, w_hh = ctx.saved_tensors
-        from_outputs = rows_dense(from_outputs)
+        from_outputs = with_dense_rows(from_outputs)
         dh = x.new_zeros(len(x), w_hh.shape[1])
         deltas = x.new_empty(*x.shape[:2], w_hh.shape[0])
         deltas_of_h = torch.empty_like(deltas)
@@ -174,11 +178,6 @@ class CompiledGRU(torch.autograd.Function):
         enter(of_input, ctx.forward_task, (x,), deltas)
         enter(of_state, ctx.forward_task, (), deltas_of_h)
         return None, None, dx, dh, *[None] * (5 + ctx.edges)
-
-
-def rows_dense(x: Tensor) -> Tensor:
-    """``x`` (B, T, n), whose numbers of a step lie side by side."""
-    return x if x.stride(2) == 1 else x.contiguous()
 
 
 def started(x: Tensor, start: Tensor, reverse: bool) -> Tensor:

@@ -7,7 +7,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.hooks.computed_weights import computed_weights
-from dpoptim.gradients.hooks.device_map import has_own_forward
+from dpoptim.gradients.hooks.forwards import has_own_forward
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
 from dpoptim.gradients.layers.bare import BareParameters

@@ -5,9 +5,7 @@ rows and records. A record cannot reach another one's numbers there, so the grad
 record i's own, whatever the module does.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +22,13 @@ from dpoptim.gradients.backward_pass import (
     once_differentiable,
     refuse_nested_backward,
 )
-from dpoptim.gradients.hooks.device_map import forward_of
+from dpoptim.gradients.hooks.forwards import as_they_are, forward_of
 from dpoptim.gradients.layers.runner import holder
 from dpoptim.gradients.layers.torch_func import ByHand, called_with, vmap
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.runtime.torch_internals import graph_task, pytree
 
 One = Callable[..., tuple[Tensor, ...]]  # a record's results, of its parameters and its tensors
-# Whether layers inside a module that is vectorised run without hooks.
-AS_THEY_ARE = ContextVar("layers run as they are", default=False)
 TENSOR = object()  # marks the place of a tensor among a call's arguments or results
 # results that are the same for every record
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -45,16 +41,6 @@ INSTEAD = {
 }
 # beside an axis: where a result has its records
 SHARED, FLATTENED, EACH = "shared", "flattened", "each"
-
-
-@contextmanager
-def as_they_are() -> Iterator[None]:
-    """Run modules without their hooks."""
-    before = AS_THEY_ARE.set(True)
-    try:
-        yield
-    finally:
-        AS_THEY_ARE.reset(before)
 
 
 class NotVectorisedError(PrivacyError):

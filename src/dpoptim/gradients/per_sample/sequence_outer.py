@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.accumulation.sums import Sums
-from dpoptim.gradients.arithmetic.batch_invariant import matrices, record_matrices, record_products
+from dpoptim.gradients.arithmetic.batch_invariant import (
+    matrices,
+    record_matrices,
+    record_products,
+    with_dense_rows,
+)
 from dpoptim.gradients.arithmetic.multiplication import onednn_forms_gradients, plain
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, raised, row_squared_norms
 from dpoptim.gradients.arithmetic.onednn import INNER, filled_up, transposed_product
@@ -19,9 +24,9 @@ from dpoptim.gradients.arithmetic.products import Groups, add_weighted_rows
 from dpoptim.gradients.choose_formula import (
     CLAIMED_POSITIONS,
     PublicSizes,
-    kept,
+    may_keep,
 )
-from dpoptim.gradients.per_sample import fused_trial, native
+from dpoptim.gradients.per_sample import fused_outer, native
 from dpoptim.gradients.per_sample.fused_factors import (
     Factors,
     FusedLayer,
@@ -111,7 +116,7 @@ class SequenceOuter(PerSampleGrad):
 
     def chosen(self, public: PublicSizes) -> Self:
         positions = self.rows or public.positions
-        if all(map(fused_trial.serves, (self.g, self.a))):  # of two dtypes the wider is used
+        if all(map(fused_outer.serves, (self.g, self.a))):  # of two dtypes the wider is used
             p, d = self.g.shape[2], self.a.shape[2]
             way = way_there(public, positions, p, d, self.g.dtype)
             return replace(self, most=public.most, fused=way)
@@ -190,13 +195,13 @@ class SequenceOuter(PerSampleGrad):
 
         def form(part: slice, room: Tensor, norms: Tensor, block: int) -> None:
             of_part = widened([g[part], a[part]])
-            left, right = (x if x.stride(2) == 1 else x.contiguous() for x in of_part)
+            left, right = map(with_dense_rows, of_part)
             native.outer(left, right, room, norms, block)
 
         def add(part: slice, total: Tensor, weights: Sequence[float], pieces: slice) -> Tensor:
             some = slice(pieces.start * piece, min(pieces.stop * piece, rows))
             of_part = widened([g[part][:, :, some], a[part]])
-            left, right = (x if x.stride(2) == 1 else x.contiguous() for x in of_part)
+            left, right = map(with_dense_rows, of_part)
             into = total[some.start * d : some.stop * d]
             return native.add_outer(left, right, into, weights, piece)
 
@@ -255,7 +260,7 @@ class SequenceOuter(PerSampleGrad):
                 raised(self._ghost, self.entries, block).mul_(1 + GHOST_SLACK)
             return self._ghost
         records = len(self.g)
-        if kept(self.most, self.entries):
+        if may_keep(self.most, self.entries):
             self._kept = self._room(records)
         squared = []
         for part in chain.from_iterable(self._parts(group) for group in all_groups(groups)):

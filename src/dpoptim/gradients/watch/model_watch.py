@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.hooks.device_map import forwards_in
+from dpoptim.gradients.hooks.forwards import forwards_in
 from dpoptim.gradients.watch.contents import Contents
 from dpoptim.gradients.watch.plain_attributes import PlainAttributes
 from dpoptim.gradients.watch.values import Values, digest
