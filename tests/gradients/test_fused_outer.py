@@ -212,7 +212,7 @@ def test_shares_are_few_and_cover_all() -> None:
     for records in (1, 7, 64, 500):
         for tiles in (1, 36, 144, 5000):
             for overhead in (0.25, 1.5):
-                share = fused_calls.shared(records, tiles, 264, overhead)
+                share = fused_calls.records_per_program(records, tiles, 264, overhead)
                 assert 1 <= -(-records // share) <= min(records, 32)
 
 

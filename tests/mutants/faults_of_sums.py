@@ -227,7 +227,7 @@ def factors_of_neighbours() -> AbstractContextManager[Any]:
 
 def last_of_a_few_unmeasured() -> AbstractContextManager[Any]:
     """The last record of a part that is formed at once is nothing to its norm."""
-    honest = record_by_record.measured
+    honest = record_by_record.norms_by_unit
 
     def measured(shares: Sequence[record_by_record.Share], block: int) -> dict[str, Tensor]:
         squared = honest(shares, block)
@@ -236,7 +236,7 @@ def last_of_a_few_unmeasured() -> AbstractContextManager[Any]:
                 each[-1] = 0
         return squared
 
-    return patch.object(record_by_record, "measured", measured)
+    return patch.object(record_by_record, "norms_by_unit", measured)
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class Way:
 
 
 @lru_cache(maxsize=256)
-def forth(
+def way_to_output(
     channels: int,
     outputs: int,
     size: Axes,
@@ -96,7 +96,7 @@ def forth(
     taps = of_channels(channels, padded, offsets)
     phase = Phase(
         taps,
-        entries(padded, starts),
+        flat_places(padded, starts),
         np.arange(math.prod(places)),
         torch.from_numpy(np.arange(len(taps))),
     )
@@ -104,7 +104,7 @@ def forth(
 
 
 @lru_cache(maxsize=256)
-def back(
+def way_to_input_gradient(
     channels: int,
     outputs: int,
     size: Axes,
@@ -125,13 +125,13 @@ def back(
     phases = []
     for rests in itertools.product(*(range(axis.stride) for axis in axes)):
         alike = [axis.phase(rest) for axis, rest in zip(axes, rests, strict=True)]
-        to = entries(size, [each.numbers for each in alike])
+        to = flat_places(size, [each.numbers for each in alike])
         if not len(to):
             continue
-        places_in_kernel = entries(kernel, [each.kernel for each in alike])
+        places_in_kernel = flat_places(kernel, [each.kernel for each in alike])
         rows = np.arange(outputs)[:, None] * math.prod(kernel) + places_in_kernel
         taps = of_channels(outputs, padded, [each.offsets for each in alike])
-        starts = entries(padded, [each.starts for each in alike])
+        starts = flat_places(padded, [each.starts for each in alike])
         phases.append(Phase(taps, starts, to, torch.from_numpy(rows.flatten())))
     return Way(outputs, places, before, padded, channels, math.prod(size), tuple(phases))
 
@@ -187,7 +187,7 @@ class Axis:
         return OfPhase(numbers, level, kernel, self.reach - shifts[kernel] // self.stride)
 
 
-def entries(size: Axes, along: Sequence[Places]) -> Places:
+def flat_places(size: Axes, along: Sequence[Places]) -> Places:
     """Places in memory, of dense axes so large, of all combinations of places along each: int64."""
     first, second, third = along
     lines = first[:, None] * size[1] + second
@@ -195,6 +195,6 @@ def entries(size: Axes, along: Sequence[Places]) -> Places:
 
 
 def of_channels(channels: int, size: Axes, along: Sequence[Places]) -> Places:
-    """`entries` of every channel, one channel after the other."""
+    """`flat_places` of every channel, one channel after the other."""
     start = np.arange(channels)[:, None] * math.prod(size)
-    return (start + entries(size, along)).flatten()
+    return (start + flat_places(size, along)).flatten()

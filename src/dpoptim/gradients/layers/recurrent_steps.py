@@ -74,12 +74,12 @@ class CompiledLSTM(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         x = with_dense_rows(x)
-        outputs, cells = started(x, h, reverse), started(x, c, reverse)
+        outputs, cells = room_for_states(x, h, reverse), room_for_states(x, c, reverse)
         gates = x.new_empty(*x.shape[:2], 4 * h.shape[1])
-        in_pieces(
+        call_in_pieces(
             "dpoptim_lstm_forward",
             Run(inputs=x.shape[2], reverse=reverse, x_stride=x.stride(0), x_step=x.stride(1)),
-            {"weights": panels(torch.cat([w_ih, w_hh], 1)), "bias": bias},
+            {"weights": laid_in_panels(torch.cat([w_ih, w_hh], 1)), "bias": bias},
             {"x": x, "gates": gates, "outputs": outputs, "cells": cells},
         )
         ctx.use, ctx.reverse, ctx.edges = use, reverse, len(parameters)
@@ -100,10 +100,13 @@ class CompiledLSTM(torch.autograd.Function):
         dh, deltas = torch.zeros_like(dc), torch.empty_like(gates)
         dx = x.new_empty(x.shape) if ctx.needs_input_grad[2] else None
         strides = {"from_stride": from_outputs.stride(0), "from_step": from_outputs.stride(1)}
-        in_pieces(
+        call_in_pieces(
             "dpoptim_lstm_backward",
             Run(inputs=x.shape[2], reverse=ctx.reverse, **strides),
-            {"to_states": panels(w_hh.T), "to_inputs": None if dx is None else panels(w_ih.T)},
+            {
+                "to_states": laid_in_panels(w_hh.T),
+                "to_inputs": None if dx is None else laid_in_panels(w_ih.T),
+            },
             {"gates": gates, "cells": cells, "from_outputs": from_outputs}
             | {"dh": dh, "dc": dc, "deltas": deltas, "dx": dx},
         )
@@ -135,16 +138,16 @@ class CompiledGRU(torch.autograd.Function):
     ) -> Tensor:
         (B, T, d), H = x.shape, h.shape[1]
         x = with_dense_rows(x)
-        outputs, gates = started(x, h, reverse), x.new_empty(B, T, 4 * H)
+        outputs, gates = room_for_states(x, h, reverse), x.new_empty(B, T, 4 * H)
         weights = {
-            "weights": panels(torch.cat([w_ih[: 2 * H], w_hh[: 2 * H]], 1)),
-            "third_of_x": panels(w_ih[2 * H :]),
-            "third_of_h": panels(w_hh[2 * H :]),
+            "weights": laid_in_panels(torch.cat([w_ih[: 2 * H], w_hh[: 2 * H]], 1)),
+            "third_of_x": laid_in_panels(w_ih[2 * H :]),
+            "third_of_h": laid_in_panels(w_hh[2 * H :]),
             "bias": None if b_ih is None or b_hh is None else (b_ih + b_hh)[: 2 * H],
             "bias_of_x": None if b_ih is None else b_ih[2 * H :],
             "bias_of_h": None if b_hh is None else b_hh[2 * H :],
         }
-        in_pieces(
+        call_in_pieces(
             "dpoptim_gru_forward",
             Run(inputs=d, reverse=reverse, x_stride=x.stride(0), x_step=x.stride(1)),
             weights,
@@ -167,10 +170,13 @@ class CompiledGRU(torch.autograd.Function):
         deltas_of_h = torch.empty_like(deltas)
         dx = x.new_empty(x.shape) if ctx.needs_input_grad[2] else None
         strides = {"from_stride": from_outputs.stride(0), "from_step": from_outputs.stride(1)}
-        in_pieces(
+        call_in_pieces(
             "dpoptim_gru_backward",
             Run(inputs=x.shape[2], reverse=ctx.reverse, **strides),
-            {"to_states": panels(w_hh.T), "to_inputs": None if dx is None else panels(w_ih.T)},
+            {
+                "to_states": laid_in_panels(w_hh.T),
+                "to_inputs": None if dx is None else laid_in_panels(w_ih.T),
+            },
             {"gates": gates, "outputs": outputs, "from_outputs": from_outputs, "dh": dh}
             | {"deltas": deltas, "deltas_of_h": deltas_of_h, "dx": dx},
         )
@@ -180,7 +186,7 @@ class CompiledGRU(torch.autograd.Function):
         return None, None, dx, dh, *[None] * (5 + ctx.edges)
 
 
-def started(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
+def room_for_states(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
     """Room for states (B, T + 1, H): before the first step of ``x`` (B, T, d), and after each."""
     room = x.new_empty(x.shape[0], x.shape[1] + 1, start.shape[1])
     room[:, -1 if reverse else 0].copy_(start)
@@ -192,14 +198,14 @@ def before_and_after(states: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     return (states[:, 1:], states[:, :-1]) if reverse else (states[:, :-1], states[:, 1:])
 
 
-def panels(w: Tensor) -> Tensor:
+def laid_in_panels(w: Tensor) -> Tensor:
     """Weights (n, k) as `recurrent.c` reads them, (panels, k, 32), filled up with zeros."""
     missing = -len(w) % PANEL
     filled = F.pad(w, (0, 0, 0, missing)) if missing else w
     return filled.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
 
 
-def in_pieces(
+def call_in_pieces(
     function: str,
     run: Run,
     shared: Mapping[str, Tensor | None],

@@ -38,7 +38,7 @@ def product_of_matrices(call: Call) -> Tensor | None:
     given: dict[str, Any] = dict(zip(names, call.args, strict=False)) | call.kwargs
     x: Any = given.get("input")
     weight: Any = given.get(names[1])
-    if not among(call.shared, weight) or not among(call.data, x):
+    if not is_among(call.shared, weight) or not is_among(call.data, x):
         return None
     if call.name == "linear" and weight.dim() == 2:
         out = x @ weight.transpose(0, 1)
@@ -58,7 +58,7 @@ def sum_of_products(call: Call) -> Tensor | None:
     terms, after, operands = equation
     if (product := as_linear(call, terms, after, operands)) is not None:
         return product
-    ours = [among(call.shared, operand) for operand in operands]
+    ours = [is_among(call.shared, operand) for operand in operands]
     rows = rows_of_letter(terms, ours, operands)
     record = terms[ours.index(False)][:1]
     if rows is None or record not in after:
@@ -75,7 +75,11 @@ def sum_of_products(call: Call) -> Tensor | None:
 
 def as_linear(call: Call, terms: list[str], after: str, operands: list[Any]) -> Tensor | None:
     """Do ``einsum("bti,ij->btj", x, weight)`` as the layer that it is; None where it is none."""
-    if len(terms) != 2 or not among(call.data, operands[0]) or not among(call.shared, operands[1]):
+    if (
+        len(terms) != 2
+        or not is_among(call.data, operands[0])
+        or not is_among(call.shared, operands[1])
+    ):
         return None
     (of_x, of_weight), (x, weight) = terms, operands
     if len(of_weight) != 2 or len({*of_x, *of_weight}) != len(of_x) + 1:
@@ -130,7 +134,7 @@ def chosen_by_records(call: Call) -> Tensor | None:
     return each[records.view(-1, *[1] * (places[0].dim() - 1)), *places]
 
 
-def among(tensors: Iterable[Any], one: Any) -> bool:
+def is_among(tensors: Iterable[Any], one: Any) -> bool:
     return any(one is each for each in tensors)
 
 

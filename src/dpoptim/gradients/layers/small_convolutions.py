@@ -24,7 +24,7 @@ from dpoptim.gradients.layers.geometry import (
     output_size,
     padded_size,
 )
-from dpoptim.gradients.layers.image_places import Way, back, forth
+from dpoptim.gradients.layers.image_places import Way, way_to_input_gradient, way_to_output
 from dpoptim.gradients.per_sample import native
 from dpoptim.runtime.compiled_work import Piece, Task, run_in_turn
 
@@ -43,7 +43,7 @@ def output(module: Convolution, x: Tensor) -> Tensor | None:
     places = output_size(module, padded_size(module, x.shape[2:]))
     if x.shape[1] != module.in_channels or min(places) < 1:
         return None  # which PyTorch refuses
-    way = forth(*geometry(module, x.shape[2:]))
+    way = way_to_output(*geometry(module, x.shape[2:]))
     if not way.serves:
         return None
     bias = None if module.bias is None else module.bias.detach()
@@ -55,7 +55,7 @@ def input_gradient(module: Convolution, x: Tensor, weight: Tensor, g: Tensor) ->
     """Gradient of the input, of the shape of ``x``, from the output's; None: see `output`."""
     if not usual(module, g) or weight.shape != module.weight.shape or not plain(weight):
         return None
-    way = back(*geometry(module, x.shape[2:]))
+    way = way_to_input_gradient(*geometry(module, x.shape[2:]))
     if not way.serves:
         return None
     weights = weight.detach().flatten(2).transpose(1, 2).flatten(0, 1)  # (p k, C)

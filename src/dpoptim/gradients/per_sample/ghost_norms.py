@@ -22,7 +22,7 @@ from dpoptim.gradients.arithmetic.products import GROUP_ROWS, UNIT_ROUNDOFF
 from dpoptim.gradients.per_sample import native
 from dpoptim.gradients.per_sample.parts import add_group, most_at_once, parts_of, sum_of_group
 from dpoptim.gradients.per_sample.per_sample_grads import Chunk, OneByOne
-from dpoptim.gradients.record_by_record import room, sum_in_turn
+from dpoptim.gradients.record_by_record import sum_in_turn, zero_terms
 from dpoptim.runtime.worker_threads import worker_threads
 
 # positions; a public constant, so that no record's ghost norm depends on how long the others are
@@ -177,7 +177,7 @@ def _sum_measured(
     added = all(chunk.form_added is not None for chunk in chunks)
     if not added or not records or sums.count > 1 or records > GROUP_ROWS:
         return sum_in_turn(layer, sums, group, weights, block)
-    total, known = room(sums, torch.float32), weights[0, group].tolist()
+    total, known = zero_terms(sums, torch.float32), weights[0, group].tolist()
     hands = torch.get_num_threads()
     tasks = [(chunk, some) for chunk in chunks for some in _ranges(chunk, hands, len(chunks))]
     squared: list[Tensor] = [weights] * len(tasks)

@@ -44,10 +44,10 @@ from dpoptim.gradients.per_sample.joined import over_positions
 from dpoptim.gradients.per_sample.parts import (
     add_group,
     all_groups,
-    at_once,
-    flat,
+    flat_view,
     most_at_once,
     parts_of,
+    records_at_once,
 )
 from dpoptim.gradients.per_sample.per_sample_grads import (
     Chunk,
@@ -170,8 +170,8 @@ class SequenceOuter(PerSampleGrad):
         both_narrow = self.g.dtype in NARROW and self.a.dtype == self.g.dtype
         as_they_are = both_narrow and multiplies_narrow(self.g.device, self.g.dtype)
         g, a = (self.g[part], self.a[part]) if as_they_are else self.sides(part)
-        together = at_once(self.entries, most_at_once(self.g.device))
-        return flat(record_products(g, a, room, together=together))
+        together = records_at_once(self.entries, most_at_once(self.g.device))
+        return flat_view(record_products(g, a, room, together=together))
 
     def one_by_one(self) -> list[Chunk]:
         """Chunks of a few rows of the weight each."""
@@ -242,7 +242,7 @@ class SequenceOuter(PerSampleGrad):
         return out.unflatten(1, (self.g.shape[2], self.a.shape[2]))
 
     def _room(self, records: int) -> Tensor:
-        return flat(
+        return flat_view(
             matrices(
                 records,
                 self.g.shape[2],

@@ -205,7 +205,7 @@ class SingleRows:
         factors = self._measured[-len(self._units) :]
         for of_unit, unit in zip(factors, self._units, strict=True):
             of_unit.copy_(weights[unit][0])
-        if largest(groups) <= GROUP_ROWS:
+        if largest_group(groups) <= GROUP_ROWS:
             self._add_groups(sums, groups, 0)
             return
         for block in slices(groups):
@@ -230,7 +230,7 @@ class SingleRows:
     def _adding(self, groups: Groups) -> Task:
         products = sum([each.rows * each.columns for each in self._layers])
         widest = max([each.rows for each in self._layers])
-        room = self._functions.group_room(largest(groups), widest)
+        room = self._functions.group_room(largest_group(groups), widest)
         return Task(self._functions.add, sum(map(sum, groups)) * products, room)
 
     def _given(
@@ -276,7 +276,7 @@ class SingleRows:
                     )
 
 
-def largest(groups: Groups) -> int:
+def largest_group(groups: Groups) -> int:
     """Records of the largest group."""
     return max([max(block, default=0) for block in groups], default=0)
 
