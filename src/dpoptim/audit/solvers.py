@@ -178,7 +178,7 @@ def sums(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out
     return finding(claimed, shown, claimed, 0)
 
 
-def low_quantile(trials: int, seed: int, *, epsilon: float = 2.0) -> Finding:
+def low_quantile(trials: int, seed: int) -> Finding:
     """The exponential mechanism for the clip norm, on data where one record shifts every count.
 
     The record goes from below all candidates to above them, as it also does when it is zeroed out.
@@ -189,7 +189,7 @@ def low_quantile(trials: int, seed: int, *, epsilon: float = 2.0) -> Finding:
     (`noise.exponential_mechanism` draws them exactly, and has tests of its own), so nothing is
     estimated.
     """
-    edge, octaves = 2.0**-0.125, 60
+    epsilon, edge, octaves = 2.0, 2.0**-0.125, 60
     with choices_seen(choices) as seen:
         for canary in (2.0**-octaves, 1000.0):
             values = torch.tensor([canary] + [1e-30] * 5 + [edge] + [1000.0] * 5)

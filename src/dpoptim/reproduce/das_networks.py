@@ -76,7 +76,6 @@ def table7(
     *,
     data: str = "",
     seeds: int = 3,
-    epsilons: Sequence[float] = EPSILONS,
     norms: Sequence[float] = CLIP_NORMS,
     steps: Sequence[float] = STEPS,
     without_privacy: Sequence[float] = RATES,
@@ -94,7 +93,7 @@ def table7(
     training, choosing, test = parts
     name = "_".join(["das_networks", *data.lower().replace("-", "_").split()])
     rows = []
-    cells = [(norm, epsilon) for epsilon in epsilons for norm in norms]
+    cells = [(norm, epsilon) for epsilon in EPSILONS for norm in norms]
     for norm, epsilon in [*cells, (math.inf, math.inf)]:
         plan = plan_of(norm, epsilon, len(training[0]))
         rates = without_privacy if math.isinf(norm) else [step / norm for step in steps]

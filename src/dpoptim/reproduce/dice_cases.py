@@ -197,13 +197,11 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
-def numbered(
-    texts: Sequence[Sequence[str]], places: dict[str, int], longest: int = WORDS
-) -> Arrays:
-    """Words by number, and the words after them: (records, longest - 1), padded with `PADDING`."""
-    numbers = torch.full((len(texts), longest), PADDING)
+def numbered(texts: Sequence[Sequence[str]], places: dict[str, int]) -> Arrays:
+    """Words by number, and the words after them: (records, WORDS - 1), padded with `PADDING`."""
+    numbers = torch.full((len(texts), WORDS), PADDING)
     for row, text in zip(numbers, texts, strict=True):
-        known = [places.get(word, UNKNOWN) for word in text[:longest]]
+        known = [places.get(word, UNKNOWN) for word in text[:WORDS]]
         row[: len(known)] = torch.tensor(known)
     return numbers[:, :-1], numbers[:, 1:]
 

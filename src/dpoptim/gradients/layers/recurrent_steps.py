@@ -217,8 +217,7 @@ def call_in_pieces(
         run: with what is alike for all.
         shared: weights. apart: of each record, (B, ...); "gates" (B, T, 4H) among them.
     """
-    found, gates = native.library(), apart["gates"]
-    assert found is not None
+    found, gates = native.loaded(), apart["gates"]
     assert gates is not None
     records, run.steps, of_gates = gates.shape
     run.states, run.level = of_gates // 4, found.level

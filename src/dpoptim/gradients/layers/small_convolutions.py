@@ -81,8 +81,7 @@ def convolved(way: Way, x: Tensor, weights: Tensor, bias: Tensor | None) -> Tens
         x: dense images, float32, (B, C, space...).
         weights: (rows, outputs), of which each phase takes its own.
     """
-    found = native.library()
-    assert found is not None
+    found = native.loaded()
     x = x.contiguous()
     missing = (0, way.filled - way.outputs)
     of_phases = [F.pad(weights[each.weights], missing) for each in way.phases]
