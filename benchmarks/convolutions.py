@@ -24,7 +24,7 @@ from dpoptim.gradients.layers import convolution
 from dpoptim.gradients.layers.kernels import Compiled
 from dpoptim.gradients.per_sample import native
 from dpoptim.gradients.per_sample.lazy import Lazy
-from dpoptim.gradients.per_sample.parts import at_once, parts_of
+from dpoptim.gradients.per_sample.parts import parts_of, records_at_once
 from saving import save_csv
 
 LAYERS = {
@@ -73,7 +73,7 @@ def by_torch(action: Callable[[], object]) -> float:
 def compiled(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Callable[[], object]:
     """Gradients and their norms, a few records after the other in the same memory."""
     (chunk,) = Compiled(layer, x, g).one_by_one()
-    few = min(len(x), at_once(chunk.entries))
+    few = min(len(x), records_at_once(chunk.entries))
     room, norms = torch.empty(few, chunk.entries), torch.empty(few, -(-chunk.entries // LONG_BLOCK))
 
     def form() -> None:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic import multiplication
-from dpoptim.gradients.arithmetic.multiplication import linear, onednn_is_faster, transposed_product
+from dpoptim.gradients.arithmetic.multiplication import linear, onednn_is_faster
+from dpoptim.gradients.arithmetic.onednn import transposed_product
 from saving import save_csv
 
 SHAPES = {

@@ -40,7 +40,7 @@ import torch
 from rich.console import Console
 
 import dpoptim
-from dpoptim.gradients.arithmetic import multiplication
+from dpoptim.gradients.arithmetic import onednn
 from saving import save_csv, write_between
 from steps import (
     PrivateLoop,
@@ -177,7 +177,7 @@ def one_alone(work: Workload, name: str) -> float:
     torch.manual_seed(0)
     COLUMNS[name].make(WORKLOADS[SMALLEST])()  # the allocator's and libraries' own
     square = torch.ones(64, 64)
-    multiplication.by_onednn(square, square @ square)
+    onednn.by_onednn(square, square @ square)
     gc.collect()
     before, files = resident("VmRSS"), resident("RssFile")
     model, x, y = made(work, "cpu")

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.arithmetic import multiplication, row_products
-from dpoptim.gradients.arithmetic.onednn_trial import keeps_rows_apart
+from dpoptim.gradients.arithmetic.onednn import keeps_rows_apart
 from dpoptim.gradients.arithmetic.precision import computed_in
 from dpoptim.gradients.arithmetic.products import margin
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers import kernels
-from dpoptim.gradients.oracle import clipped_sums, gradients_alone
+from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
 from dpoptim.gradients.per_sample import native
 
 

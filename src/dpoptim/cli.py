@@ -123,9 +123,9 @@ def audit(
     with clear_errors():
         from rich.progress import BarColumn, Progress, TextColumn
 
+        from dpoptim.audit.attack_families import run_audits
         from dpoptim.audit.command import audit_run, chosen, save, verdict_text
         from dpoptim.audit.finding import CONFIDENCE
-        from dpoptim.audit.named_audits import run_audits
 
         out.mkdir(parents=True, exist_ok=True)
         if run is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpoptim.audit import DETECTORS, balls_in_bins, min_separation, solvers
+from dpoptim.audit import DETECTORS, banded, min_separation, solvers
 from dpoptim.audit.method_detectors import named_audits
 from mutants.mutants import MUTANTS, Mutant, catch, mutant_table
 
@@ -22,7 +22,7 @@ OWN = [name for name, detect in DETECTORS.items() if getattr(detect, "func", Non
 def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds err to the safe side by a little more then, and bugs are still beyond them."""
     monkeypatch.setattr(min_separation, "SIMULATED", 1 << 15)
-    monkeypatch.setattr(balls_in_bins, "SIMULATED", 1 << 17)
+    monkeypatch.setattr(banded, "SIMULATED", 1 << 17)
     monkeypatch.setattr(solvers, "FEWEST_RUNS", 300)
 
 

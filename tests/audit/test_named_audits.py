@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from command_work import run
-from dpoptim.audit.attack_families import attack, audits
+from dpoptim.audit.attack_families import attack, audits, run_audits
 from dpoptim.audit.command import chosen, verdict_text
-from dpoptim.audit.named_audits import AUDITS, run_audits
+from dpoptim.audit.named_audits import AUDITS
 from dpoptim.audit.solvers import adaptive_norms
 from dpoptim.documents import with_digest
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, WholeRun

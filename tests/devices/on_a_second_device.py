@@ -32,7 +32,7 @@ from dpoptim.estimators import (
     DPSGDRegressor,
 )
 from dpoptim.gradients.arithmetic.precision import multiplies_narrow
-from dpoptim.gradients.engine_sums import engine_sums
+from dpoptim.gradients.oracle import engine_sums
 from dpoptim.noise import KeyStream, add_normal, on_device
 from dpoptim.noise.few_rows import FewRows, memory_of
 from dpoptim.noise.gaussian import LEAST_ON_DEVICE

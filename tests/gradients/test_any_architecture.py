@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.engine_sums import engine_sums
-from dpoptim.gradients.oracle import clipped_sums, gradients_alone
+from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
 from support import joint_norm, record_loss
 
 ODD = 7  # records, unlike any other axis

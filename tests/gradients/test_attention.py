@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.layers.functional_attention import attention
+from dpoptim.gradients.layers.rewritten import attention
 from support import mismatch
 
 ROWS, L, S, E, HEADS = 7, 5, 3, 8, 2

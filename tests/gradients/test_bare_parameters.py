@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters
-from dpoptim.gradients.oracle import clipped_sums, gradients_alone
+from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
 from support import (
     by_engine,
     clipped,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpoptim.gradients.arithmetic.batch_invariant import row_by_row, rows_dense
+from dpoptim.gradients.arithmetic.batch_invariant import are_dense_rows, row_by_row
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4], indirect=True)
@@ -14,5 +14,5 @@ def test_records_that_lie_transposed_are_copied_whole(records: int, threads: Non
     x = torch.randn(records, 70, 65).transpose(1, 2)
     copy = row_by_row(x)
     assert copy is not x
-    assert rows_dense(copy)
+    assert are_dense_rows(copy)
     assert torch.equal(copy, x)

@@ -14,7 +14,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hooks.forwards import WithGradients
-from dpoptim.gradients.layers import frozen
+from dpoptim.gradients.layers import linear
 from dpoptim.runtime.torch_internals import never_compiled
 
 ROWS = 8
@@ -160,7 +160,7 @@ class Frozen(GELU):
 def test_what_runs_without_gradients_is_compiled_and_the_rest_recorded(
     kind: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, compiled_anew: list[str]
 ) -> None:
-    monkeypatch.setattr(frozen, "rows_leave_mkl", lambda *_: True)
+    monkeypatch.setattr(linear, "rows_leave_mkl", lambda *_: True)
     torch.manual_seed(3)
     engine = engine_of(model := kind())
     run, x = torch.compile(model, backend="aot_eager"), torch.randn(ROWS, 7)

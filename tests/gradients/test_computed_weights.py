@@ -14,7 +14,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.layers.vmap_internals import vmap
+from dpoptim.gradients.layers.torch_func import vmap
 from dpoptim.gradients.layers.vmapped import VmapLayer
 from dpoptim.gradients.oracle import clipped_sums, gradients_alone
 from dpoptim.gradients.per_sample import lazy
@@ -191,7 +191,7 @@ def test_weights_are_made_once_for_all_records(
     of all records at once or, where memory does not allow that, of some at a time.
     """
     monkeypatch.setattr(VmapLayer, "__call__", None)  # nothing is vectorised
-    monkeypatch.setattr(lazy, "kept", lambda most, entries: keeps)
+    monkeypatch.setattr(lazy, "may_keep", lambda most, entries: keeps)
     few = 1 if keeps else 300
     monkeypatch.setattr(lazy, "parts_of", lambda group, each, most: parts_of(group, each, few))
     model, x = build(), torch.randn(ROWS, 2, 6, dtype=torch.float64)

@@ -22,7 +22,7 @@ from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.layers import convolution
 from dpoptim.gradients.layers.geometry import Convolution
-from dpoptim.gradients.per_sample import fused_calls, fused_layers, fused_trial
+from dpoptim.gradients.per_sample import fused_calls, fused_outer
 from dpoptim.gradients.per_sample.fused_factors import (
     Factors,
     FusedLayer,
@@ -57,7 +57,7 @@ def _on_a_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if GPU:
         yield
         return
-    monkeypatch.setattr(fused_trial, "serves", lambda x: x.dtype in (torch.float32, torch.float16))
+    monkeypatch.setattr(fused_outer, "serves", lambda x: x.dtype in (torch.float32, torch.float16))
     if INTERPRETED:
         there = replace(fused_calls.placeholders(DEVICE), described=request.param == "described")
         monkeypatch.setattr(fused_calls, "placeholders", lambda device: there)
@@ -212,7 +212,7 @@ def test_shares_are_few_and_cover_all() -> None:
     for records in (1, 7, 64, 500):
         for tiles in (1, 36, 144, 5000):
             for overhead in (0.25, 1.5):
-                share = fused_calls.shared(records, tiles, 264, overhead)
+                share = fused_calls.records_per_program(records, tiles, 264, overhead)
                 assert 1 <= -(-records // share) <= min(records, 32)
 
 
@@ -290,7 +290,7 @@ def test_layers_are_taken_together_by_their_tiles_and_what_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each once, in their order; one that is looked up in, alone."""
-    monkeypatch.setattr(fused_layers, "KEPT_AT_ONCE", 2 * 4 * 64 * 64)
+    monkeypatch.setattr(fused_outer, "KEPT_AT_ONCE", 2 * 4 * 64 * 64)
     sizes = [(64, 64)] * 5 + [(8, 64)] * 2 + [(64, 64)]
     gradients: dict[int, PerSampleGrad] = {
         place: SequenceOuter(*(torch.ones(4, 3, n, device=DEVICE) for n in size), fused="kept")
@@ -301,7 +301,7 @@ def test_layers_are_taken_together_by_their_tiles_and_what_fits(
     assert isinstance(head, SequenceOuter)
     gradients[7] = TiedHead(head.g, head.a, fused="kept", table=table)
     gradients[8] = SequenceOuter(*(torch.ones(4, 3, 64, device=DEVICE) for _ in range(2)))
-    found = [each.places for each in fused_layers.fused_among(gradients, ["all"] * 9)]
+    found = [each.places for each in fused_outer.fused_among(gradients, ["all"] * 9)]
     assert found == [[0, 1], [2, 3], [4], [5, 6], [7]]
 
 
@@ -362,7 +362,7 @@ def test_engines_sum_as_without_it(
         model, x = (each.to(DEVICE) for each in made())
         target = torch.randn(7, device=DEVICE)
         if not fused:
-            monkeypatch.setattr(fused_trial, "serves", lambda x: False)
+            monkeypatch.setattr(fused_outer, "serves", lambda x: False)
         found.append(by_engine(model, x, target, Clipping(0.5, style), capacity=7))
     difference = joint_norm([a - b for a, b in zip(*found, strict=True)])
     assert 0 < difference < 1e-5 * joint_norm(found[1])
@@ -381,7 +381,7 @@ def test_patches_are_made_when_they_are_needed_and_let_go(monkeypatch: pytest.Mo
         return found
 
     monkeypatch.setattr(convolution, "patches_in_rows", note)
-    monkeypatch.setattr(fused_layers, "FORMED_AT_ONCE", 0)
+    monkeypatch.setattr(fused_outer, "FORMED_AT_ONCE", 0)
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)), nn.Flatten())
     x = torch.randn(7, 4, 9, 9, device=DEVICE)
     positions = {"0": 81, "1": 81, "2": 81}
@@ -394,9 +394,9 @@ def test_patches_are_made_when_they_are_needed_and_let_go(monkeypatch: pytest.Mo
 def test_a_device_is_tried_before_it_is_used(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_trial, "KINDS", (DEVICE.type,))
+    monkeypatch.setattr(fused_outer, "KINDS", (DEVICE.type,))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    tried = fused_trial.compiles_on.__wrapped__
+    tried = fused_outer.compiles_on.__wrapped__
     assert tried(DEVICE, dtype)
 
     def wrong(self: FusedOuter, block: int) -> dict[str, Tensor]:
@@ -416,4 +416,4 @@ def test_a_device_is_tried_before_it_is_used(
 
 
 def test_other_devices_are_left_alone() -> None:
-    assert not fused_trial.compiles_on.__wrapped__(torch.device("meta"), torch.float32)
+    assert not fused_outer.compiles_on.__wrapped__(torch.device("meta"), torch.float32)

@@ -11,10 +11,9 @@ from torch import Tensor
 from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
 from dpoptim.gradients.choose_formula import PublicSizes
-from dpoptim.gradients.per_sample import fused_trial
+from dpoptim.gradients.per_sample import fused_outer
 from dpoptim.gradients.per_sample.fused_factors import Factors, FusedLayer
-from dpoptim.gradients.per_sample.fused_outer import FusedOuter
-from dpoptim.gradients.per_sample.fused_trial import compiles_on
+from dpoptim.gradients.per_sample.fused_outer import FusedOuter, compiles_on
 from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter
 from outer_by_reference import KERNELS, by_reference, measure_or_add
 
@@ -27,7 +26,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Callable[...,
     """What runs instead of them, to be changed, for tensors on the CPU."""
     runs = {**KERNELS}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(fused_trial, "KINDS", ("cpu",))
+    monkeypatch.setattr(fused_outer, "KINDS", ("cpu",))
     compiles_on.cache_clear()
     with by_reference(runs):
         yield runs
@@ -92,7 +91,7 @@ def test_other_numbers_do_not_serve_and_want_of_memory_is_told(
 @pytest.mark.usefixtures("kernels")
 def test_both_sides_dtypes_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sides of two dtypes are multiplied in float32, which a device may lack."""
-    monkeypatch.setattr(fused_trial, "serves", lambda x: x.dtype == torch.bfloat16)
+    monkeypatch.setattr(fused_outer, "serves", lambda x: x.dtype == torch.bfloat16)
     g, a = torch.ones(2, 3, 4, dtype=torch.bfloat16), torch.ones(2, 3, 5)
     public = PublicSizes(8, 8, 1 << 30, 3)
     assert SequenceOuter(g, a.bfloat16()).chosen(public).fused is not None

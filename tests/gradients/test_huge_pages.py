@@ -6,12 +6,14 @@ from threading import Event
 import pytest
 import torch
 
-from dpoptim.gradients.memory import huge_pages, spare_room
+from dpoptim.gradients import memory
 from dpoptim.runtime import freed_memory
 from dpoptim.training.trials.memory import LiveTensors
 
-needed = pytest.mark.skipif(not huge_pages.there_are(), reason="the system gives no huge pages")
-LARGE = huge_pages.MAPPED // 4 + 1  # numbers
+needed = pytest.mark.skipif(
+    not memory.huge_pages_are_there(), reason="the system gives no huge pages"
+)
+LARGE = memory.MAPPED // 4 + 1  # numbers
 
 
 @needed
@@ -22,8 +24,8 @@ def test_what_is_freed_goes_back_and_is_counted_meanwhile() -> None:
 
     before = resident()
     with LiveTensors() as live:
-        block = huge_pages.vector(LARGE)
-        assert huge_pages.holds(block)
+        block = memory.empty_vector(LARGE)
+        assert memory.in_huge_pages(block)
         assert not block._is_view()
         assert block.untyped_storage().nbytes() == block.nbytes
         block.fill_(1.0)
@@ -38,15 +40,15 @@ def test_other_memory_is_taken_elsewhere(why: str, monkeypatch: pytest.MonkeyPat
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError
 
-    monkeypatch.setattr(huge_pages, "there_are", lambda: why != "none")
+    monkeypatch.setattr(memory, "huge_pages_are_there", lambda: why != "none")
     if why == "refused":
-        monkeypatch.setattr(huge_pages.mmap, "mmap", refuse)
+        monkeypatch.setattr(memory.mmap, "mmap", refuse)
     monkeypatch.setattr(freed_memory, "KEPT", Event())
     if why == "kept":
         freed_memory.KEPT.set()
-    block = huge_pages.vector(LARGE - (why == "small"))
+    block = memory.empty_vector(LARGE - (why == "small"))
     assert block.shape == (LARGE - (why == "small"),)
-    assert not huge_pages.holds(block)
+    assert not memory.in_huge_pages(block)
 
 
 @needed
@@ -55,14 +57,14 @@ def test_memory_is_given_back_once_before_the_loss_of_huge_results(
 ) -> None:
     given = list[None]()
     monkeypatch.setattr(freed_memory, "give_back", lambda: given.append(None))
-    rows = huge_pages.MAPPED // 4096 + 1
-    small, large = spare_room.result(4, 1024, 8), spare_room.result(rows, 1024, 8)
+    rows = memory.MAPPED // 4096 + 1
+    small, large = memory.empty_result(4, 1024, 8), memory.empty_result(rows, 1024, 8)
     assert large.shape == (rows, 1024)
     assert large.is_contiguous()
     assert not large._is_view()
-    huge_pages.give_back_before_loss({"a": large})  # nobody differentiates it
-    huge_pages.give_back_before_loss(torch.ones(rows, 1024, requires_grad=True))
-    huge_pages.give_back_before_loss(small.requires_grad_())
+    memory.give_back_before_loss({"a": large})  # nobody differentiates it
+    memory.give_back_before_loss(torch.ones(rows, 1024, requires_grad=True))
+    memory.give_back_before_loss(small.requires_grad_())
     assert not given
-    huge_pages.give_back_before_loss([small, large.requires_grad_(), large])
+    memory.give_back_before_loss([small, large.requires_grad_(), large])
     assert len(given) == 1

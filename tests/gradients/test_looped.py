@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.oracle import engine_sums
 from dpoptim.training.trials import isolation_fallback
 from dpoptim.training.trials.isolation import Chosen, choose_isolation
 from support import mismatch

@@ -12,15 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.arithmetic import multiplication, row_products
+from dpoptim.gradients.arithmetic import multiplication, onednn, row_products
 from dpoptim.gradients.arithmetic.multiplication import (
-    BLOCKS,
     linear,
     linear_by,
     linear_of_constants,
     onednn_multiplies,
-    transposed_product,
 )
+from dpoptim.gradients.arithmetic.onednn import BLOCKS, transposed_product
 from dpoptim.gradients.engine import Engine
 from dpoptim.runtime import compiled_work
 from dpoptim.runtime.compiled_work import Task
@@ -52,7 +51,7 @@ def test_what_cannot_be_tried_here_is_named(name: str) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Outputs of the matrices that rows were multiplied with elsewhere than by MKL."""
     seen = []
-    honest = multiplication.by_onednn
+    honest = onednn.by_onednn
 
     def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         seen.append(len(w))
@@ -64,7 +63,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(w))
         return compiled(w, panels)
 
-    monkeypatch.setattr(multiplication, "by_onednn", by_onednn)
+    monkeypatch.setattr(onednn, "by_onednn", by_onednn)
     monkeypatch.setattr(row_products, "laying_out", laying_out)
     return seen
 
@@ -160,13 +159,13 @@ def test_any_number_of_rows_takes_few_shapes(library: str, monkeypatch: pytest.M
     batches.
     """
     shapes = set()
-    honest = multiplication.by_onednn
+    honest = onednn.by_onednn
 
     def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         shapes.add((tuple(x.shape), tuple(w.shape)))
         return honest(x, w, bias)
 
-    monkeypatch.setattr(multiplication, "by_onednn", by_onednn)
+    monkeypatch.setattr(onednn, "by_onednn", by_onednn)
     w, bias = torch.randn(9, 7), torch.randn(9)
     for rows in range(1, 700):
         x = torch.randn(rows, 7)

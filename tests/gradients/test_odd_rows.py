@@ -4,14 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpoptim.gradients.arithmetic import odd_rows
+from dpoptim.gradients.arithmetic import multiplication
 
-ODD, EVEN = odd_rows.LEAST + 1, odd_rows.LEAST
+ODD, EVEN = multiplication.LEAST_ODD + 1, multiplication.LEAST_ODD
 
 
 @pytest.fixture(autouse=True)
 def _as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(odd_rows, "lacking", lambda x, length: -length % 8 if length > 16 else 0)
+    monkeypatch.setattr(
+        multiplication, "lacking", lambda x, length: -length % 8 if length > 16 else 0
+    )
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(12, ODD), (ODD, 12), (ODD, ODD), (12, EVEN)])
@@ -24,7 +26,7 @@ def test_products_are_those_of_the_rows(
     x, w = torch.randn(2, 3, inputs), torch.randn(outputs, inputs)
     w = w.T.contiguous().T if transposed else w
     b = torch.randn(outputs) if bias else None
-    found = odd_rows.linear(x, w, b)
+    found = multiplication.by_even_rows(x, w, b)
     assert found.is_contiguous()
     torch.testing.assert_close(found, F.linear(x, w, b), rtol=1e-4, atol=1e-4)
 
@@ -32,7 +34,7 @@ def test_products_are_those_of_the_rows(
 def test_short_rows_and_processors_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     x = torch.zeros(1, dtype=torch.bfloat16)
-    assert odd_rows.lacking(x, ODD) == 0
+    assert multiplication.lacking(x, ODD) == 0
     there = torch.zeros(1, dtype=torch.bfloat16, device="meta")
-    assert [odd_rows.lacking(there, n) for n in (ODD, EVEN, 17, EVEN + 7)] == [7, 0, 0, 1]
-    assert odd_rows.lacking(there.float(), ODD) == 0
+    assert [multiplication.lacking(there, n) for n in (ODD, EVEN, 17, EVEN + 7)] == [7, 0, 0, 1]
+    assert multiplication.lacking(there.float(), ODD) == 0

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpoptim.gradients.arithmetic import multiplication, onednn_trial, row_products
+from dpoptim.gradients.arithmetic import onednn, row_products
 from dpoptim.gradients.arithmetic.multiplication import (
     linear,
     linear_by,
@@ -15,7 +15,7 @@ from dpoptim.gradients.arithmetic.multiplication import (
     onednn_multiplies,
     rows_leave_mkl,
 )
-from dpoptim.gradients.arithmetic.onednn_trial import ROWS, WIDTH, keeps_rows_apart
+from dpoptim.gradients.arithmetic.onednn import TRIED_ROWS, WIDTH, keeps_rows_apart
 from support import missing, using
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -52,8 +52,8 @@ def by_length(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def tried_with(product: Product, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(onednn_trial, "onednn_linear", product)
-    monkeypatch.setattr(onednn_trial, "_found", {})
+    monkeypatch.setattr(onednn, "onednn_linear", product)
+    monkeypatch.setattr(onednn, "_found", {})
     return keeps_rows_apart()
 
 
@@ -62,10 +62,10 @@ def never_called(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_onednn(*_: object) -> Tensor:
         raise AssertionError("multiplied by oneDNN")
 
-    monkeypatch.setattr(multiplication, "by_onednn", by_onednn)
+    monkeypatch.setattr(onednn, "by_onednn", by_onednn)
 
 
-@pytest.mark.parametrize("product", [*map(by_company, ROWS), by_place, by_length])
+@pytest.mark.parametrize("product", [*map(by_company, TRIED_ROWS), by_place, by_length])
 def test_products_that_round_a_row_by_what_lies_beside_it_are_not_made(
     product: Product, monkeypatch: pytest.MonkeyPatch, never_called: None
 ) -> None:
@@ -99,8 +99,8 @@ def test_rows_are_multiplied_by_compiled_functions_all_the_same(
 
 def test_each_number_of_threads_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
-    monkeypatch.setattr(onednn_trial, "_found", {})
-    monkeypatch.setattr(onednn_trial, "tried", lambda: not tried.append(torch.get_num_threads()))
+    monkeypatch.setattr(onednn, "_found", {})
+    monkeypatch.setattr(onednn, "trial_succeeds", lambda: not tried.append(torch.get_num_threads()))
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 1, 2):
@@ -112,7 +112,7 @@ def test_each_number_of_threads_is_tried_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_trial_draws_from_no_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn_trial, "_found", {})
+    monkeypatch.setattr(onednn, "_found", {})
     before = torch.get_rng_state()
     keeps_rows_apart()
     assert torch.equal(torch.get_rng_state(), before)

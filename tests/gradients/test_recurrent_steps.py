@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import recurrent, recurrent_steps
-from dpoptim.gradients.layers.recurrent_steps import Run, in_pieces, panels
+from dpoptim.gradients.layers.recurrent_steps import Run, call_in_pieces, laid_in_panels
 from dpoptim.gradients.per_sample import native
 from dpoptim.runtime import compiled
 from support import by_engine, joint_norm
@@ -92,10 +92,10 @@ def test_bent_values_err_by_a_few_units_in_the_last_place(
     x = torch.cat([x, 10 ** torch.linspace(-38, 0, 501), torch.tensor(special)])
     B = len(x)
     gates, states = torch.empty(B, 1, 4), torch.zeros(B, 2, 1)
-    in_pieces(
+    call_in_pieces(
         "dpoptim_lstm_forward",
         Run(inputs=1, reverse=0, x_stride=1, x_step=1),
-        {"weights": panels(torch.tensor([[1.0, 0.0]] * 4)), "bias": None},
+        {"weights": laid_in_panels(torch.tensor([[1.0, 0.0]] * 4)), "bias": None},
         {"x": x.view(B, 1, 1), "gates": gates, "outputs": states.clone(), "cells": states},
     )
     sigmoid, tanh = gates[:, 0, 0], gates[:, 0, 2]
@@ -219,9 +219,11 @@ def test_what_they_serve_is_told_by_kinds_of_tensors(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_steps_are_those_that_run(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    honest = recurrent_steps.in_pieces
+    honest = recurrent_steps.call_in_pieces
     monkeypatch.setattr(
-        recurrent_steps, "in_pieces", lambda name, *rest: [asked.append(name), honest(name, *rest)]
+        recurrent_steps,
+        "call_in_pieces",
+        lambda name, *rest: [asked.append(name), honest(name, *rest)],
     )
     hooked(layer_of(kind), torch.randn(2, T, D))
     assert asked == [f"dpoptim_{kind}_forward", f"dpoptim_{kind}_backward"]

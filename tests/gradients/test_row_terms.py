@@ -16,12 +16,11 @@ from torch.utils.dlpack import from_dlpack
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import expected_sums
-from dpoptim.gradients.accumulation import row_terms
 from dpoptim.gradients.accumulation import sums as sums_module
 from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.memory.reused_memory import ReusedMemory
+from dpoptim.gradients.memory import ReusedMemory
 from dpoptim.noise.few_rows import FewRows, write_out
 from dpoptim.training.trials.isolation import choose_isolation
 
@@ -97,7 +96,7 @@ def test_terms_of_any_kind_add_up_in_their_order(
     generator = torch.Generator().manual_seed(seed)
     total, sums = torch.zeros(30, 2, dtype=torch.float64), Sums([60])
     with pytest.MonkeyPatch.context() as patch, tables_count_as_large():
-        patch.setattr(row_terms, "PENDING", pending)
+        patch.setattr(sums_module, "PENDING", pending)
         patch.setattr(sums_module, "MOST_ROWS", most)
         for kind in kinds:
             values = torch.randn(30, 2, generator=generator, dtype=torch.float64)
@@ -127,7 +126,7 @@ def test_threads_do_not_change_them() -> None:
     try:
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            found.append(row_terms.added_up(row, values))
+            found.append(sums_module.added_up(row, values))
     finally:
         torch.set_num_threads(before)
     table = torch.zeros(5_000, 16, dtype=torch.float64)

@@ -84,9 +84,9 @@ def measured(way: str, patch: pytest.MonkeyPatch) -> None:
     if way == "as chosen":
         return
     if way == "not kept":
-        patch.setattr("dpoptim.gradients.per_sample.lazy.kept", lambda most, entries: False)
+        patch.setattr("dpoptim.gradients.per_sample.lazy.may_keep", lambda most, entries: False)
         patch.setattr(
-            "dpoptim.gradients.per_sample.sequence_outer.kept", lambda most, entries: False
+            "dpoptim.gradients.per_sample.sequence_outer.may_keep", lambda most, entries: False
         )
         return
     for name in ("KEPT_GRADIENTS", "FEW_POSITIONS", "WORTH_A_CALL", "LARGE_KERNEL"):

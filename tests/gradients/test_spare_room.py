@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dpoptim.gradients.arithmetic import multiplication
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.hooks.hook_manager import HookManager
-from dpoptim.gradients.memory.spare_room import EXTRA, LEAST, OF_GRADIENTS, result
+from dpoptim.gradients.memory import EXTRA, LEAST_SPARED, OF_GRADIENTS, empty_result
 
 
 def spare(x: Tensor) -> int:
@@ -16,14 +16,14 @@ def spare(x: Tensor) -> int:
     return x.untyped_storage().nbytes() - x.nbytes
 
 
-@pytest.mark.parametrize("rows", [1, LEAST // 64 - 1, LEAST // 64])
+@pytest.mark.parametrize("rows", [1, LEAST_SPARED // 64 - 1, LEAST_SPARED // 64])
 def test_spare_room_is_zero_and_for_large_results_alone(rows: int) -> None:
     """Whoever stores one in a file stores no memory that others have left."""
-    out = result(rows, 64, 100)
+    out = empty_result(rows, 64, 100)
     assert out.shape == (rows, 64)
     assert out.is_contiguous()
     assert not out._is_view()
-    assert spare(out) == (400 if rows * 64 >= LEAST else 0)
+    assert spare(out) == (400 if rows * 64 >= LEAST_SPARED else 0)
     behind = torch.empty(0).set_(out.untyped_storage())[out.numel() :]
     assert bool((behind == 0).all())
 

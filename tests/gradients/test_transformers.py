@@ -16,10 +16,9 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.vmapped import VmapLayer
-from dpoptim.gradients.oracle import clipped_sums, gradients_alone
+from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
 from support import joint_norm
 
 transformers = pytest.importorskip("transformers")

@@ -529,7 +529,7 @@ def test_copies_of_the_model_carry_nothing() -> None:
     average(torch.ones(9, 6))  # does not disturb the pass that is open
     engine.backward(output.square().sum(1))
     copies = [hook for module in average.modules() for hook in module._forward_hooks.values()]
-    assert all(hook._engine is None for hook in copies)
+    assert all(hook.told is None for hook in copies)
     engine.detach()
 
 

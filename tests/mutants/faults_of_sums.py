@@ -27,7 +27,7 @@ from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hooks.hook_manager import HookManager
 from dpoptim.gradients.layers import convolution, linear, normalisation
-from dpoptim.gradients.per_sample import claimed_sums, native, sequence_outer
+from dpoptim.gradients.per_sample import ghost_norms, native, sequence_outer
 from dpoptim.gradients.per_sample import per_sample_grads as per_sample_grads_module
 from dpoptim.gradients.per_sample.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
 from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter, one_axis, positions
@@ -227,7 +227,7 @@ def factors_of_neighbours() -> AbstractContextManager[Any]:
 
 def last_of_a_few_unmeasured() -> AbstractContextManager[Any]:
     """The last record of a part that is formed at once is nothing to its norm."""
-    honest = record_by_record.measured
+    honest = record_by_record.norms_by_unit
 
     def measured(shares: Sequence[record_by_record.Share], block: int) -> dict[str, Tensor]:
         squared = honest(shares, block)
@@ -236,7 +236,7 @@ def last_of_a_few_unmeasured() -> AbstractContextManager[Any]:
                 each[-1] = 0
         return squared
 
-    return patch.object(record_by_record, "measured", measured)
+    return patch.object(record_by_record, "norms_by_unit", measured)
 
 
 @contextmanager
@@ -278,7 +278,7 @@ def longer_than_claimed() -> Iterator[None]:
         "chosen",
         lambda self, public: replace(self, most=public.most, ghost_norms=True, alone=True),
     )
-    as_it_is = patch.object(claimed_sums, "shortening", lambda ghost, squared: squared * 0 + 1)
+    as_it_is = patch.object(ghost_norms, "shortening", lambda ghost, squared: squared * 0 + 1)
     with claimed, as_it_is, patch.object(sequence_outer, "ghost_squared_norms", low):
         yield
 

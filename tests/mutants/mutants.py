@@ -332,7 +332,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "what is longer than its ghost norm is not shortened",
-        "gradients.per_sample.claimed_sums.shortening",
+        "gradients.per_sample.ghost_norms.shortening",
         _s.longer_than_claimed,
         "sensitivity",
     ),

@@ -70,21 +70,21 @@ ALLOWED = {
         "np.random",
         "standard_normal",
     },  # simulates the claim
-    "audit/balls_in_bins.py": {
+    "audit/banded.py": {
         "default_rng",
         "np.random",
         "standard_normal",
-    },  # simulates the claim
+    },  # simulates the claim; parts of canaries that are not there
     # Monte Carlo of an event's cost, from a public seed
     "accounting/monte_carlo.py": {"default_rng", "np.random"},
     "accounting/balls_in_bins.py": {"standard_normal"},
     "accounting/replicas.py": {"np.random"},
     "accounting/min_separation.py": {"standard_normal"},
-    "audit/cyclic_poisson.py": {"default_rng", "np.random"},  # parts of canaries that are not there
     "audit/sensitivity.py": {"randn"},  # adversarial records
-    "audit/row_counts.py": {"randint", "random."},  # made-up lookups, and a model's first weights
+    # made-up lookups, and a model's first weights
+    "audit/selected_rows.py": {"randint", "random."},
     "audit/detectors.py": {"randn", "random."},  # made-up data
-    "audit/features.py": {"default_rng", "np.random"},  # made-up images
+    "audit/raw_data.py": {"default_rng", "np.random"},  # made-up images
     # seeds as a program would, and restores the generators
     "audit/isolation.py": {"random.", "uniform_"},
     "audit/refused_loops.py": {"uniform_", "torch.rand("},  # what is to be refused draws noise
@@ -112,7 +112,7 @@ ALLOWED = {
 }
 # Only the checkpoint of a run asks for secrets, and only what has some answers.
 HOLD_SECRETS = {
-    "audit/cyclic_poisson.py",  # an attacker who is told the parts
+    "audit/banded.py",  # an attacker who is told the parts
     "audit/refunds.py",  # an attacker who kills runs and takes them up
     "audit/resumed_runs.py",  # takes runs up by another strategy
     "methods/sensitive_state.py",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
 import dpoptim
-from dpoptim.audit.repeated import WAYS, repeated_records
+from dpoptim.audit.units import REPEATS, repeated_records
 from dpoptim.training import hold_out_scores
 from dpoptim.training.batches import privacy_units
 from dpoptim.training.batches.repeated_records import refuse_repeated_records
@@ -86,13 +86,13 @@ def test_records_at_one_place_each_are_served_unread(name: str) -> None:
     refuse_repeated_records(ONCE[name]())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", REPEATS)
 def test_attach_refuses_before_anything_is_charged(way: str) -> None:
     model, ledger = nn.Linear(2, 1), dpoptim.Ledger(epsilon=5.0, delta=1e-3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = dpoptim.DPSGD(1.0).plan(n=8, batch_size=4, steps=2, epsilon=3.0, delta=1e-3)
     with pytest.raises(dpoptim.PrivacyError, match="more than once"):
-        dpoptim.attach(plan, model, optimizer, WAYS[way](torch.randn(6, 2)), ledger=ledger)
+        dpoptim.attach(plan, model, optimizer, REPEATS[way](torch.randn(6, 2)), ledger=ledger)
     assert not ledger.entries()
 
 
@@ -177,6 +177,6 @@ def test_a_data_set_that_reads_other_records_is_on_trust(
 def test_without_the_check_a_record_would_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repeated_records() == ""
     monkeypatch.setattr(privacy_units, "refuse_repeated_records", lambda train_set: None)
-    assert repeated_records().count("clip norms") == len(WAYS)
+    assert repeated_records().count("clip norms") == len(REPEATS)
     monkeypatch.setattr(hold_out_scores, "refuse_repeated_records", lambda data, name: None)
-    assert repeated_records().count("count of scores by 2") == len(WAYS)
+    assert repeated_records().count("count of scores by 2") == len(REPEATS)

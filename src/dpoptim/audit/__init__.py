@@ -9,6 +9,7 @@ refute a claim; it can never prove one.
 """
 
 from dpoptim.audit.attached_run import attached_run
+from dpoptim.audit.attack_families import run_audits
 from dpoptim.audit.bounds import (
     Errors,
     clopper_pearson_lower,
@@ -20,7 +21,7 @@ from dpoptim.audit.charging import ChargingResult, audit_charging
 from dpoptim.audit.detectors import DETECTORS
 from dpoptim.audit.finding import Finding
 from dpoptim.audit.layer_rules import check_layer_rule
-from dpoptim.audit.named_audits import AUDITS, run_audits
+from dpoptim.audit.named_audits import AUDITS
 from dpoptim.audit.noise import NoiseResult, audit_noise
 from dpoptim.audit.one_run import OneRunResult, one_run
 from dpoptim.audit.participation import ParticipationResult, audit_participation

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.one_run import Coins, Floats
-from dpoptim.gradients.layers.other_parameters import called_with
+from dpoptim.audit.bounds import Floats
+from dpoptim.audit.one_run import Coins
+from dpoptim.gradients.layers.torch_func import called_with
 from dpoptim.plan import Plan
 from dpoptim.training.attach import attach
 

@@ -5,7 +5,8 @@ the solver; the run's data is not needed. A third party's mechanism names one of
 function of its own, ``"package.module:function"``, which is imported when it is needed.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -16,6 +17,7 @@ from dpoptim.audit.error_feedback import dice_sgd_as_published, dice_sgd_plan
 from dpoptim.audit.finding import DELTA, Finding
 from dpoptim.audit.named_audits import AUDITS, Audit
 from dpoptim.audit.selected_rows import selected_rows
+from dpoptim.audit.side_by_side import RUNS
 from dpoptim.audit.solvers import adaptive, solver, srgd, sums
 from dpoptim.audit.step_methods import (
     BY_BINS,
@@ -111,7 +113,7 @@ def fixed_order(plan: Plan, trials: int, seed: int) -> Finding:
 
 
 def sampled_by_turns(plan: Plan, trials: int, seed: int) -> Finding:
-    """Banded noise on batches sampled by turns; see `audit.cyclic_poisson`."""
+    """Banded noise on batches sampled by turns; see `audit.banded`."""
     parts = plan.sampler.separation
     n = trials - trials % parts
     scaled = replace(
@@ -121,7 +123,7 @@ def sampled_by_turns(plan: Plan, trials: int, seed: int) -> Finding:
 
 
 def balls_in_bins(plan: Plan, trials: int, seed: int) -> Finding:
-    """Banded noise on balls in bins; see `audit.balls_in_bins`."""
+    """Banded noise on balls in bins; see `audit.banded`."""
     bins = plan.sampler.separation
     n = trials - trials % bins
     return two_worlds_finding(
@@ -192,3 +194,38 @@ def at_defaults(name: str, trials: int, seed: int) -> Finding:
         neighboring="zero-out",
     )
     return attack(plan, trials, seed)
+
+
+def run_audits(
+    names: Sequence[str],
+    *,
+    trials: int = RUNS,
+    seed: int = 0,
+    on_done: Callable[[Finding], None] | None = None,
+) -> list[Finding]:
+    """The named audits, in this order.
+
+    Args:
+        names: keys of `audits`.
+        trials: of each attack's certifying half, about; thousands are needed to show most of a
+            claim.
+        seed: of coins and noise, so that a finding repeats.
+        on_done: told each finding.
+
+    Returns:
+        one finding for each name.
+
+    Examples:
+        >>> from dpoptim.audit import run_audits
+        >>> [finding] = run_audits(["dp-sgd"], trials=500)
+        >>> finding.verdict == "refuted"
+        False
+    """
+    known, found = audits(), []
+    for name in names:
+        started = time.perf_counter()
+        result = replace(known[name](trials, seed), method=name)
+        found.append(replace(result, seconds=time.perf_counter() - started))
+        if on_done is not None:
+            on_done(found[-1])
+    return found

@@ -16,11 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.attributes import attributes
 from dpoptim.audit.calibrations import calibrations
 from dpoptim.audit.charging import audit_charging
-from dpoptim.audit.columns import columns, owners
-from dpoptim.audit.features import encoding, image_features
 from dpoptim.audit.isolation import isolation
 from dpoptim.audit.iterates import iterates
 from dpoptim.audit.later_batches import later_batches
@@ -34,18 +31,18 @@ from dpoptim.audit.method_detectors import (
 from dpoptim.audit.min_separation import prices
 from dpoptim.audit.noise import audit_noise, audit_redrawn_noise
 from dpoptim.audit.participation import audit_participation
-from dpoptim.audit.persons import persons
+from dpoptim.audit.raw_data import columns, encoding, image_features, owners
 from dpoptim.audit.refunds import refunds
 from dpoptim.audit.refused_loops import refused
-from dpoptim.audit.repeated import repeated_records
 from dpoptim.audit.replay import audit_replay
 from dpoptim.audit.resumed_runs import checkpoint_parts, places, resumed_noise
-from dpoptim.audit.row_counts import row_selection
 from dpoptim.audit.searches import searches
+from dpoptim.audit.selected_rows import row_selection
 from dpoptim.audit.sensitivity import Batch, SensitivityResult, audit_sensitivity
 from dpoptim.audit.shares import shares
-from dpoptim.audit.statistics import statistics
+from dpoptim.audit.statistics import attributes, statistics
 from dpoptim.audit.two_worlds import Canaries, audit_two_worlds
+from dpoptim.audit.units import persons, repeated_records
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
 

@@ -1,7 +1,7 @@
 """Findings of audits on claims, and verdicts."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,3 +84,8 @@ def finding(
     verdict = "refuted" if lower > claimed * (1 + 1e-9) else WEAK if weak else "consistent"
     trials_needed = needed() if verdict == WEAK else 0
     return Finding("", claimed, lower, limit, DELTA, trials, verdict, expected, 0.0, trials_needed)
+
+
+def refuted_by(found: Sequence[str]) -> str:
+    """The text of a detector that has found this; none, where that is nothing."""
+    return f"refuted: {'; '.join(found)}" if found else ""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
+from dpoptim.audit.finding import refuted_by
 from dpoptim.audit.refused_loops import FEATURES, accepted
 from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, sum_of_a_step
 from dpoptim.errors import PrivacyError
@@ -54,7 +55,7 @@ def isolation() -> str:
         flags_of_one_record,
     )
     found = [*accepted(), *filter(None, (measure() for measure in sums))]
-    return f"refuted: {'; '.join(found)}" if found else ""
+    return refuted_by(found)
 
 
 def rows_of_an_earlier_pass() -> str:

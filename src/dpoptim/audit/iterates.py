@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from dpoptim.audit.finding import refuted_by
 from dpoptim.audit.small_runs import linear_of_zeros, parameters_of
 from dpoptim.methods import DPSGD
 from dpoptim.noise.stream import KeyStream
@@ -47,7 +48,7 @@ def iterates() -> str:
     kept = [k for k in range(STEPS) if len(coins.coins(1, 1 / (k + 1)))][-1]
     if not torch.allclose(parameters_of(model), points[kept], rtol=0, atol=1e-9):
         found.append("the point that was kept is not the one that coins chose")
-    return f"refuted: {'; '.join(found)}" if found else ""
+    return refuted_by(found)
 
 
 def nearest(point: Tensor, start: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from dpoptim.audit.finding import refuted_by
 from dpoptim.audit.refused_loops import FEATURES, RECORDS, refused
 from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, parameters_of
 from dpoptim.gradients.isolation import Choice
@@ -63,7 +64,7 @@ def later_batches() -> str:
     )
     found = [f"accepted {f.__name__}" for f in refusals if not refused(f)]
     found += filter(None, [another_gradient()])
-    return f"refuted: {'; '.join(found)}" if found else ""
+    return refuted_by(found)
 
 
 def run(

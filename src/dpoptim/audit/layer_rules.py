@@ -10,10 +10,9 @@ from dpoptim.audit.sensitivity import SensitivityResult, audit_sensitivity
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Reduction
-from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.layers.custom_rules import registered_rule
 from dpoptim.gradients.layers.registry import rule_for
-from dpoptim.gradients.oracle import clipped_sums, gradients_alone, squared_norms
+from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone, squared_norms
 from dpoptim.noise.few_rows import FewRows
 
 Batch = Sequence[Tensor]

@@ -14,15 +14,21 @@ from scipy.special import logsumexp
 
 from dpoptim.accounting import compute_delta
 from dpoptim.accounting.min_separation import MinSeparationDpEvent
-from dpoptim.audit.balls_in_bins import SIMULATED, SimulatedMixtures
-from dpoptim.audit.banded import banded_query, canaries_trained, strategy_output
-from dpoptim.audit.side_by_side import Floats
-from dpoptim.gate import CorrelatedSum
+from dpoptim.audit.banded import (
+    SIMULATED,
+    SimulatedMixtures,
+    banded_query,
+    canaries_trained,
+    sampler_of,
+    strategy_output,
+)
+from dpoptim.audit.bounds import Floats
 from dpoptim.plan import Plan
 from dpoptim.sampling import MinSeparationSampling
 
 MOST_NUMBERS = 1 << 25  # of simulated runs: steps times runs
 AT_A_TIME = 1 << 13
+BATCHES = "b-min-sep batches"
 
 
 @dataclass(frozen=True)
@@ -80,21 +86,9 @@ def columns_of(column: Floats, rows: Floats) -> Floats:
     return np.asarray(np.sqrt(rows)[:, None] * entries)
 
 
-def outputs_of(plan: Plan) -> tuple[CorrelatedSum, MinSeparationSampling]:
-    """Return the plan's query and sampler.
-
-    Raises:
-        ValueError: the plan samples otherwise, or its noise is not banded.
-    """
-    query, _ = banded_query(plan)
-    if not isinstance(plan.sampler, MinSeparationSampling):
-        raise ValueError("this attack is for b-min-sep batches.")
-    return query, plan.sampler
-
-
 def family_apart(plan: Plan) -> MixturesOfPatterns:
     """Return the family that the plan is in, its noise apart: written down, not asked of it."""
-    _, sampler = outputs_of(plan)
+    sampler = sampler_of(plan, MinSeparationSampling, BATCHES)
     column, rows = banded_query(plan)[1].coefficients(plan.steps)
     longest = float(np.square(columns_of(column, rows)).sum(0).max())
     share = plan.batch_size / plan.n
@@ -117,8 +111,8 @@ def scores_apart(
     dtype: torch.dtype = torch.float64,
 ) -> Floats:
     """Run the plan with the canaries in ``present``, (m,), and score each one's presence: (m,)."""
-    query, sampler = outputs_of(plan)
-    strategy = banded_query(plan)[1]
+    sampler = sampler_of(plan, MinSeparationSampling, BATCHES)
+    query, strategy = banded_query(plan)
     with canaries_trained(plan, present, noise_seed, dtype) as (_, _, released):
         output = strategy_output(strategy, released)
     columns = columns_of(*strategy.coefficients(plan.steps))

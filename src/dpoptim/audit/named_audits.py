@@ -4,9 +4,7 @@ Each audit runs the method as its user would and compares what the best attack c
 was promised.
 """
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
 from dpoptim.accounting import gdp_epsilon
@@ -15,7 +13,6 @@ from dpoptim.audit.error_feedback import dice_sgd, dice_sgd_as_published
 from dpoptim.audit.finding import DELTA, Finding, finding
 from dpoptim.audit.searches import search_shown
 from dpoptim.audit.shares import persons_shown
-from dpoptim.audit.side_by_side import RUNS
 from dpoptim.audit.solvers import (
     SOLVERS,
     adaptive,
@@ -80,42 +77,3 @@ AUDITS: dict[str, Audit] = {
         )
     },
 }
-
-
-def run_audits(
-    names: Sequence[str],
-    *,
-    trials: int = RUNS,
-    seed: int = 0,
-    on_done: Callable[[Finding], None] | None = None,
-) -> list[Finding]:
-    """The named audits, in this order.
-
-    Args:
-        names: keys of `attack_families.audits`.
-        trials: of each attack's certifying half, about; thousands are needed to show most of a
-            claim.
-        seed: of coins and noise, so that a finding repeats.
-        on_done: told each finding.
-
-    Returns:
-        one finding for each name.
-
-    Examples:
-        >>> from dpoptim.audit import run_audits
-        >>> [finding] = run_audits(["dp-sgd"], trials=500)
-        >>> finding.verdict == "refuted"
-        False
-    """
-    from dpoptim.audit.attack_families import (
-        audits,
-    )  # which knows the registered methods, and these
-
-    known, found = audits(), []
-    for name in names:
-        started = time.perf_counter()
-        result = replace(known[name](trials, seed), method=name)
-        found.append(replace(result, seconds=time.perf_counter() - started))
-        if on_done is not None:
-            on_done(found[-1])
-    return found

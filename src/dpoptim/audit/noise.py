@@ -9,7 +9,7 @@ Some weaknesses leave no trace in a million draws and have checks of their own. 
 never exceed 5.8 sigma: `tail_pvalues` asks the sampler for draws beyond 4 sigma only. Draws made in
 float32 sit on a coarse grid: `resolution` counts values that float32 holds exactly. And a sampler
 that takes places at its layers' ends for draws, unsettled, is wrong in one of 500: `edge_pvalues`
-looks at many draws, where the two laws differ most. Tables are apart, in `table_noise`.
+looks at many draws, where the two laws differ most.
 """
 
 import math
@@ -17,13 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.special import bdtr, bdtrc, chdtr, chdtrc, log_ndtr, ndtr
+from scipy.special import bdtrc, log_ndtr, ndtr
 from scipy.stats import kstest
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.table_noise import untouched_rows_pvalue
+from dpoptim.audit.bounds import Floats
+from dpoptim.audit.checks import Checks, binomial_pvalue, chi_square_pvalue, normal_pvalue
+from dpoptim.gradients.accumulation.sums import LARGE
 from dpoptim.methods import DPFTRL, DPSGD
 from dpoptim.noise import fill_standard_normal, ziggurat, ziggurat_layers
 from dpoptim.noise.correlated import RedrawnToeplitz
@@ -31,41 +32,11 @@ from dpoptim.noise.stream import KeyStream, key_stream
 from dpoptim.plan import Plan
 from dpoptim.training.attach import attach
 
-Floats = NDArray[np.float64]
 # equal sizes among them, so that a copied stream would show
 SHAPES = ((120, 200), (200,), (1, 24_000))
 REDRAWN_STEPS = 12
+COLUMNS, LOOKED_UP, TABLE_STEPS = 16, 20, 2
 CLIP_NORM, NOISE_MULTIPLIER = 2.0, 1.0  # powers of two, which keep a float32 draw's grid visible
-
-
-@dataclass(frozen=True)
-class Checks:
-    """Every check with its p-value.
-
-    Attributes:
-        pvalues: by the check's name; uniform (or above it) under a right implementation.
-        failure: probability that a right implementation is refuted, at most.
-    """
-
-    pvalues: dict[str, float]
-    failure: float
-
-    @property
-    def failed(self) -> tuple[str, ...]:
-        """Names of the checks that a right implementation would not fail."""
-        return tuple(
-            name for name, p in self.pvalues.items() if not p >= self.failure / len(self.pvalues)
-        )
-
-    @property
-    def verdict(self) -> str:
-        """``"refuted"`` if a check failed, else ``"consistent"``."""
-        return "refuted" if self.failed else "consistent"
-
-    def __str__(self) -> str:
-        passed = f"{len(self.pvalues)} checks passed"
-        found = f"failed: {', '.join(self.failed)}" if self.failed else passed
-        return f"{self.verdict}: {found} (false alarm at most {self.failure:g})"
 
 
 @dataclass(frozen=True)
@@ -188,9 +159,7 @@ def noise_pvalues(noise: list[Floats]) -> dict[str, float]:
     """p-values of standard normal, independent noise: a (steps, size) array a tensor."""
     pvalues: dict[str, float] = {}
     for i, z in enumerate(noise):
-        pvalues[f"tensor {i}: standard deviation"] = two_sided(
-            chdtr(z.size, (z**2).sum()), chdtrc(z.size, (z**2).sum())
-        )
+        pvalues[f"tensor {i}: standard deviation"] = chi_square_pvalue((z**2).sum(), z.size)
         pvalues[f"tensor {i}: mean"] = normal_pvalue(z.sum() / math.sqrt(z.size))
         pvalues[f"tensor {i}: steps are independent"] = correlation_pvalue(
             z[:-1].ravel(), z[1:].ravel()
@@ -215,9 +184,7 @@ def noise_pvalues(noise: list[Floats]) -> dict[str, float]:
     pvalues["law"] = float(kstest(every, ndtr).pvalue)
     for edge in (3.0, 4.0):
         count, rate = float((np.abs(every) > edge).sum()), 2 * float(ndtr(-edge))
-        pvalues[f"draws beyond {edge:g} sigma"] = two_sided(
-            bdtr(count, every.size, rate), bdtrc(count - 1, every.size, rate) if count else 1.0
-        )
+        pvalues[f"draws beyond {edge:g} sigma"] = binomial_pvalue(count, every.size, rate)
     pvalues["resolution"] = resolution_pvalue(every)
     return pvalues
 
@@ -232,9 +199,7 @@ def tail_pvalues(stream: KeyStream, draws: int = 400_000) -> dict[str, float]:
     survival = np.exp(log_ndtr(-z) - log_ndtr(-start))  # uniform on (0, 1)
     return {
         "tail: law given |z| > 4.04": float(kstest(survival, "uniform").pvalue),
-        "tail: draws beyond 5.77 sigma": two_sided(
-            bdtr(count, draws, rate), bdtrc(count - 1, draws, rate) if count else 1.0
-        ),
+        "tail: draws beyond 5.77 sigma": binomial_pvalue(count, draws, rate),
     }
 
 
@@ -264,11 +229,38 @@ def edge_pvalues(stream: KeyStream, draws: int = 1 << 24) -> dict[str, float]:
     fall = -np.expm1((lower**2 - upper**2) / 2)[strip]
     t = float(fall @ depth) / math.sqrt(max(float(fall @ fall), 1.0) / 12)
     return {
-        "edges: draws beyond the last layer's end": two_sided(
-            bdtr(beyond, draws, rate), bdtrc(beyond - 1, draws, rate) if beyond else 1.0
-        ),
+        "edges: draws beyond the last layer's end": binomial_pvalue(beyond, draws, rate),
         "edges: depth between layers' ends": min(1.0, 2 * math.exp(-(t**2) / 2)),
     }
+
+
+def untouched_rows_pvalue(*, noise_seed: int | None = None) -> float:
+    """p-value of the standard deviation of what is released of rows that nobody looked up.
+
+    The rows that a record looked up are summed alone where they are few (`RowTerms`), and a gate
+    that gave noise to these alone would tell, by the others, who was there.
+    """
+    rows = LARGE // COLUMNS + 1
+    model = nn.EmbeddingBag(rows, COLUMNS, mode="sum")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    looked_up = torch.arange(LOOKED_UP) * (rows // LOOKED_UP)
+    plan = DPSGD(clip_norm=CLIP_NORM).plan(
+        n=1, batch_size=1, steps=TABLE_STEPS, noise_multiplier=NOISE_MULTIPLIER, delta=1e-6
+    )
+    untouched = torch.ones(rows, dtype=torch.bool)
+    untouched[looked_up] = False
+    squares, entries = 0.0, 0
+    with attach(
+        plan, model, optimizer, TensorDataset(looked_up[None]), noise_seed=noise_seed
+    ) as private:
+        for (x,) in private.batches():
+            before = model.weight.detach().clone()
+            private.backward(model(x).sum(1))
+            optimizer.step()
+            found = (model.weight.detach() - before)[untouched].double()
+            squares += float((found / (CLIP_NORM * NOISE_MULTIPLIER)).square().sum())
+            entries += found.numel()
+    return chi_square_pvalue(squares, entries)
 
 
 def resolution_pvalue(z: Floats) -> float:
@@ -307,11 +299,3 @@ def repetition_pvalue(noise: Floats) -> float:
     if size % 2 == 0:
         deviation[-1] *= math.sqrt(2)
     return min(1.0, len(lags) * normal_pvalue(float(np.abs(lags / deviation).max())))
-
-
-def normal_pvalue(z: float) -> float:
-    return min(1.0, 2 * float(ndtr(-abs(z))))
-
-
-def two_sided(low: float, high: float) -> float:
-    return min(1.0, 2 * float(min(low, high)))

@@ -32,7 +32,6 @@ from dpoptim.audit.sampled_gaussians import SampledGaussians
 from dpoptim.plan import Plan
 from dpoptim.sampling import PoissonSampling
 
-Floats = NDArray[np.float64]
 Coins = NDArray[np.bool_]
 ACCURACY = 0.01  # relative, of the inverted epsilon and noise; rounded to the safe side
 MOST_EPSILON = 100.0

@@ -5,7 +5,7 @@ each step summed. Under Poisson sampling these are independent coins of one bias
 are binomial. Shuffled batches, batches of a fixed size, coins tossed once for a run or once for a
 batch, skipped or redrawn empty batches and a counted placeholder all show in one of the counts.
 
-Checks are p-values as in `audit.noise` (exact binomials, or chi-square and normal approximations
+Checks are p-values as in `audit.checks` (exact binomials, or chi-square and normal approximations
 of sums of thousands).
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.special import bdtr, bdtrc, chdtr, chdtrc
+from scipy.special import bdtrc
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.noise import Checks, normal_pvalue, two_sided
+from dpoptim.audit.bounds import Floats
+from dpoptim.audit.checks import Checks, binomial_pvalue, chi_square_pvalue, normal_pvalue
 from dpoptim.audit.two_worlds import Canaries
 from dpoptim.methods import DPSGD
 from dpoptim.sampling.poisson import largest_batch_of
@@ -89,7 +89,7 @@ def participation(
     steps: int,
     largest_batch: float | None = None,
     noise_seed: int | None = None,
-) -> NDArray[np.float64]:
+) -> Floats:
     """How often each record counted in each step: (steps, records), 0 or 1 if all is well."""
     model = Canaries(records, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -110,7 +110,7 @@ def participation(
     return np.round(np.stack(rows), 3)
 
 
-def participation_pvalues(took_part: NDArray[np.float64], sample_rate: float) -> dict[str, float]:
+def participation_pvalues(took_part: Floats, sample_rate: float) -> dict[str, float]:
     """p-values of coins of bias ``sample_rate`` in (0, 1); ``took_part``: (steps, records)."""
     (steps, records), q = took_part.shape, sample_rate
     variance = q * (1 - q)
@@ -126,21 +126,15 @@ def participation_pvalues(took_part: NDArray[np.float64], sample_rate: float) ->
         "sample rate": binomial_pvalue(sizes.sum(), took_part.size, q),
         "sample rate of record 0": binomial_pvalue(counts[0], steps, q),
         "empty batches": binomial_pvalue((sizes == 0).sum(), steps, (1 - q) ** records),
-        "spread of batch sizes": two_sided(
-            chdtr(steps, spread_of_sizes), chdtrc(steps, spread_of_sizes)
-        ),
-        "spread of records' counts": two_sided(
-            chdtr(records, spread_of_counts), chdtrc(records, spread_of_counts)
-        ),
+        "spread of batch sizes": chi_square_pvalue(spread_of_sizes, steps),
+        "spread of records' counts": chi_square_pvalue(spread_of_counts, records),
         "records that come again": normal_pvalue(
             (again - records * (steps - 1) * q**2) / np.sqrt(max(spread_of_again, 1e-300))
         ),
     }
 
 
-def truncated_pvalues(
-    took_part: NDArray[np.float64], sample_rate: float, most: int
-) -> dict[str, float]:
+def truncated_pvalues(took_part: Floats, sample_rate: float, most: int) -> dict[str, float]:
     """p-values of batches of ``most`` at most, cut by coins where more were drawn."""
     steps, records = took_part.shape
     sizes, counts = took_part.sum(1), took_part.sum(0)
@@ -156,11 +150,3 @@ def truncated_pvalues(
         "sample rate of record 0": binomial_pvalue(counts[0], steps, mean / records),
         "sample rate of the last record": binomial_pvalue(counts[-1], steps, mean / records),
     }
-
-
-def binomial_pvalue(count: float, trials: int, rate: float) -> float:
-    """Two-sided and exact."""
-    count = float(round(count))
-    if not 0 <= count <= trials:
-        return 0.0
-    return two_sided(bdtr(count, trials, rate), bdtrc(count - 1, trials, rate) if count else 1.0)

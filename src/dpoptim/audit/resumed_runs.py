@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.audit.finding import refuted_by
 from dpoptim.gate import CorrelatedSum, Gate
 from dpoptim.methods import DPFTRL, DiceSGD
 from dpoptim.noise.correlated import BandedToeplitz, BufferedToeplitz, RedrawnToeplitz, Strategy
@@ -47,7 +48,7 @@ def places() -> str:
                 if goes_on(plan, rolled, path) != right:
                     said = "lost the records of" if right else "went on with records elsewhere:"
                     found.append(f"{said} {plan.sampler.promise()}")
-    return f"refuted: {'; '.join(found)}" if found else ""
+    return refuted_by(found)
 
 
 def goes_on(plan: Plan, rolled: int, path: Path) -> bool:
@@ -101,7 +102,7 @@ def checkpoint_parts() -> str:
                 file.write_bytes(forged)
                 if part_taken_up(path, later, key) is not None:
                     found.append(f"took up a {kept} part that was {what}")
-    return f"refuted: {'; '.join(found)}" if found else ""
+    return refuted_by(found)
 
 
 def part_saved(path: Path, value: float, key: bytes | None) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def resumed_noise() -> str:
             if noise_taken_up(first, strategy) != (strategy == first):
                 said = "lost" if strategy == first else "took up"
                 found.append(f"{said} the noise of {type(first).__name__}")
-    return f"refuted: {'; '.join(found)}" if found else ""
+    return refuted_by(found)
 
 
 def noise_taken_up(first: Strategy, second: Strategy) -> bool:

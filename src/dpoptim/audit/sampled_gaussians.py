@@ -5,18 +5,16 @@ from dataclasses import dataclass
 
 import dp_accounting
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
 from dpoptim.accounting import calibrate_event, compute_epsilon, gdp_epsilon, tradeoff_curve
-from dpoptim.audit.bounds import Errors, clopper_pearson_upper, failure_of, separation
+from dpoptim.audit.bounds import Errors, Floats, clopper_pearson_upper, failure_of, separation
 from dpoptim.sampling.sampler import composed_gaussians
 
 _NOISE_ACCURACY = 3e-3  # relative, of the inverted noise multiplier; rounded to the safe side
 _LEAST_NOISE = 0.2  # below it a subsampled Gaussian's losses have no usable discretisation
 _THRESHOLDS = 400  # candidates between the extreme scores
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse import coo_array
 
 from dpoptim.accounting import gdp_epsilon
-from dpoptim.audit.finding import Finding, finding
+from dpoptim.audit.finding import Finding, finding, refuted_by
 from dpoptim.audit.statistics import DELTA, MU, shifts_seen
 from dpoptim.data.sparse_rows import WIDE
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
@@ -110,4 +110,4 @@ def shares() -> str:
                 findings.append(f"{name}: a person moved the sum by {mu / MU:.4g} of the claim")
             if (signs > 0).all() and mu < NEARLY * MU:
                 findings.append(f"{name}: agreeing rows reach {mu / MU:.4g} of the claim alone")
-    return "refuted: " + "; ".join(findings) if findings else ""
+    return refuted_by(findings)

@@ -18,13 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dpoptim.audit.bounds import Errors, gdp_lower_bound
+from dpoptim.audit.bounds import Errors, Floats, gdp_lower_bound
 from dpoptim.gate import FilteredGate, Gate
 
-Floats = NDArray[np.float64]
 RUNS = 20_000
 # (what the canary holds, seed) -> releases, shape (steps, runs)
 World = Callable[[float, int], Floats]

@@ -1,9 +1,10 @@
-"""Exact audits of released statistics: the worst record's shift, against the noise.
+"""Exact audits of fits: what they release of the worst record, and what they leave behind.
 
-For one Gaussian vector that is the likelihood ratio's separation, so mu is found and not
-estimated; that the noise is drawn rightly is what `audit.noise` tests. Beside it a replay: with
-the released values held fixed, everything that a fit leaves behind must be the same on
-neighbouring data, or something was read past the gate.
+How far the worst record moves a Gaussian vector, against the noise, is the likelihood ratio's
+separation, so mu is found and not estimated; that the noise is drawn rightly is what `audit.noise`
+tests. Beside it a replay: with the released values held fixed, everything that a fit leaves behind
+must be the same on neighbouring data, or something was read past the gate. Nor may a fit that is
+refused leave anything, or a fitted step tell a number of entries that nobody paid for.
 """
 
 import math
@@ -16,10 +17,14 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from scipy.sparse import csr_array
+from sklearn.compose import ColumnTransformer
 from torch import Tensor
 
 from dpoptim.accounting import gdp_epsilon
 from dpoptim.accounting.filters import selection_epsilon
+from dpoptim.accounting.ledger import BudgetExceeded, Ledger
+from dpoptim.audit.bounds import Floats
+from dpoptim.estimators import DPLogisticRegression
 from dpoptim.evaluation import evaluate_classifier, evaluate_regressor
 from dpoptim.gate import adaptive as gate_module
 from dpoptim.preprocessing import (
@@ -28,11 +33,11 @@ from dpoptim.preprocessing import (
     DPMinMaxScaler,
     DPOneHot,
     DPStandardScaler,
+    PrivatePipeline,
 )
 from dpoptim.solvers import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.sufficient_statistics import sufficient_statistics
-from dpoptim.statistics import Floats
 
 MU = 1.5
 DELTA = 1e-5
@@ -46,6 +51,9 @@ PUBLIC: Any = {
     "n": RECORDS,
     "noise_seed": 0,
 }
+PRICE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "noise_seed": 0}
+COLUMN = np.linspace(-1, 1, 20)[:, None]
+LABELS, PRIVATE = np.arange(20) % 2, np.arange(20) % 2 + 7
 
 
 def left_behind(estimator: Any) -> dict[str, Any]:
@@ -209,3 +217,47 @@ def statistics() -> str:
     if epsilon > claimed * (1 + 1e-9):
         found.append(f"refuted: an end of a range may show {claimed:.4g}, and shows {epsilon:.4g}")
     return "; ".join(found)
+
+
+def attributes() -> str:
+    """The detector: what a refused fit has read, or a number of entries that nobody paid for."""
+    return "; ".join([*left_by_refused_fits(), *told_by_entries()])
+
+
+def left_by_refused_fits() -> list[str]:
+    """Fits that a budget refuses, after one that it admits, and what they have changed."""
+    found = []
+    for learner, labels in (
+        (DPLogisticRegression(data_norm=1.0), PRIVATE),
+        (DPOneHot(buckets=4), None),
+        (DPMinMaxScaler(-1, 1, quantile=0.1), None),
+    ):
+        with Ledger(epsilon=1.2, delta=1e-5, neighboring="zero-out") as ledger:
+            learner.set_params(**PRICE, ledger=ledger).fit(COLUMN, LABELS)
+            before = dict(vars(learner))
+            try:
+                learner.fit(COLUMN, labels)
+            except BudgetExceeded:
+                changed = [
+                    name for name, value in before.items() if vars(learner)[name] is not value
+                ]
+                found += [f"refuted: a fit that was refused left {name}" for name in changed]
+    return found
+
+
+def told_by_entries() -> list[str]:
+    """Whether one record with a category, or without, decides how a fitted step holds tables."""
+    told = set[tuple[float, bool]]()
+    cases = ("?", ["a", "b"], 0.04), ("a", ["a"], 1.0), ("a", ["a"], np.float32(0.5))
+    for others, known, share in cases:
+        for last in ("a", "?"):
+            towns = np.array([["a"], *[[others]] * 18, [last]])
+            step = DPOneHot([known], sparse_output=True)
+            columns = ColumnTransformer([("towns", step, [0])], sparse_threshold=share)
+            model = DPLogisticRegression(classes=[0, 1], noise_seed=0)
+            steps = [("towns", columns), ("model", model)]
+            PrivatePipeline(steps, epsilon=1.0, delta=1e-5).fit(towns, LABELS)
+            told.add((float(share), columns.sparse_output_))
+    if len(told) == len(cases):
+        return []
+    return ["refuted: a fitted step tells how many entries are 0"]

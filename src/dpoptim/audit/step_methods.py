@@ -11,11 +11,11 @@ from torch.utils.data import TensorDataset
 from dpoptim.accounting.canonical import canonical
 from dpoptim.accounting.choose_profile import gaussian_mu
 from dpoptim.accounting.guarantee import parse_neighboring
-from dpoptim.audit.balls_in_bins import family_of_bins, scores_of_bins
-from dpoptim.audit.cyclic_poisson import family_of_turns, scores_of_turns
+from dpoptim.audit.banded import family_of_bins, family_of_turns, scores_of_bins, scores_of_turns
+from dpoptim.audit.bounds import Floats
 from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gaussian_finding
 from dpoptim.audit.min_separation import family_apart, scores_apart
-from dpoptim.audit.side_by_side import Floats, releases_kept, separate, without_canary
+from dpoptim.audit.side_by_side import releases_kept, separate, without_canary
 from dpoptim.audit.small_runs import attach_canaries
 from dpoptim.audit.two_worlds import (
     LENGTH,
@@ -80,8 +80,9 @@ def dp_ftrl(trials: int, seed: int, *, passes: int = 1, **settings: Any) -> Find
     return fixed_order_plan(plan, trials, seed)
 
 
-def dp_ftrl_by_turns(trials: int, seed: int, *, rate: float = 0.5, bands: int = 4) -> Finding:
+def dp_ftrl_by_turns(trials: int, seed: int, *, rate: float = 0.5) -> Finding:
     """Banded noise on cyclic Poisson batches; at ``rate`` 1 parts are whole, and most shows."""
+    bands = 4
     plan = DPFTRL(1.0, sampling="cyclic-poisson", bands=bands).plan(
         n=trials - trials % bands,
         batch_size=round(rate * trials) // bands,
@@ -93,12 +94,12 @@ def dp_ftrl_by_turns(trials: int, seed: int, *, rate: float = 0.5, bands: int = 
     return two_worlds_finding(plan, seed, BY_TURNS)
 
 
-def dp_ftrl_in_bins(trials: int, seed: int, *, bins: int = 3) -> Finding:
-    """Banded noise on balls in bins, two passes."""
-    n = trials - trials % bins
+def dp_ftrl_in_bins(trials: int, seed: int) -> Finding:
+    """Banded noise on balls in three bins, two passes."""
+    n = trials - trials % 3
     plan = DPFTRL(1.0, sampling="balls-in-bins", bands=2).plan(
         n=n,
-        batch_size=n // bins,
+        batch_size=n // 3,
         epochs=2,
         noise_multiplier=0.6,
         delta=DELTA,
@@ -107,8 +108,9 @@ def dp_ftrl_in_bins(trials: int, seed: int, *, bins: int = 3) -> Finding:
     return two_worlds_finding(plan, seed, BY_BINS)
 
 
-def dp_ftrl_apart(trials: int, seed: int, *, bands: int = 3) -> Finding:
+def dp_ftrl_apart(trials: int, seed: int) -> Finding:
     """Banded noise on b-min-sep batches."""
+    bands = 3
     plan = DPFTRL(1.0, sampling="b-min-sep", bands=bands).plan(
         n=trials,
         batch_size=trials // 5,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.bounds import Errors
+from dpoptim.audit.bounds import Errors, Floats
 from dpoptim.audit.sampled_gaussians import SampledGaussians, attainable_errors, choose_threshold
 from dpoptim.audit.small_runs import attach_canaries
 from dpoptim.gate import GaussianSum
@@ -161,7 +161,7 @@ def audit_two_worlds(
 class Attack:
     """Scores of canaries by (plan, present, noise_seed, dtype), and the plan's family."""
 
-    scores: Callable[..., NDArray[np.float64]]
+    scores: Callable[..., Floats]
     family: Callable[[Plan], SampledGaussians]
 
 
@@ -194,7 +194,7 @@ def canary_scores(
     *,
     noise_seed: int | None = None,
     dtype: torch.dtype = torch.float64,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Run the plan with the canaries in ``present``, (m,), and score each one's presence: (m,)."""
     data = canary_data(plan.neighboring, torch.from_numpy(present))
     model = Canaries(len(present), dtype)
@@ -238,19 +238,19 @@ def canary_data(neighboring: str, present: Tensor) -> TensorDataset:
 
 
 def log_likelihood_ratio(
-    coordinate: NDArray[np.float64],
+    coordinate: Floats,
     *,
     noise_multiplier: float,
     sample_rate: float,
     neighboring: str = "add-or-remove-one",
-) -> NDArray[np.float64]:
+) -> Floats:
     """Log-likelihood ratio, present over absent, of a step's noisy coordinate over C; any shape.
 
     ``log(1 - q + q exp((2 x - 1) / (2 sigma^2)))``; under replace-one the absent world's own term
     is subtracted.
     """
 
-    def against_zero(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def against_zero(x: Floats) -> Floats:
         exponent = (2 * x - 1) / (2 * noise_multiplier**2)
         if sample_rate == 1:
             return exponent

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.accumulation.row_terms import added_up
+from dpoptim.gradients.accumulation.sums import added_up
 from dpoptim.gradients.accumulation.table_sums import TableSums, number_of_rows, weights_of
 from dpoptim.gradients.accumulation.totals import Totals, mean_of
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad

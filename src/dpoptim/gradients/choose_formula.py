@@ -96,6 +96,6 @@ def worth_keeping_there(positions: int, p: int, d: int, size: int) -> bool:
     return 4 * p * d <= KEPT_THERE * size * positions * (p + d)
 
 
-def kept(most: int, entries: int) -> bool:
+def may_keep(most: int, entries: int) -> bool:
     """Whether memory allows to keep the gradients of a parameter for all records of a pass."""
     return most * entries <= MEMORY_CAP

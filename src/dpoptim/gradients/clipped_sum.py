@@ -11,11 +11,10 @@ from dpoptim.clipping import Units
 from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
-from dpoptim.gradients.per_sample.fused_layers import fused_among
-from dpoptim.gradients.per_sample.fused_outer import FusedOuter
+from dpoptim.gradients.per_sample.fused_outer import FusedOuter, fused_among
 from dpoptim.gradients.per_sample.joined import Joined
 from dpoptim.gradients.per_sample.per_sample_grads import Outer, PerSampleGrad
-from dpoptim.gradients.per_sample.single_rows import SingleRows, largest
+from dpoptim.gradients.per_sample.single_rows import SingleRows, largest_group
 from dpoptim.gradients.record_by_record import add_record_by_record
 
 # Told the squared norms of the records, the tapers of their factors if there are any, and the
@@ -133,7 +132,7 @@ class ClippedSum:
         """Measure, clip and add in one call; whether that serves."""
         if type(rows) is not SingleRows or self.scale is not None or self.common_factor:
             return False
-        rules = self.units.in_c(self.margin) if largest(self.groups) <= GROUP_ROWS else None
+        rules = self.units.in_c(self.margin) if largest_group(self.groups) <= GROUP_ROWS else None
         if rules is None:
             return False
         squared = rows.clip_and_add(rules, sums, self.groups, self.block)

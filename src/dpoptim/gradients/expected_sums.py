@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.accumulation.row_terms import RowTerms
+from dpoptim.gradients.accumulation.sums import RowTerms
 from dpoptim.gradients.placement import Placement
 from dpoptim.noise.few_rows import FewRows, Vector
 

@@ -1,7 +1,7 @@
-"""The slow truth: per-record gradients from micro-batches of one, to hold the engine against."""
+"""The slow truth: gradients from micro-batches of one, and the engine's sums beside it."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.arithmetic.precision import computed_in
 from dpoptim.gradients.arithmetic.products import margin
-from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.expected_sums import (
     CLIPPING_AND_NOT,
     WIDENED,
@@ -18,12 +18,15 @@ from dpoptim.gradients.expected_sums import (
     Summing,
     subtract,
 )
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
-from dpoptim.noise.few_rows import Vector
+from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
+from dpoptim.noise.few_rows import FewRows, Vector, memory_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
 KEPT = 1 << 25  # entries of gradients that are kept rather than computed again
 ABOUT_MEDIAN = 0.5, 1.5  # of it
+LARGE_BATCH = 1 << 12  # records
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -179,3 +182,53 @@ class RecordsAlone:
         norm = self._scale() if scale is None else scale
         largest = max((n for n in self.squared.sqrt().tolist() if math.isfinite(n)), default=0.0)
         return [each.clipped(norm, largest) for each in sums]
+
+
+def engine_sums(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    records: int,
+    clipping: Clipping,
+    reduction: Reduction,
+    isolation: Isolation | None = None,
+    rows: RowsOfRecords = ONE_ROW,
+    placement: Placement = IN_PLACE,
+    positions: Mapping[str, int] | None = None,
+) -> list[Vector]:
+    """The engine's sums of one backward pass over the whole batch, in the parameters' shapes.
+
+    In the dtypes that they are added in, or of large tables the rows that were looked up. Given
+    ``positions`` of the layers, by formulas for large batches, which keep no gradients.
+    """
+    engine = Engine(
+        model,
+        clipping,
+        capacity=records if positions is None else max(records, LARGE_BATCH),
+        positions=positions,
+        reduction=reduction,
+        isolation=isolation,
+        rows=rows,
+        totals=placement.trial_totals,
+        placement=placement,
+    )
+    engine.attach()
+    try:
+        engine.begin_microbatch(records)
+        loss(model, batch).backward()
+        taken = engine.take_by_parameter()
+        if not any(isinstance(each, FewRows) for each in taken):  # else it is one a parameter
+            taken = engine.totals.own_views(memory_of(taken))
+        return [
+            each if isinstance(each, FewRows) else each.view(placement.part_shape(p))
+            for p, each in zip(engine.parameters, taken, strict=True)
+        ]
+    finally:
+        engine.detach()
+        placement.settle()
+
+
+def worst_mismatch(found: Mapping[str, float]) -> tuple[str, float]:
+    """The parameter whose sums differ most, and by how much."""
+    name = max(found, key=lambda key: (math.isnan(found[key]), found[key]))
+    return name, found[name]

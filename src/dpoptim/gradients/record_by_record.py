@@ -20,7 +20,7 @@ from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import blocks_in, read_part, squared_norms_of_parts
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
 from dpoptim.gradients.per_sample import native
-from dpoptim.gradients.per_sample.parts import all_groups, at_once, parts_of
+from dpoptim.gradients.per_sample.parts import all_groups, parts_of, records_at_once
 from dpoptim.gradients.per_sample.per_sample_grads import Chunk, OneByOne
 from dpoptim.runtime.worker_threads import worker_threads
 
@@ -57,7 +57,7 @@ def add_record_by_record(
     Other layers that run in the pass without adding to the record change its norm by the rounding
     of float64 sums.
     """
-    shares = dealt(
+    shares = deal_to_threads(
         [
             (place, units[place], chunk)
             for place, layer in layers.items()
@@ -67,20 +67,20 @@ def add_record_by_record(
         block,
     )
     entries = sum(sums[place].entries for place in layers)
-    few = at_once(entries) >= FEW
+    few = records_at_once(entries) >= FEW
     with worker_threads(len(shares)) as run:
         for group in all_groups(groups):
             if group.stop == group.start:
                 continue
             dtype = torch.float64 if group.stop - group.start > GROUP_ROWS else torch.float32
-            of_group = {place: room(sums[place], dtype) for place in layers}
+            of_group = {place: zero_terms(sums[place], dtype) for place in layers}
             weights: dict[str, list[list[float]]] = {}
             for part in parts_of(group, entries, WAITING):
                 # what is formed of one part is added before the next takes its memory
                 run([partial(share.turn, of_group, weights, part, few=few) for share in shares])
                 weights = {
                     unit: each.T.tolist()
-                    for unit, each in weigh(part, measured(shares, block)).items()
+                    for unit, each in weigh(part, norms_by_unit(shares, block)).items()
                 }
             run([partial(share.finish, weights) for share in shares])
             for place, layer in layers.items():
@@ -104,8 +104,10 @@ def sum_in_turn(
     records = group.stop - group.start
     if not records:
         return None, weights.new_empty(0)
-    shares = dealt([(0, "", chunk) for chunk in layer.one_by_one()], torch.get_num_threads(), block)
-    total = room(sums, torch.float64 if records > GROUP_ROWS else torch.float32)
+    shares = deal_to_threads(
+        [(0, "", chunk) for chunk in layer.one_by_one()], torch.get_num_threads(), block
+    )
+    total = zero_terms(sums, torch.float64 if records > GROUP_ROWS else torch.float32)
     known = weights[:, group].T.tolist()
     with worker_threads(len(shares)) as run:
         run([partial(share.add_known, total, known, group) for share in shares])
@@ -237,7 +239,7 @@ def add_few(
                 total.add_(gradient, alpha=weight)
 
 
-def dealt(chunks: list[tuple[int, str, Chunk]], hands: int, block: int) -> list[Share]:
+def deal_to_threads(chunks: list[tuple[int, str, Chunk]], hands: int, block: int) -> list[Share]:
     """The chunks dealt to at most so many hands, about as much work to each."""
     shares = [Share([], block) for _ in range(min(hands, len(chunks)))]
     held = [0] * len(shares)
@@ -249,7 +251,7 @@ def dealt(chunks: list[tuple[int, str, Chunk]], hands: int, block: int) -> list[
     return shares
 
 
-def measured(shares: Sequence[Share], block: int) -> dict[str, Tensor]:
+def norms_by_unit(shares: Sequence[Share], block: int) -> dict[str, Tensor]:
     """The squared norms of the formed records' gradients in each unit: float64, (b,).
 
     They are added up in one order, to whomever the chunks were dealt.
@@ -268,6 +270,6 @@ def measured(shares: Sequence[Share], block: int) -> dict[str, Tensor]:
     return squared
 
 
-def room(sums: Sums, dtype: torch.dtype) -> Tensor:
+def zero_terms(sums: Sums, dtype: torch.dtype) -> Tensor:
     """Zeros to add up a term of each sum in, (k, entries)."""
     return torch.zeros(sums.count, sums.entries, dtype=dtype, device=sums.device)

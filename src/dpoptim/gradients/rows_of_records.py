@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic.position_sums import sum_positions
+from dpoptim.gradients.per_sample.joined import OverPositions, over_positions
 from dpoptim.gradients.per_sample.lazy import Lazy
-from dpoptim.gradients.per_sample.over_positions import OverPositions, over_positions
 from dpoptim.gradients.per_sample.per_sample_grads import (
     Bias,
     Chunk,

@@ -7,7 +7,7 @@ is clipped, no noise is added, and released gradients are not smoothed: public d
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
@@ -58,10 +58,7 @@ def trained(case: Case, seed: int, rate: float) -> Tensor:
 
 def measured(case: Case, rates: Sequence[float], seeds: int) -> Row:
     """Choose a rate on a tenth of the training records; train on all, with other seeds."""
-    cut = len(case.x) - len(case.x) // 10
-    choosing = replace(
-        case, x=case.x[:cut], y=case.y[:cut], x_test=case.x[cut:], y_test=case.y[cut:]
-    )
+    choosing = case.held_out_tenth()
     best = max(rates, key=lambda rate: choosing.accuracy(trained(choosing, 0, rate)))
     found = [case.accuracy(trained(case, seed, best)) for seed in range(1, seeds + 1)]
     paper = SOFTMAX_WITHOUT_PRIVACY.get(case.name, math.nan)

@@ -66,9 +66,8 @@ def fashion_parts(directory: Path) -> Parts:
 
 def parts_of(case: Case) -> Parts:
     """Another data set; the last tenth of the training records chooses rates."""
-    cut = len(case.x) - len(case.x) // 10
-    training, choosing = (case.x[:cut], case.y[:cut]), (case.x[cut:], case.y[cut:])
-    return training, choosing, (case.x_test, case.y_test)
+    chosen = case.held_out_tenth()
+    return (chosen.x, chosen.y), (chosen.x_test, chosen.y_test), (case.x_test, case.y_test)
 
 
 def table7(
@@ -77,7 +76,6 @@ def table7(
     *,
     data: str = "",
     seeds: int = 3,
-    epsilons: Sequence[float] = EPSILONS,
     norms: Sequence[float] = CLIP_NORMS,
     steps: Sequence[float] = STEPS,
     without_privacy: Sequence[float] = RATES,
@@ -95,7 +93,7 @@ def table7(
     training, choosing, test = parts
     name = "_".join(["das_networks", *data.lower().replace("-", "_").split()])
     rows = []
-    cells = [(norm, epsilon) for epsilon in epsilons for norm in norms]
+    cells = [(norm, epsilon) for epsilon in EPSILONS for norm in norms]
     for norm, epsilon in [*cells, (math.inf, math.inf)]:
         plan = plan_of(norm, epsilon, len(training[0]))
         rates = without_privacy if math.isinf(norm) else [step / norm for step in steps]

@@ -167,10 +167,7 @@ def measured(
 
     best = recipe.steps[0]
     if len(recipe.steps) > 1:
-        cut = len(case.x) - len(case.x) // 10
-        choosing = replace(
-            case, x=case.x[:cut], y=case.y[:cut], x_test=case.x[cut:], y_test=case.y[cut:]
-        )
+        choosing = case.held_out_tenth()
         scores = [accuracy(choosing, 0, step) for step in recipe.steps]
         best = recipe.steps[scores.index(max(scores))]
     found = [accuracy(case, first_seed + i, best) for i in range(seeds)]

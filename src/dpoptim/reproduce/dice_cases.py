@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpoptim.losses import per_sample_mean
 from dpoptim.reproduce.one_pass import load_split
-from dpoptim.reproduce.real_cases import load_tweets
+from dpoptim.reproduce.real_cases import load_tweets, tensors_of
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy
 
@@ -126,16 +126,14 @@ def fashion_cnn(directory: str | Path) -> Case:
 
 def emotion_softmax(directory: str | Path, cache: str | Path) -> Case:
     data = load_tweets(directory, cache=cache)
-    assert data.x_test is not None
-    assert data.y_test is not None
-    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    x, y, *test = tensors_of(data)
     kept = len(x) - 500
     return Case(
         f"{data.name}, softmax",
         "accuracy",
         (x[:kept], y[:kept]),
         (x[kept:], y[kept:]),
-        (torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)),
+        (test[0], test[1]),
         lambda: build_model("softmax", (x.shape[1],), data.classes),
         F.cross_entropy,
         accuracy,
@@ -199,13 +197,11 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
-def numbered(
-    texts: Sequence[Sequence[str]], places: dict[str, int], longest: int = WORDS
-) -> Arrays:
-    """Words by number, and the words after them: (records, longest - 1), padded with `PADDING`."""
-    numbers = torch.full((len(texts), longest), PADDING)
+def numbered(texts: Sequence[Sequence[str]], places: dict[str, int]) -> Arrays:
+    """Words by number, and the words after them: (records, WORDS - 1), padded with `PADDING`."""
+    numbers = torch.full((len(texts), WORDS), PADDING)
     for row, text in zip(numbers, texts, strict=True):
-        known = [places.get(word, UNKNOWN) for word in text[:longest]]
+        known = [places.get(word, UNKNOWN) for word in text[:WORDS]]
         row[: len(known)] = torch.tensor(known)
     return numbers[:, :-1], numbers[:, 1:]
 

@@ -29,6 +29,7 @@ from dpoptim.reproduce import dice_cases, dice_vit
 from dpoptim.reproduce.dice_cases import PADDING, Case
 from dpoptim.reproduce.dice_table import OPEN, Row
 from dpoptim.reproduce.dice_texts import Schedule, Score, Texts, arrays, by_meaning
+from dpoptim.reproduce.real_cases import tensors_of
 from dpoptim.reproduce.user_data import naming_option
 from dpoptim.runs.train import accuracy
 
@@ -156,12 +157,7 @@ def classifier(folder: Path, classes: int) -> OfPixels:
 def vit_case(images: Data, folder: Path, device: str) -> Case:
     """Fine-tuning on shuffled images, at the first of the clip norms of `dice_vit`."""
     model = moved_to_device(device, classifier(folder, images.classes))
-    assert images.x_test is not None
-    assert images.y_test is not None
-    x, y, x_test, y_test = (
-        torch.from_numpy(part).to(device)
-        for part in (images.x, images.y, images.x_test, images.y_test)
-    )
+    x, y, x_test, y_test = (part.to(device) for part in tensors_of(images))
     cut = len(x) - len(x) // 10
     return Case(
         f"{images.name}, ViT",

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 from torch.utils.data import TensorDataset
 
@@ -19,7 +19,7 @@ from dpoptim.methods import DPFTRL, DPSGD, DiceSGD
 from dpoptim.plan import Plan
 from dpoptim.reproduce.dice_cases import Arrays, Case
 from dpoptim.reproduce.one_pass import DELTA
-from dpoptim.reproduce.results import write_rows
+from dpoptim.reproduce.results import deviation, write_rows
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
 
@@ -164,6 +164,6 @@ def row(
         noise=plan.query.standard_deviation / plan.batch_size,
         measure=case.measure,
         score=mean(found),
-        standard_deviation=stdev(found) if len(found) > 1 else math.nan,
+        standard_deviation=deviation(found),
         seeds=len(found),
     )

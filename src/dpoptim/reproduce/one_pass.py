@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from dpoptim.data import FASHION_MNIST_DIRECTORY, load_fashion_mnist
 from dpoptim.noise.correlated import BufferedToeplitz
-from dpoptim.reproduce.srgd_rates import METHODS, settings_for, tuned, write_dicts
+from dpoptim.reproduce.real_cases import tensors_of
+from dpoptim.reproduce.results import write_rows
+from dpoptim.reproduce.srgd_rates import METHODS, settings_for, tuned
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
@@ -49,12 +51,9 @@ class Row:
 
 def load_split(directory: str | Path) -> tuple[Arrays, Arrays, Arrays]:
     """(training, choice of settings, test): rows divided by `SCALE`, and labels."""
-    data = load_fashion_mnist(directory)
-    assert data.x_test is not None
-    assert data.y_test is not None
-    x, y = torch.from_numpy(data.x).flatten(1) / SCALE, torch.from_numpy(data.y)
-    test = torch.from_numpy(data.x_test).flatten(1) / SCALE, torch.from_numpy(data.y_test)
-    return (x[:TRAINING], y[:TRAINING]), (x[TRAINING:], y[TRAINING:]), test
+    x, y, x_test, y_test = tensors_of(load_fashion_mnist(directory))
+    x, x_test = x.flatten(1) / SCALE, x_test.flatten(1) / SCALE
+    return (x[:TRAINING], y[:TRAINING]), (x[TRAINING:], y[TRAINING:]), (x_test, y_test)
 
 
 def accuracy(w: Tensor, arrays: Arrays) -> float:
@@ -89,7 +88,7 @@ def one_pass(
     """
     out.mkdir(parents=True, exist_ok=True)
     training, choosing, test = load_split(data_directory)
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for batch_size, epsilon, (name, method) in itertools.product(
         batch_sizes, epsilons, METHODS.items()
     ):
@@ -99,10 +98,8 @@ def one_pass(
             if method.gradient == "recursive"
             else method
         )
-        rows.append(
-            asdict(measure(name, mine, batch_size, epsilon, training, choosing, test, seeds))
-        )
-        write_dicts(out / "one_pass.csv", rows)
+        rows.append(measure(name, mine, batch_size, epsilon, training, choosing, test, seeds))
+        write_rows(out / "one_pass.csv", Row, rows)
     return out / "one_pass.csv"
 
 

@@ -5,7 +5,7 @@ Fashion-MNIST; TweetEval's emotion and emoji (Barbieri et al. 2020) as sentence 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -79,6 +79,14 @@ def lines(path: Path) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
+def tensors_of(data: Data) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, y and what tests, of a data set that has such a part."""
+    assert data.x_test is not None
+    assert data.y_test is not None
+    x, y, x_test, y_test = map(torch.from_numpy, (data.x, data.y, data.x_test, data.y_test))
+    return x, y, x_test, y_test
+
+
 @dataclass(frozen=True)
 class Case:
     """A linear model on a public data set, features scaled by public constants."""
@@ -123,6 +131,13 @@ class Case:
     def excess_risk(self, w: Tensor) -> float:
         return self.objective.risk(w, data_is_public=True) - self.least_risk
 
+    def held_out_tenth(self) -> "Case":
+        """The last tenth of the training records held out from the others: to choose settings."""
+        cut = len(self.x) - len(self.x) // 10
+        return replace(
+            self, x=self.x[:cut], y=self.y[:cut], x_test=self.x[cut:], y_test=self.y[cut:]
+        )
+
     def accuracy(self, w: Tensor) -> float:
         """Percent of the hold-out."""
         scores = self.model.scores(w, self.x_test)
@@ -139,24 +154,19 @@ def breast_cancer() -> Case:
     data = hold_out_fifth(
         Data("breast cancer", x, y, None, None, ("malignant", "benign"), public=True), seed=0
     )
-    assert data.x_test is not None
-    assert data.y_test is not None
-    parts = [torch.from_numpy(part) for part in (data.x, data.y, data.x_test, data.y_test)]
-    return Case("breast cancer", LinearModel("logistic", features=30), 1e-3, *parts)
+    return Case("breast cancer", LinearModel("logistic", features=30), 1e-3, *tensors_of(data))
 
 
 def fashion(directory: Path, classes: Sequence[int] | None = None) -> Case:
     """Fashion-MNIST, or two of its classes; pixels in [0, 1]."""
-    data = load_fashion_mnist(directory)
-    assert data.x_test is not None
-    assert data.y_test is not None
+    x, y, x_test, y_test = tensors_of(load_fashion_mnist(directory))
     parts = []
-    for images, labels in ((data.x, data.y), (data.x_test, data.y_test)):
-        x, y = torch.from_numpy(images).flatten(1), torch.from_numpy(labels)
-        if classes is not None:
-            kept = (y == classes[0]) | (y == classes[1])
-            x, y = x[kept], (y[kept] == classes[1]).long()
-        parts += [x, y]
+    for images, labels in ((x.flatten(1), y), (x_test.flatten(1), y_test)):
+        if classes is None:
+            parts += [images, labels]
+        else:
+            kept = (labels == classes[0]) | (labels == classes[1])
+            parts += [images[kept], (labels[kept] == classes[1]).long()]
     if classes is None:
         return Case("Fashion-MNIST", LinearModel("softmax", features=784, outputs=10), 1e-4, *parts)
     return Case("t-shirt or shirt", LinearModel("logistic", features=784), 1e-4, *parts)
@@ -165,15 +175,8 @@ def fashion(directory: Path, classes: Sequence[int] | None = None) -> Case:
 def tweets(directory: Path, cache: Path) -> Case:
     """A classification of TweetEval on sentence features; rows of norm 1."""
     data = load_tweets(directory, cache=cache)
-    assert data.x_test is not None
-    assert data.y_test is not None
-    parts = [torch.from_numpy(part) for part in (data.x, data.y, data.x_test, data.y_test)]
-    return Case(
-        data.name,
-        LinearModel("softmax", features=data.x.shape[1], outputs=data.classes),
-        1e-4,
-        *parts,
-    )
+    model = LinearModel("softmax", features=data.x.shape[1], outputs=data.classes)
+    return Case(data.name, model, 1e-4, *tensors_of(data))
 
 
 def lipschitz_constants(

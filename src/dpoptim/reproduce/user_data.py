@@ -15,7 +15,7 @@ from dpoptim.data.image_folders import read_image_folder
 from dpoptim.data.npz_files import Arrays, chosen_arrays, read_all, read_npy_folder
 from dpoptim.data.public_schemas import natural_order
 from dpoptim.reproduce.das_published import SOFTMAX
-from dpoptim.reproduce.real_cases import Case
+from dpoptim.reproduce.real_cases import Case, tensors_of
 from dpoptim.reproduce.request import FOLDERS
 from dpoptim.solvers.linear_model import LinearModel
 
@@ -121,10 +121,7 @@ def shuffled(data: Data) -> Data:
 
 def case_of(data: Data) -> Case:
     """Softmax regression on flattened records, without penalty."""
-    mixed = shuffled(data)
-    assert mixed.x_test is not None
-    assert mixed.y_test is not None
-    x, x_test = (torch.from_numpy(part).flatten(1) for part in (mixed.x, mixed.x_test))
-    y, y_test = (torch.from_numpy(part) for part in (mixed.y, mixed.y_test))
+    x, y, x_test, y_test = tensors_of(shuffled(data))
+    x, x_test = x.flatten(1), x_test.flatten(1)
     model = LinearModel("softmax", features=x.shape[1], outputs=data.classes)
     return Case(data.name, model, 0.0, x, y, x_test, y_test)

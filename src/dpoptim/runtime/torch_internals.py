@@ -62,6 +62,7 @@ __all__ = [
     "saved_tensors_hooks_are_set",
     "set_cudnn_tf32",
     "version_of",
+    "warn_of_vmap_loops",
     "wrappers_of",
 ]
 
@@ -80,6 +81,11 @@ onednn_is_enabled: Callable[[], bool] = torch._C._get_mkldnn_enabled
 """``torch.backends.mkldnn.enabled``."""
 set_cudnn_tf32: Callable[[bool], None] = torch._C._set_cudnn_allow_tf32
 """``torch.backends.cudnn.allow_tf32 = ...``, which PyTorch's own test cases forbid to assign."""
+# without it there are warnings, and nothing else
+warn_of_vmap_loops: Callable[[bool], None] = getattr(
+    torch._C._functorch, "_set_vmap_fallback_warning_enabled", lambda enabled: None
+)
+"""Whether `torch.func.vmap` warns of operations that it runs for one after the other."""
 convolution_backward = torch.ops.aten.convolution_backward
 layer_norm_backward = torch.ops.aten.native_layer_norm_backward
 group_norm_backward = torch.ops.aten.native_group_norm_backward

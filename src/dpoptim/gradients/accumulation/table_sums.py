@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.accumulation.row_terms import RowTerms
-from dpoptim.gradients.accumulation.sums import Sums
+from dpoptim.gradients.accumulation.sums import RowTerms, Sums
 from dpoptim.gradients.per_sample.sparse import sparse_rows
 
 ONE = 1 << 30  # a count of one record that looks up one row

@@ -63,7 +63,7 @@ def aligned_records(x: Tensor, *, together: int | None = None) -> Tensor:
     records = max(len(x), min(together or fewest_records(x), fewest_records(x)))
     if (
         records == len(x)
-        and rows_dense(x)
+        and are_dense_rows(x)
         and x.data_ptr() % ALIGNMENT == 0
         and (len(x) == 1 or x.stride(0) * size % ALIGNMENT == 0)
     ):
@@ -80,7 +80,7 @@ def row_by_row(x: Tensor) -> Tensor:
     Copied one by one, which takes a fifth of the time of copying all at once; PyTorch copies such a
     matrix on one thread, so each thread copies records of its own.
     """
-    lies_transposed = x.dim() == 3 and not rows_dense(x) and rows_dense(x.transpose(1, 2))
+    lies_transposed = x.dim() == 3 and not are_dense_rows(x) and are_dense_rows(x.transpose(1, 2))
     if not (lies_transposed and plain(x) and x.is_cpu and min(x.shape[1:]) > FEW):
         return x
     copy = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -89,8 +89,13 @@ def row_by_row(x: Tensor) -> Tensor:
     return copy
 
 
-def rows_dense(x: Tensor) -> bool:
+def are_dense_rows(x: Tensor) -> bool:
     return x.stride(2) == 1 and x.stride(1) == x.shape[2]
+
+
+def with_dense_rows(x: Tensor) -> Tensor:
+    """``x``, or a copy of it, whose numbers lie side by side along the last axis."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def record_products(

@@ -6,41 +6,41 @@ multiplies large matrices in half the time. Which library is used depends on the
 user's switch (``torch.backends.mkldnn``) and on the size of one matrix, never on how many rows
 there are, which records could influence.
 
-oneDNN compiles a kernel for each shape, and keeps it. Batches have any number of rows, and texts
-any length, so rows are multiplied with a matrix by compiled functions, as fast, which keep nothing
-(`row_products`). Without these, and in other products, what oneDNN is given is cut and filled up
-to few shapes: else memory would grow with every new one.
+oneDNN compiles a kernel for each shape, and keeps it (`onednn`). Batches have any number of rows,
+and texts any length, so rows are multiplied with a matrix by compiled functions, as fast, which
+keep nothing (`row_products`).
+
+On accelerators rows of odd length take several times as long, as in a GPT-2, whose vocabulary is
+odd. So both sides are filled up with zeros first (`by_even_rows`); the copies take less than that
+gains. (tests/gradients/test_odd_rows.py; that kernels round a row alike beside any others is the
+vendor's, here as elsewhere.)
 """
 
-import math
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpoptim.gradients.arithmetic import odd_rows, row_products
-from dpoptim.gradients.arithmetic.onednn_trial import keeps_rows_apart
-from dpoptim.gradients.arithmetic.precision import EXACT
-from dpoptim.gradients.memory import spare_room
+from dpoptim.gradients.arithmetic import onednn, row_products
+from dpoptim.gradients.arithmetic.onednn import keeps_rows_apart
+from dpoptim.gradients.arithmetic.precision import EXACT, NARROW
+from dpoptim.gradients.memory import LEAST_SPARED, OF_GRADIENTS, empty_result
 from dpoptim.runtime.torch_internals import (
     has_onednn,
     is_functorch_tensor,
     matmul_precision,
     onednn_is_enabled,
-    onednn_linear,
 )
 
 LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its kernel pays
 LONG, LEAST_OF_LONG = 512, 1 << 12  # the same of one with few, long rows, where MKL is slowest
 THIN = 16  # most rows of a matrix, with so long rows, that MKL is slow with on any of AMD's
-# rows that are multiplied at once: threads share a product, so few large ones scale best
-BLOCKS = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4)
-ALWAYS, IN_CACHE = 256, 1 << 21  # rows, and entries of a result, that are made elsewhere and copied
-FEW = 128  # rows up to which a call costs more than half as many rows again
-INNER = 32  # that inner lengths are filled up to multiples of
+# bytes that accelerators read and write at a time, where rows begin on such boundaries
+IN_A_READ = 16
+LEAST_ODD = 1 << 10  # numbers of a row; to fill up shorter ones gains nothing
 
 
 @cache
@@ -147,13 +147,11 @@ def fit(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
     return usual and w.dtype == x.dtype and x.numel() > 0 and x.shape[-1] == w.shape[1]
 
 
-def linear(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, spare: int = spare_room.OF_GRADIENTS
-) -> Tensor:
+def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, spare: int = OF_GRADIENTS) -> Tensor:
     """``x @ w.T + bias``: x of shape (..., k), w (n, k), bias (n,) -> (..., n). Not for autograd.
 
     Args:
-        spare: entries behind a large result by MKL or compiled functions; see `spare_room`.
+        spare: entries behind a large result by MKL or compiled functions; see `memory`.
 
     **Guarantee.** Where not by MKL, each row of the result is a function of that row of ``x``, to
     the last bit, beside any other rows. oneDNN's kernels are the vendor's: tested, not proved.
@@ -167,26 +165,46 @@ def linear(
         return by_mkl(x, w, bias, spare)
     bias = None if bias is None else bias.contiguous()  # it is read as if it were
     compiled = thin or compiles_rows()
-    return compiled_linear(x, w, bias, spare) if compiled else onednn_in_blocks(x, w, bias)
+    return compiled_linear(x, w, bias, spare) if compiled else onednn.linear_in_blocks(x, w, bias)
 
 
 def by_mkl(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
     """`F.linear`, with ``spare`` entries behind a large result; of odd rows on accelerators."""
     if not x.is_cpu and plain(x):
-        return odd_rows.linear(x, w, bias)
+        return by_even_rows(x, w, bias)
     entries = x.numel() // max(1, w.shape[-1]) * w.shape[0]
-    large = entries >= spare_room.LEAST and not torch.is_grad_enabled()
+    large = entries >= LEAST_SPARED and not torch.is_grad_enabled()
     own = large and x.dtype == torch.float32 and x.is_cpu and fit(x, w, bias)
     if not own or not all(plain(each) for each in (x, w, bias) if each is not None):
         return F.linear(x, w, bias)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    product = spare_room.result(rows.shape[0], w.shape[0], spare)
+    product = empty_result(rows.shape[0], w.shape[0], spare)
     if bias is None:
         torch.mm(rows, w.T, out=product)
     else:
         torch.addmm(bias, rows, w.T, out=product)
     # in its own shape: a view must not be changed in place
     return product if x.dim() == 2 else product.resize_(*x.shape[:-1], w.shape[0])
+
+
+def by_even_rows(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear` on accelerators; not for autograd.
+
+    **Guarantee.** A row of the result is a sum of the same products, and of zeros.
+    """
+    outputs, inputs = (lacking(x, length) for length in w.shape)
+    if not (outputs or inputs):
+        return F.linear(x, w, bias)
+    w = F.pad(w.to(x.dtype), (0, inputs, 0, outputs))
+    bias = None if bias is None else F.pad(bias.to(x.dtype), (0, outputs))
+    product = F.linear(F.pad(x, (0, inputs)) if inputs else x, w, bias)
+    return product[..., : product.shape[-1] - outputs].contiguous()
+
+
+def lacking(x: Tensor, length: int) -> int:
+    """Numbers that rows of this length lack, so that the next begins where it should."""
+    odd = not x.is_cpu and x.dtype in NARROW and length >= LEAST_ODD
+    return -length % (IN_A_READ // x.element_size()) if odd else 0
 
 
 def compiled_linear(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
@@ -196,104 +214,25 @@ def compiled_linear(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Te
     return product if x.dim() == 2 else product.resize_(*x.shape[:-1], w.shape[0])
 
 
-def onednn_in_blocks(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    if math.prod(x.shape[:-1]) in BLOCKS:
-        return by_onednn(x if x.dim() == 2 else x.contiguous(), w, bias)
-    # in its own shape, as above
-    result = x.new_empty(*x.shape[:-1], w.shape[0])
-    if x.dim() == 2:
-        in_blocks_of_rows(x, w, bias, result)
-    else:
-        in_blocks_of_rows(x.reshape(-1, x.shape[-1]), w, bias, result.view(-1, w.shape[0]))
-    return result
-
-
 def linear_by(w: Tensor, like: Tensor) -> Callable[[Tensor], Tensor]:
     """`linear` with one weight for many inputs of the shape of ``like`` (B, k), chosen once."""
     rows, width = like.shape
     fits = rows > 0 and like.dtype == w.dtype and rows_leave_mkl(like, *w.shape)
     if fits and compiles_rows():
         return row_products.Panels(w).multiply
-    whole = min((size for size in BLOCKS if size >= rows), default=0)
-    if not fits or not well_filled(whole) <= rows <= whole <= ALWAYS:
+    whole = min((size for size in onednn.BLOCKS if size >= rows), default=0)
+    if not fits or not onednn.well_filled(whole) <= rows <= whole <= onednn.ALWAYS:
         return partial(linear, w=w)
     if rows == whole:
-        return partial(by_onednn, w=w)
+        return partial(onednn.by_onednn, w=w)
     room = like.new_zeros(whole, width)
     given = room[:rows]
 
     def filled_up_once(x: Tensor) -> Tensor:
         given.copy_(x)
-        return by_onednn(room, w)[:rows]
+        return onednn.by_onednn(room, w)[:rows]
 
     return filled_up_once
-
-
-def well_filled(size: int) -> float:
-    """Rows from which on a whole block of so many is multiplied."""
-    return size * (5 / 8 if size <= FEW else 7 / 8)
-
-
-def in_blocks_of_rows(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    rows = x.shape[0]
-    for start, size in blocks_of_rows(rows, max(ALWAYS, IN_CACHE // w.shape[0])):
-        block = x[start : start + size]
-        here = min(size, rows)
-        filled = block if here == size else F.pad(block, (0, 0, 0, size - here))
-        product = by_onednn(filled, w, bias)
-        out[start : start + size] = product if here == size else product[:here]
-
-
-@lru_cache(maxsize=4096)
-def blocks_of_rows(rows: int, most: int) -> tuple[tuple[int, int], ...]:
-    """First row and size of each block; a single one may be larger than all rows."""
-    sizes = [size for size in BLOCKS if size <= min(rows, most)] or [BLOCKS[-1]]
-    blocks = []
-    start = 0
-    while start < rows:
-        left = rows - start
-        size = next((size for size in sizes if left >= well_filled(size)), sizes[-1])
-        # a part of the last block once more, to the same bits, rather than zeros
-        start = max(0, min(start, rows - size))
-        blocks.append((start, size))
-        start += size
-    return tuple(blocks)
-
-
-def transposed_product(left: Tensor, right: Tensor) -> Tensor:
-    """``left.T @ right`` by oneDNN: (k, m), (k, n) -> (m, n), float32 on the CPU, in new memory.
-
-    **Guarantee.** A function of the rows, to the last bit, wherever and however they lie (tested,
-    not proved). Rows of zeros after them change nothing up to k = 1,024, beyond which oneDNN adds
-    up several blocks.
-    """
-    inner = left.shape[0]
-    missing = -inner % INNER
-    if missing:
-        return by_onednn(F.pad(left.T, (0, missing)), F.pad(right, (0, 0, 0, missing)).T)
-    return by_onednn(left.T, right.T) if inner else left.new_zeros(left.shape[1], right.shape[1])
-
-
-def filled_up(rows: int, columns: int, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """Function that fills (rows, columns) matrices up for `transposed_product`, and widens them.
-
-    It takes one after the other into the same memory, which costs less than to fill each up there.
-    """
-    room = like.new_zeros(rows + -rows % INNER, columns, dtype=torch.float32)
-    given = room[:rows]
-
-    def fill(x: Tensor) -> Tensor:
-        given.copy_(x)
-        return room
-
-    return fill
-
-
-def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ w.T + bias`` as one call of one shape."""
-    if not w.is_contiguous() and not w.T.is_contiguous():
-        w = w.contiguous()  # oneDNN knows no rows that overlap
-    return onednn_linear(x, w, bias)
 
 
 def linear_of_constants(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:

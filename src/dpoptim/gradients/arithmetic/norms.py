@@ -45,7 +45,7 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
     if not rows.is_cpu:  # bound by memory; and asking for extremes would wait for the device
         return in_float64(rows)
     squared = raised(in_blocks(rows, block), rows.shape[1], block)
-    if len(squared) and not safe(squared):
+    if len(squared) and not within_safe_squares(squared):
         measure_extremes(squared, rows)
     return squared
 
@@ -67,8 +67,8 @@ def squared_norms_together(
         squared = norms.double().square_()
     else:
         squared = torch.stack([in_blocks(x, block) for x in several])
-    factors, terms = losses(entries, block)
-    tame = safe(squared.mul_(factors).add_(terms))
+    factors, terms = most_lost_by_each(entries, block)
+    tame = within_safe_squares(squared.mul_(factors).add_(terms))
     each = squared.unbind()
     if not tame:
         for one, rows in zip(each, several, strict=True):
@@ -76,7 +76,7 @@ def squared_norms_together(
     return each, tame
 
 
-def safe(squared: Tensor) -> bool:
+def within_safe_squares(squared: Tensor) -> bool:
     """Whether all lie within `SAFE_SQUARES`; not where one is NaN."""
     smallest, largest = squared.aminmax()
     return SAFE_SQUARES[0] < float(smallest) <= float(largest) < SAFE_SQUARES[1]
@@ -168,7 +168,7 @@ def most_lost(entries: int, block: int) -> tuple[float, float]:
 
 
 @cache
-def losses(entries: Sequence[int], block: int) -> tuple[Tensor, Tensor]:
+def most_lost_by_each(entries: Sequence[int], block: int) -> tuple[Tensor, Tensor]:
     """`most_lost` of rows of each of these lengths: two columns, (k, 1)."""
     of_each = [most_lost(each, block) for each in entries]
     factors, terms = torch.tensor(of_each, dtype=torch.float64, device="cpu").T.contiguous()

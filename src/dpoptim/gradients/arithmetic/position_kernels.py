@@ -1,4 +1,4 @@
-"""Triton kernels of `positions_there`: sums over a record's positions.
+"""Triton kernels of `position_sums`: sums over a record's positions.
 
 Import it where that says so: Triton is no requirement. Nothing is known of sizes and addresses when
 they are compiled, so that the same numbers are added in the same order wherever they lie.

@@ -1,22 +1,32 @@
 """Sums over a record's positions: gradients of biases, and of normalisations' weights.
 
 `position_sums.c` reads what is added up once, and writes nothing but the sums; records are dealt to
-threads. Without it PyTorch's operations do the same, a few records at a time, with other last
-bits.
+threads. Where Triton compiles, its kernels (`position_kernels`) sum many layers in one call, since
+PyTorch's operations take a call for each layer and factor, and write what they multiply. Without
+either PyTorch's operations do the same, a few records at a time, with other last bits.
 
 **Guarantee.** A record's sums are functions of its own rows, to the last bit, whoever else is in
 the batch and on however many threads: its positions are added in their order, in blocks of one
-size.
+size, or, by Triton, in an order that depends on how many there are alone.
 """
 
 import struct
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.arithmetic import positions_there
-from dpoptim.gradients.arithmetic.precision import computed_in, widened
+from dpoptim.gradients.arithmetic.precision import NARROW, computed_in, widened
+from dpoptim.gradients.arithmetic.triton_calls import (
+    KINDS,
+    firsts,
+    on_device_of,
+    owners,
+    tried_on,
+    upload,
+)
 from dpoptim.gradients.choose_formula import MEMORY_CAP
 from dpoptim.gradients.per_sample import native
 from dpoptim.runtime.compiled import library
@@ -24,6 +34,7 @@ from dpoptim.runtime.compiled_work import A_NUMBER, Piece, Task, run_in_turn
 
 IN_CACHE = 1 << 17  # elements of a temporary
 ROWS = struct.Struct("=14q")  # `Rows` of `position_sums.c`
+BLOCK_T, BLOCK_N = 32, 64  # positions and columns that a program takes at a time
 
 
 @cache
@@ -41,8 +52,8 @@ def sum_positions(g: Tensor) -> Tensor:
     if native.serves(g):
         _, sums = _compiled_sums(g)
         return sums
-    if positions_there.serves(g):
-        return positions_there.sums_of([g])
+    if triton_serves(g):
+        return sums_by_triton([g])
     return never_alone(g).sum(1, dtype=computed_in(g.dtype))[: len(g)]
 
 
@@ -60,8 +71,8 @@ def sum_normalised(
     """
     if all(native.serves(each) for each in (x, scale, g)):
         return _compiled_sums(g, x, mean, scale)
-    if positions_there.serves(g, x):
-        return positions_there.normalised_sums(x, mean, scale, g)
+    if triton_serves(g, x):
+        return normalised_by_triton(x, mean, scale, g)
     most = IN_CACHE if x.is_cpu else MEMORY_CAP
     step = max(1, most // max(1, x[0].numel())) if len(x) else 1
     parts = []
@@ -102,3 +113,80 @@ def _compiled_sums(
 def _row_by_row(x: Tensor) -> Tensor:
     """(B, T, p) with columns side by side, and their signs with them, unlike a conjugate's."""
     return x.resolve_neg() if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+
+
+def triton_serves(*tensors: Tensor) -> bool:
+    """Whether such numbers, (B, T, n), are summed by the kernels."""
+    return all(
+        each.device.type in KINDS
+        and (each.dtype == torch.float32 or each.dtype in NARROW)
+        and each.stride(2) == 1
+        and not each.is_neg()
+        and compiles_on(each.device, each.dtype)
+        for each in tensors
+    )
+
+
+def sums_by_triton(several: Sequence[Tensor]) -> Tensor:
+    """Sums of tensors (B, T, n) over T, side by side: float32, (B, the sum of n).
+
+    Args:
+        several: of one dtype, on one device.
+    """
+    first, device = several[0], several[0].device
+    widths = [each.shape[2] for each in several]
+    blocks = tuple(-(-width // BLOCK_N) for width in widths)
+    out = torch.empty(len(first), sum(widths), dtype=torch.float32, device=device)
+    if not out.numel():
+        return out
+    starts = zip(several, firsts(widths), firsts(blocks), strict=True)
+    table = upload(
+        [[x.data_ptr(), *x.shape[1:], *x.stride()[:2], *at] for x, *at in starts], device
+    )
+    with on_device_of(first):
+        kernels().sum_many[(sum(blocks) * len(first),)](
+            *(table, owners(blocks, device), out, first[:0], out.shape[1], sum(blocks)),
+            **{"BLOCK_T": BLOCK_T, "BLOCK_N": BLOCK_N},
+        )
+    return out
+
+
+def normalised_by_triton(
+    x: Tensor, mean: Tensor | None, scale: Tensor, g: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sums over T of ``(x - mean) * scale * g`` and of g: float32, (B, n); no mean: zero."""
+    records, T, n = g.shape
+    of_x, of_g = (torch.empty(records, n, dtype=torch.float32, device=g.device) for _ in range(2))
+    if not of_g.numel():
+        return of_x, of_g
+    scale = scale.contiguous()
+    centre = scale if mean is None else mean.contiguous()
+    with on_device_of(g):
+        kernels().sum_normalised[(-(-n // BLOCK_N) * records,)](
+            *(x, centre, scale, g, of_x, of_g, T, n, *x.stride()[:2], *g.stride()[:2]),
+            **{"CENTRED": mean is not None, "BLOCK_T": BLOCK_T, "BLOCK_N": BLOCK_N},
+        )
+    return of_x, of_g
+
+
+@cache
+def compiles_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels are there, and right, on a device: see `tried_on`."""
+
+    def agree() -> bool:
+        g = (torch.arange(2 * 40 * 70, device=device) % 7).to(dtype).view(2, 40, 70)
+        mean = torch.ones(2, 40, device=device)
+        exact = g.double().sum(1)
+        expected = [torch.cat([exact, exact], 1), 2 * g.double().square().sum(1), exact]
+        found = [sums_by_triton([g, g]), *normalised_by_triton(g.float() + 1, mean, mean + 1, g)]
+        return all(torch.equal(a.double(), b) for a, b in zip(found, expected, strict=True))
+
+    return tried_on(device, dtype, agree, "sums over positions")
+
+
+@cache
+def kernels() -> Any:
+    """The compiled kernels; Triton takes a moment to import."""
+    from dpoptim.gradients.arithmetic import position_kernels
+
+    return position_kernels

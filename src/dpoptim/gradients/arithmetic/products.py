@@ -82,7 +82,8 @@ from torch import Tensor
 from dpoptim.clipping import Directions
 from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.batch_invariant import aligned
-from dpoptim.gradients.arithmetic.multiplication import onednn_multiplies, transposed_product
+from dpoptim.gradients.arithmetic.multiplication import onednn_multiplies
+from dpoptim.gradients.arithmetic.onednn import transposed_product
 
 Groups = Sequence[Sequence[int]]
 
@@ -236,7 +237,6 @@ def add_products(
             right = aligned(a[rows]).view(-1, GROUP_ROWS, a.shape[1])
             sums.add(torch.bmm(left.transpose(1, 2), right).sum(0, dtype=torch.float64), direction)
         groups = groups[start // (BLOCK_GROUPS * GROUP_ROWS) :]
-
     by_onednn = onednn_multiplies(g, g.shape[1] * weights.shape[1], a.shape[1])
     weighted = (  # few numbers: all rows are weighted at once
         side_by_side(g, narrow)

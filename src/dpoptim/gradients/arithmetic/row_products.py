@@ -16,7 +16,7 @@ from functools import cache
 
 from torch import Tensor
 
-from dpoptim.gradients.memory import spare_room
+from dpoptim.gradients.memory import OF_GRADIENTS, empty_result
 from dpoptim.runtime.compiled import WHOLE, function, library
 from dpoptim.runtime.compiled_work import Piece, Task, floats, run_in_turn
 
@@ -71,12 +71,10 @@ class Panels:
         given, task = laying_out(w, self._panels)
         run_in_turn(given, [task])
 
-    def multiply(
-        self, x: Tensor, bias: Tensor | None = None, spare: int = spare_room.OF_GRADIENTS
-    ) -> Tensor:
+    def multiply(self, x: Tensor, bias: Tensor | None = None, spare: int = OF_GRADIENTS) -> Tensor:
         """Multiply as `multiply` does."""
         x = x if x.stride(1) == 1 else x.contiguous()
-        out = spare_room.result(x.shape[0], self._outputs, spare)
+        out = empty_result(x.shape[0], self._outputs, spare)
         given, task = multiplying(x, self._panels, bias, out)
         run_in_turn(given, [task])
         return out
@@ -87,11 +85,11 @@ def multiply(x: Tensor, w: Tensor, bias: Tensor | None, spare: int) -> Tensor:
 
     Args:
         x: float32 on the CPU.
-        spare: entries behind a large result; see `spare_room`.
+        spare: entries behind a large result; see `memory`.
     """
     w = w if 1 in w.stride() else w.contiguous()
     x = x if x.stride(1) == 1 else x.contiguous()
-    panels, out = panels_for(w), spare_room.result(x.shape[0], w.shape[0], spare)
+    panels, out = panels_for(w), empty_result(x.shape[0], w.shape[0], spare)
     matrix, lay_out = laying_out(w, panels)
     given, task = multiplying(x, panels, bias, out)
     run_in_turn(matrix + given, [lay_out, task._replace(at=len(matrix))])

@@ -15,8 +15,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.hooks.device_map import forward_of, replace_forward
-from dpoptim.gradients.hooks.forwards import OwnForward
+from dpoptim.gradients.hooks.forwards import OwnForward, forward_of, replace_forward
 from dpoptim.runtime.torch_internals import (
     SpectralNormalised,
     never_compiled,

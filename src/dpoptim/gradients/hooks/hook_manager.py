@@ -12,28 +12,29 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction
 from dpoptim.gradients.hooks import refusals
 from dpoptim.gradients.hooks.computed_weights import ComputedWeights
-from dpoptim.gradients.hooks.device_map import forward_of, has_own_forward, replace_forward
 from dpoptim.gradients.hooks.forwards import (
     FrozenForward,
     OwnForward,
     PerSampleForward,
     StillForward,
+    forward_of,
+    has_own_forward,
+    replace_forward,
 )
 from dpoptim.gradients.hooks.joined_inputs import by_batches, by_records
 from dpoptim.gradients.hooks.model_hooks import FrozenHook, InputHook, ModeHook, OutputHook
 from dpoptim.gradients.hooks.seen_outputs import SeenOutputs
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.layers.bare import BareParameters, for_records
+from dpoptim.gradients.layers.bare import BareParameters, OutsideUseError, ReadOutside, for_records
 from dpoptim.gradients.layers.folded import FoldedLayer, FoldedRule
-from dpoptim.gradients.layers.frozen import faster_forward
+from dpoptim.gradients.layers.linear import faster_forward
 from dpoptim.gradients.layers.looped import LoopedLayer
-from dpoptim.gradients.layers.outside import OutsideUseError, ReadOutside
 from dpoptim.gradients.layers.registry import rule_for, runner_for, takes_more_axes
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.layers.vmapped import VmapLayer
-from dpoptim.gradients.memory.huge_pages import give_back_before_loss
+from dpoptim.gradients.memory import give_back_before_loss
 from dpoptim.gradients.watch.contents import Contents
 from dpoptim.gradients.watch.model_watch import ModelWatch
 from dpoptim.runtime.torch_internals import SpectralNormalised, applied, pytree

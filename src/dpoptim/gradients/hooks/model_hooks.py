@@ -1,16 +1,18 @@
 """Hooks on modules, which hold what they tell weakly, so that no copy of a model has an engine."""
 
 import weakref
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.backward_pass import BackwardRecorder, narrow_dtype
+from dpoptim.gradients.hooks.forwards import AS_THEY_ARE
 from dpoptim.gradients.hooks.refusals import batch_statistics
-from dpoptim.gradients.layers.running_statistics import Normalisation, sees_batch
-from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
+from dpoptim.gradients.layers.normalisation import Normalisation, sees_batch
 from dpoptim.runtime.torch_internals import never_compiled
+
+Told = TypeVar("Told")
 
 
 class Sees(Protocol):
@@ -21,60 +23,57 @@ class Sees(Protocol):
     def see_output(self, output: Any) -> Any: ...
 
 
-class InputHook:
-    """Tells what the model is given, and hands on what it shall have instead."""
+class WeakHook(Generic[Told]):
+    """A hook that tells an object; a copy of its model, or a file of one, tells nobody.
 
-    def __init__(self, hooks: Sees | None) -> None:
-        self._hooks = None if hooks is None else weakref.ref(hooks)
+    Args:
+        told: None: nobody.
+        about: the same in a copy.
+    """
+
+    def __init__(self, told: Told | None, *about: Any) -> None:
+        self._told = None if told is None else weakref.ref(told)
+        self._about = about
+
+    @property
+    def told(self) -> Told | None:
+        return None if self._told is None else self._told()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(None, *self._about)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), (None, *self._about)
+
+
+class InputHook(WeakHook[Sees]):
+    """Tells what the model is given, and hands on what it shall have instead."""
 
     @never_compiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        hooks = None if self._hooks is None else self._hooks()
-        return None if hooks is None else hooks.see_input(args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "InputHook":
-        return InputHook(None)
-
-    def __reduce__(self) -> tuple[type["InputHook"], tuple[None]]:
-        return InputHook, (None,)
+        return None if (hooks := self.told) is None else hooks.see_input(args, kwargs)
 
 
-class OutputHook(InputHook):
-    """Tells what the model returns, when its forward pass is over."""
+class OutputHook(WeakHook[Sees]):
+    """Tells what the model returns when its forward pass is over; the same in the other way."""
 
     @never_compiled
     def __call__(self, module: nn.Module, args: Any, output: Any = None) -> Any:
-        hooks = None if self._hooks is None else self._hooks()
-        return None if hooks is None else hooks.see_output(output)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "OutputHook":
-        return OutputHook(None)
-
-    def __reduce__(self) -> tuple[type["OutputHook"], tuple[None]]:
-        return OutputHook, (None,)
+        return None if (hooks := self.told) is None else hooks.see_output(output)
 
 
-class FrozenHook:
-    """Notes torch.autocast around a frozen module."""
-
-    def __init__(self, recorder: BackwardRecorder | None, label: str) -> None:
-        self._recorder = None if recorder is None else weakref.ref(recorder)
-        self._label = label
+class FrozenHook(WeakHook[BackwardRecorder]):
+    """Notes torch.autocast around a frozen module, by the name of this."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recorder = None if self._recorder is None else self._recorder()
+        recorder = self.told
         if recorder is None or not torch.is_grad_enabled() or AS_THEY_ARE.get():
             return
+        (label,) = self._about
         for value in (*args, *kwargs.values()):
             # nothing else has gradients that come through here
             if isinstance(value, Tensor) and value.requires_grad:
-                narrow_dtype(recorder, self._label, value.device)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenHook":
-        return FrozenHook(None, self._label)
-
-    def __reduce__(self) -> tuple[type["FrozenHook"], tuple[None, str]]:
-        return FrozenHook, (None, self._label)
+                narrow_dtype(recorder, label, value.device)
 
 
 class ModeHook:

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.hooks.computed_weights import computed_weights
-from dpoptim.gradients.hooks.device_map import (
+from dpoptim.gradients.hooks.forwards import (
+    OwnForward,
     has_own_forward,
     moves_inputs_alone,
     place_of_forward,
 )
-from dpoptim.gradients.hooks.forwards import OwnForward
+from dpoptim.gradients.layers.normalisation import Normalisation, sees_batch
 from dpoptim.gradients.layers.registry import rule_for
-from dpoptim.gradients.layers.running_statistics import Normalisation, sees_batch
 
 
 def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = False) -> None:

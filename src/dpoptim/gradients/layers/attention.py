@@ -217,7 +217,10 @@ class AttentionLayer:
                 )
             if padding is None and not given.get("need_weights", True):
                 return None, True  # the kernel makes it
-        masks = [mask, None if padding is None else additive(padding, q.dtype)[:, None, None, :]]
+        masks = [
+            mask,
+            None if padding is None else additive_mask(padding, q.dtype)[:, None, None, :],
+        ]
         # learned and zero positions are masked for nobody
         padded = [F.pad(m, (0, k.shape[2] - m.shape[3])) for m in masks if m is not None]
         return sum(padded[1:], start=padded[0]) if padded else None, False
@@ -228,7 +231,7 @@ class AttentionLayer:
             return None
         if isinstance(mask, SharedParameter):  # a learned bias
             return mask.per_record(len(q), 4)
-        mask = additive(mask, q.dtype)
+        mask = additive_mask(mask, q.dtype)
         return (
             mask[None, None]
             if mask.dim() == 2
@@ -240,7 +243,7 @@ def detached(parameter: Tensor | None) -> Any:
     return None if parameter is None else parameter.detach()
 
 
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask as torch adds it to scores: minus infinity where a boolean mask is true."""
     if mask.dtype != torch.bool:
         return mask

@@ -1,6 +1,10 @@
-"""Modules that use parameters of their own, which all records share (see `shared`)."""
+"""Parameters that a model's own code uses, which all records share (see `shared`).
 
-from collections.abc import Callable, Iterator, Sequence
+Those of a module in its own forward pass; and those of layers that are also read outside of theirs,
+such as a tied head.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -10,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.hooks.computed_weights import computed_weights
-from dpoptim.gradients.hooks.device_map import forward_of, replace_forward
+from dpoptim.gradients.hooks.forwards import forward_of, replace_forward
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.expanded import Owner
 from dpoptim.gradients.layers.folded import FoldedLayer
@@ -95,17 +99,28 @@ class BareParameters:
 
     @contextmanager
     def _shared_parameters(self) -> Iterator[None]:
-        """Put what looks at every operation in the places of the parameters."""
+        """While parameters, and what weights are computed of, are `SharedParameter`."""
         with ExitStack() as around:
             around.callback(setattr, self.owner, "sees_constants_only", False)
-            for place, name, parameter in self.owner.places:
-                vars(place)[name] = SharedParameter.of(self.owner, parameter)
-                around.callback(vars(place).pop, name, None)
+            around.callback(take_off, self.owner)
+            put_on(self.owner)
             for chain in chains_of(self.module):
                 around.callback(replace_forward(chain, Making(self.owner, forward_of(chain))))
             if (computed := computed_weights(self.module)) is not None:
                 around.enter_context(computed.made_in(self.owner.making))
             yield
+
+
+def put_on(owner: Owner) -> None:
+    """Put what looks at every operation in the places of the parameters."""
+    for place, name, parameter in owner.places:
+        vars(place)[name] = SharedParameter.of(owner, parameter)
+
+
+def take_off(owner: Owner) -> None:
+    """Give the parameters their places back. Harmless when repeated."""
+    for place, name, _ in owner.places:
+        vars(place).pop(name, None)
 
 
 class Making:
@@ -122,3 +137,42 @@ class Making:
 def chains_of(module: nn.Module) -> list[nn.Module]:
     """The chains of parametrisations, each of which computes a weight."""
     return [*module.get_submodule("parametrizations").children()] if is_parametrized(module) else []
+
+
+class OutsideUseError(PrivacyError):
+    """A parameter's gradient came by another way than through its layer."""
+
+
+class ReadOutside:
+    """Gives the model such parameters as `SharedParameter`, and their layers the real ones.
+
+    Args:
+        layers: with their names.
+    """
+
+    def __init__(
+        self, recorder: BackwardRecorder, layers: Iterable[tuple[str, nn.Module]], *, windows: bool
+    ) -> None:
+        self.owners = [Owner(recorder, name, layer, windows=windows) for name, layer in layers]
+
+    def begin(self, rows: int | None) -> None:
+        """The model is given so many records."""
+        for owner in self.owners:
+            owner.begin(rows)
+            put_on(owner)
+
+    def end(self) -> None:
+        """Its forward pass is over. Harmless when repeated."""
+        for owner in self.owners:
+            take_off(owner)
+
+    @contextmanager
+    def hidden_from(self, layer: nn.Module) -> Iterator[None]:
+        """While a layer's own forward pass runs."""
+        shown = {
+            name: vars(layer).pop(name) for name in [*layer._parameters] if name in vars(layer)
+        }
+        try:
+            yield
+        finally:
+            vars(layer).update(shown)

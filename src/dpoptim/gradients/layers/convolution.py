@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic.batch_invariant import record_products
 from dpoptim.gradients.arithmetic.multiplication import onednn_multiplies
 from dpoptim.gradients.arithmetic.position_sums import never_alone
@@ -23,11 +22,11 @@ from dpoptim.gradients.layers.geometry import (
     patches_in_rows,
 )
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches, Compiled, Formed
-from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
-from dpoptim.gradients.per_sample import fused_trial
+from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, unbatched
+from dpoptim.gradients.per_sample import fused_outer
 from dpoptim.gradients.per_sample.fused_factors import Factors, FusedLayer, Sizes, way_there
 from dpoptim.gradients.per_sample.lazy import Lazy
-from dpoptim.gradients.per_sample.parts import flat, most_at_once
+from dpoptim.gradients.per_sample.parts import flat_view, most_at_once
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, OneByOne
 from dpoptim.runtime.torch_internals import convolution_backward
 
@@ -46,10 +45,7 @@ class ConvolutionRule(LayerRule[Convolution]):
 
     def prepare(self, module: Convolution, name: str, x: Tensor, rows: int | None) -> Tensor:
         if x.dim() != len(module.kernel_size) + 2:
-            raise PrivacyError(
-                f"layer {name!r} ({type(module).__name__}) got an input of {axes_of(x)} without a "
-                "record axis. Fix: keep the batch axis first, e.g. x[None] for a single record."
-            )
+            raise unbatched(module, name, x)
         if padding_outside(module):
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
             return F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
@@ -118,7 +114,7 @@ class ConvolutionRule(LayerRule[Convolution]):
         ):
             singly = ByPatches(module, x, g)
         elif by_groups:
-            singly = AFewAtOnce(form, len(g), together(entries, AT_LEAST), entries)
+            singly = AFewAtOnce(form, len(g), records_at_once(entries, AT_LEAST), entries)
         weight = Lazy(
             *(form, len(g), entries, per_record),
             singly=singly,
@@ -153,18 +149,22 @@ def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice, mos
     x, g = widened([x[part], g[part]])
     entries = module.weight.numel()
     gradients = correlations if module.in_channels == 1 else grouped_weight_gradient
-    number = together(entries, most)
+    number = records_at_once(entries, most)
     if len(x) <= number:
-        return gradients(module, filled(x, number), filled(g, number))[: len(x)]
+        return gradients(module, filled_with_zeros(x, number), filled_with_zeros(g, number))[
+            : len(x)
+        ]
     formed = x.new_empty(len(x), entries)
     for start in range(0, len(x), number):
         rows = slice(start, start + number)
-        whole = gradients(module, filled(x[rows], number), filled(g[rows], number))
+        whole = gradients(
+            module, filled_with_zeros(x[rows], number), filled_with_zeros(g[rows], number)
+        )
         formed[rows] = whole[: len(x) - start]
     return formed
 
 
-def together(entries: int, most: int) -> int:
+def records_at_once(entries: int, most: int) -> int:
     """How many records of as many entries are convolved at once, in passes of ``most`` at most."""
     return power_of_two(min(max(AT_LEAST, most // CHUNKS), AT_MOST, TOGETHER_ENTRIES // entries))
 
@@ -174,7 +174,7 @@ def power_of_two(number: int) -> int:
     return 1 << max(0, number.bit_length() - 1)
 
 
-def filled(x: Tensor, records: int) -> Tensor:
+def filled_with_zeros(x: Tensor, records: int) -> Tensor:
     """``x`` with zeros after it to make up the number of records."""
     return x if len(x) == records else torch.cat([x, x.new_zeros(records - len(x), *x.shape[1:])])
 
@@ -223,7 +223,7 @@ def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
 
 def serves_there(module: Convolution, x: Tensor, g: Tensor) -> bool:
     """Whether an accelerator measures and adds such gradients in `fused_outer`."""
-    return module.groups == 1 and all(map(fused_trial.serves, (x, g)))
+    return module.groups == 1 and all(map(fused_outer.serves, (x, g)))
 
 
 def fused_layer(module: Convolution, x: Tensor, g: Tensor, public: PublicSizes) -> FusedLayer:
@@ -245,7 +245,7 @@ def formed_by_patches(module: Convolution, x: Tensor, g: Tensor, part: slice, mo
     left, right = g.flatten(2).transpose(1, 2), patches(x, module)
     G = module.groups
     if G == 1:
-        return flat(record_products(left, right))
+        return flat_view(record_products(left, right))
     # (b * G, T, ...)
     lefts, rights = (t.unflatten(2, (G, -1)).transpose(1, 2).flatten(0, 1) for t in (left, right))
     return record_products(lefts, rights).reshape(len(left), -1)

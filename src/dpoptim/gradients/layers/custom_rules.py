@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic.precision import widened
 from dpoptim.gradients.backward_pass import BackwardRecorder, full_precision
-from dpoptim.gradients.hooks.device_map import forward_of
-from dpoptim.gradients.layers.other_parameters import called_with
+from dpoptim.gradients.hooks.forwards import forward_of
 from dpoptim.gradients.layers.runner import Use, tap
+from dpoptim.gradients.layers.torch_func import called_with
 from dpoptim.gradients.layers.vmapped import OwnForwardOf
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.runtime.torch_internals import pytree

@@ -22,7 +22,7 @@ from dpoptim.gradients.backward_pass import (
 from dpoptim.gradients.layers.functional import layer_of
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import holder
-from dpoptim.gradients.layers.vmap_internals import vmap
+from dpoptim.gradients.layers.torch_func import vmap
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.runtime.torch_internals import graph_task
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
-from dpoptim.gradients.hooks.device_map import forward_of
+from dpoptim.gradients.hooks.forwards import forward_of
 from dpoptim.gradients.layers.rule import AnyRule, LayerRule, PerSampleGrads, Saved
 from dpoptim.gradients.layers.vmapped import VmapLayer
 from dpoptim.gradients.rows_of_records import sum_rows

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
-from dpoptim.gradients.layers.hugging_face import TransposedLinearRule
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import LayerNormRule
 from dpoptim.gradients.layers.rule import AnyRule
@@ -29,7 +28,7 @@ def linear(x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None) ->
 
 def matmul(x: Tensor, weight: nn.Parameter) -> Found:
     return (
-        (TransposedLinearRule(), holder({"weight": weight}), x)
+        (LinearRule(transposed=True), holder({"weight": weight}), x)
         if isinstance(weight, Tensor) and weight.dim() == 2
         else None
     )

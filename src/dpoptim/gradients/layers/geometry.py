@@ -6,16 +6,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Axes = tuple[int, ...]  # a number for each of three axes
 
 
-def output_size(module: Convolution, padded: Sequence[int]) -> list[int]:
+def output_size(module: Convolution, padded: Sequence[int]) -> tuple[int, ...]:
     """Output positions along each axis of an input that is padded already."""
-    return [
+    return output_positions(padded, module.kernel_size, module.stride, module.dilation)
+
+
+def output_positions(
+    padded: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
+    return tuple(
         (size - gap * (k - 1) - 1) // step + 1
-        for size, k, gap, step in zip(
-            padded, module.kernel_size, module.dilation, module.stride, strict=True
-        )
-    ]
+        for size, k, gap, step in zip(padded, kernel, dilation, stride, strict=True)
+    )
 
 
 def patches(x: Tensor, module: Convolution) -> Tensor:
@@ -61,3 +66,25 @@ def padding_inside(module: Convolution) -> tuple[int, ...]:
     if padding_outside(module) or isinstance(module.padding, str):
         return (0,) * len(module.kernel_size)
     return tuple(module.padding)
+
+
+def padded_size(module: Convolution, size: Sequence[int]) -> list[int]:
+    """The size of an input with the zeros that the layer puts around it."""
+    return [s + 2 * side for s, side in zip(size, padding_inside(module), strict=True)]
+
+
+def geometry(
+    module: Convolution, size: Sequence[int]
+) -> tuple[int, int, Axes, Axes, Axes, Axes, Axes]:
+    """Channels and outputs, and of three axes the size, padding, kernel, stride and dilation."""
+    padding = padding_inside(module)
+    return (
+        *(module.in_channels, module.out_channels, three_axes(size, 1), three_axes(padding, 0)),
+        *(three_axes(module.kernel_size, 1), three_axes(module.stride, 1)),
+        three_axes(module.dilation, 1),
+    )
+
+
+def three_axes(values: Sequence[int], missing: int) -> Axes:
+    """A number for each of three axes; ``missing`` for the first ones, if there are fewer."""
+    return (*[missing] * (3 - len(values)), *values)

@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpoptim.gradients.layers.geometry import Axes, output_positions
 from dpoptim.gradients.per_sample import native
 
 IN_CACHE = 1 << 17  # numbers of an image and its results together
 FEW_WEIGHTS = 1 << 15  # for a vector of outputs, which are read again for every few results
 LEAST_FILLED = 1 / 2  # of the vectors of outputs that are computed
-Axes = tuple[int, ...]  # a number for each of three axes
 Places = NDArray[np.int64]
 
 
@@ -79,7 +79,7 @@ class Way:
 
 
 @lru_cache(maxsize=256)
-def forth(
+def way_to_output(
     channels: int,
     outputs: int,
     size: Axes,
@@ -90,13 +90,13 @@ def forth(
 ) -> Way:
     """How a layer's output comes of its input."""
     padded = tuple(s + 2 * side for s, side in zip(size, padding, strict=True))
-    places = places_of(size, padding, kernel, stride, dilation)
+    places = output_positions(padded, kernel, stride, dilation)
     offsets = [np.arange(k) * gap for k, gap in zip(kernel, dilation, strict=True)]
     starts = [np.arange(n) * step for n, step in zip(places, stride, strict=True)]
     taps = of_channels(channels, padded, offsets)
     phase = Phase(
         taps,
-        entries(padded, starts),
+        flat_places(padded, starts),
         np.arange(math.prod(places)),
         torch.from_numpy(np.arange(len(taps))),
     )
@@ -104,7 +104,7 @@ def forth(
 
 
 @lru_cache(maxsize=256)
-def back(
+def way_to_input_gradient(
     channels: int,
     outputs: int,
     size: Axes,
@@ -114,7 +114,8 @@ def back(
     dilation: Axes,
 ) -> Way:
     """How the gradient of its input comes of that of its output."""
-    places = places_of(size, padding, kernel, stride, dilation)
+    enlarged = [s + 2 * side for s, side in zip(size, padding, strict=True)]
+    places = output_positions(enlarged, kernel, stride, dilation)
     # along an axis, number i reads places (i + padding - k dilation) / stride that are whole
     axes = [
         Axis(*each) for each in zip(size, padding, kernel, stride, dilation, places, strict=True)
@@ -124,13 +125,13 @@ def back(
     phases = []
     for rests in itertools.product(*(range(axis.stride) for axis in axes)):
         alike = [axis.phase(rest) for axis, rest in zip(axes, rests, strict=True)]
-        to = entries(size, [each.numbers for each in alike])
+        to = flat_places(size, [each.numbers for each in alike])
         if not len(to):
             continue
-        places_in_kernel = entries(kernel, [each.kernel for each in alike])
+        places_in_kernel = flat_places(kernel, [each.kernel for each in alike])
         rows = np.arange(outputs)[:, None] * math.prod(kernel) + places_in_kernel
         taps = of_channels(outputs, padded, [each.offsets for each in alike])
-        starts = entries(padded, [each.starts for each in alike])
+        starts = flat_places(padded, [each.starts for each in alike])
         phases.append(Phase(taps, starts, to, torch.from_numpy(rows.flatten())))
     return Way(outputs, places, before, padded, channels, math.prod(size), tuple(phases))
 
@@ -186,15 +187,7 @@ class Axis:
         return OfPhase(numbers, level, kernel, self.reach - shifts[kernel] // self.stride)
 
 
-def places_of(size: Axes, padding: Axes, kernel: Axes, stride: Axes, dilation: Axes) -> Axes:
-    """Positions of the output along each axis."""
-    return tuple(
-        (s + 2 * side - gap * (k - 1) - 1) // step + 1
-        for s, side, k, step, gap in zip(size, padding, kernel, stride, dilation, strict=True)
-    )
-
-
-def entries(size: Axes, along: Sequence[Places]) -> Places:
+def flat_places(size: Axes, along: Sequence[Places]) -> Places:
     """Places in memory, of dense axes so large, of all combinations of places along each: int64."""
     first, second, third = along
     lines = first[:, None] * size[1] + second
@@ -202,6 +195,6 @@ def entries(size: Axes, along: Sequence[Places]) -> Places:
 
 
 def of_channels(channels: int, size: Axes, along: Sequence[Places]) -> Places:
-    """`entries` of every channel, one channel after the other."""
+    """`flat_places` of every channel, one channel after the other."""
     start = np.arange(channels)[:, None] * math.prod(size)
-    return (start + entries(size, along)).flatten()
+    return (start + flat_places(size, along)).flatten()

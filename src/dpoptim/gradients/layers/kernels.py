@@ -1,7 +1,7 @@
 """Large kernels of convolutions: their gradients, formed for one record after the other."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,11 +9,18 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic.batch_invariant import aligned
-from dpoptim.gradients.arithmetic.multiplication import plain, transposed_product
+from dpoptim.gradients.arithmetic.multiplication import plain
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, blocks_in, read_part
+from dpoptim.gradients.arithmetic.onednn import transposed_product
 from dpoptim.gradients.arithmetic.position_sums import sum_positions
 from dpoptim.gradients.arithmetic.precision import widened
-from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
+from dpoptim.gradients.layers.geometry import (
+    Convolution,
+    geometry,
+    output_size,
+    padded_size,
+    padding_inside,
+)
 from dpoptim.gradients.per_sample import native
 from dpoptim.gradients.per_sample.per_sample_grads import (
     Chunk,
@@ -79,8 +86,7 @@ class ByPatches:
     def one_by_one(self) -> list[Chunk]:
         module, x, g = self.module, self.x, self.g.flatten(2)
         channels, kernel = module.in_channels, module.kernel_size
-        padding = padding_inside(module)
-        padded = [size + 2 * side for size, side in zip(x.shape[2:], padding, strict=True)]
+        padding, padded = padding_inside(module), padded_size(module, x.shape[2:])
         image = x.new_zeros(*padded, channels, dtype=torch.float32)
         inside = image[
             tuple(slice(side, side + size) for size, side in zip(x.shape[2:], padding, strict=True))
@@ -152,16 +158,16 @@ class Compiled:
         ]
 
     def _chunk(self, first: int, last: int, of_row: int, positions: int) -> Chunk:
-        geometry = self._geometry(first, last)
+        sizes = native.Geometry(*geometry(self.module, self.x.shape[2:]), first, last, NORM_BLOCK)
         entries = (last - first) * of_row
 
         def of_rows(K: int, keep: Tensor | None) -> FormMeasured:
             def form_measured(part: slice, room: Tensor, norms: Tensor, block: int) -> None:
                 rows = slice(K * part.start, K * part.stop)
                 x, g = widened([self.x[rows], self.g[rows]])
-                geometry.block = block
+                sizes.block = block
                 there = None if keep is None else keep[rows].contiguous()
-                native.form(geometry, x.contiguous(), g.contiguous(), room, norms, there)
+                native.form(sizes, x.contiguous(), g.contiguous(), room, norms, there)
 
             return form_measured
 
@@ -171,21 +177,6 @@ class Compiled:
             form_measured=form_measured,
             of_rows=of_rows,
             positions=positions,
-        )
-
-    def _geometry(self, first: int, last: int) -> native.Geometry:
-        module = self.module
-
-        def of_axes(values: Sequence[int], missing: int) -> tuple[int, ...]:
-            return (*[missing] * (3 - len(values)), *values)
-
-        return native.Geometry(
-            module.in_channels,
-            module.out_channels,
-            of_axes(self.x.shape[2:], 1),
-            of_axes(padding_inside(module), 0),
-            *(of_axes(each, 1) for each in (module.kernel_size, module.stride, module.dilation)),
-            *(first, last, NORM_BLOCK),
         )
 
     def in_order(self, total: Tensor) -> Tensor:

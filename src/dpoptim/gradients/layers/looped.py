@@ -12,7 +12,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.layers.vmapped import One, VmapLayer, as_they_are
+from dpoptim.gradients.hooks.forwards import as_they_are
+from dpoptim.gradients.layers.vmapped import One, VmapLayer
 
 # The place in the batch of the record that runs by itself; None: all do.
 RECORD: ContextVar[int | None] = ContextVar("which record runs by itself", default=None)
@@ -40,7 +41,8 @@ class LoopedLayer(VmapLayer):
         axes: tuple[int | None, ...],
     ) -> tuple[Tensor, ...]:
         rows = zip(*(p.unbind() for p in parameters), strict=True)
-        records = zip(*map(apart, tensors, axes), strict=False)  # what all share has no end
+        # what all share has no end
+        records = zip(*map(parts_by_record, tensors, axes), strict=False)
         found = []
         with as_they_are():
             for i, (row, record) in enumerate(zip(rows, records, strict=False)):
@@ -53,7 +55,7 @@ class LoopedLayer(VmapLayer):
             raise self._refusal("its results differ in shape from record to record") from None
 
 
-def apart(t: Tensor, axis: int | None) -> Iterator[Tensor]:
+def parts_by_record(t: Tensor, axis: int | None) -> Iterator[Tensor]:
     """Each record's part of a tensor, without the axis of records; forever what all share.
 
     What all share is a copy for each, so that nobody sees what was written there for another one.

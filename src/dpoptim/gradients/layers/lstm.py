@@ -54,10 +54,10 @@ class LSTMRun(torch.autograd.Function):
         of_output, each_cell, each_tanh = outputs.unbind(1), after.unbind(), tanhs.unbind()
         minus_one, from_state = x.new_tensor(-1.0), linear_by(w_hh, h)
         inputs, gates = x.transpose(0, 1).contiguous(), list[Tensor]()
-        for part in parts(T, B * 4 * H, reverse):
+        for part in stretches(T, B * 4 * H, reverse):
             gates.append(linear(inputs[part], w_ih, bias))
             each_gate = of_steps(gates[-1])
-            for t in steps(part, reverse):
+            for t in steps_in_order(part, reverse):
                 all_four, i, f, g, o = each_gate[t - part.start]
                 all_four.add_(from_state(h))
                 # tanh(x) = 2 sigmoid(2x) - 1: a third of the time, and errs by a rounding of 1
@@ -95,10 +95,10 @@ class LSTMRun(torch.autograd.Function):
             (all_four, all_four.view(B, 4, H)[:, :3], all_four[:, 3 * H :], cell)
             for all_four, cell in zip(by_gates.unbind(), to_cell.unbind(), strict=True)
         ]
-        for part, here in reversed([*zip(parts(T, B * 4 * H, reverse), gates, strict=True)]):
+        for part, here in reversed([*zip(stretches(T, B * 4 * H, reverse), gates, strict=True)]):
             derivatives(here, before[part], tanhs[part], by_gates[: len(here)], to_cell)
             each_forget = here[:, :, H : 2 * H].unbind()
-            for t in steps(part, not reverse):
+            for t in steps_in_order(part, not reverse):
                 delta, of_cell, of_output_gate, through_output = views[t - part.start]
                 dh = dh.add_(of_output[t])
                 dc.addcmul_(dh, through_output)
@@ -145,13 +145,13 @@ def of_steps(gates: Tensor) -> list[tuple[Tensor, ...]]:
     return [*zip(*views, strict=True)]
 
 
-def parts(number: int, entries: int, reverse: bool) -> list[slice]:
+def stretches(number: int, entries: int, reverse: bool) -> list[slice]:
     """Few steps each, in the order in which they are run; ``entries`` of each step's gates."""
     size = max(1, AT_ONCE // max(1, entries))
     found = [slice(start, min(start + size, number)) for start in range(0, number, size)]
     return found[::-1] if reverse else found
 
 
-def steps(part: slice, reverse: bool) -> Iterator[int]:
+def steps_in_order(part: slice, reverse: bool) -> Iterator[int]:
     each = range(part.start, part.stop)
     return iter(reversed(each) if reverse else each)

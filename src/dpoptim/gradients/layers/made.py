@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from dpoptim.errors import PrivacyError, quoted
 from dpoptim.gradients.arithmetic.position_sums import never_alone
 from dpoptim.gradients.arithmetic.precision import widened
-from dpoptim.gradients.layers.by_hand import ByHand
 from dpoptim.gradients.layers.functional import layer_of
+from dpoptim.gradients.layers.operations import Call
 from dpoptim.gradients.layers.rule import AnyRule, LayerRule, PerSampleGrads, Saved
-from dpoptim.gradients.layers.spreading import Call
-from dpoptim.gradients.layers.vmap_internals import vmap
+from dpoptim.gradients.layers.torch_func import ByHand, vmap
 from dpoptim.gradients.per_sample.lazy import Lazy
 from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
 from dpoptim.runtime.torch_internals import DispatchMode, pytree

@@ -1,20 +1,28 @@
-"""LayerNorm, RMSNorm, GroupNorm, InstanceNorm: gradients are sums over a record's positions."""
+"""Layers that normalise: gradients of their weights are sums over a record's positions.
+
+BatchNorm, SyncBatchNorm and InstanceNorm may normalise by statistics that they hold. In evaluation
+mode they map each channel of a record by two public numbers, and are as private as GroupNorm. In
+training mode they normalise records by their batch, or write what they saw of them.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dpoptim.gradients.arithmetic.position_sums import sum_normalised
-from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
+from dpoptim.gradients.layers.rule import LayerRule, Module, PerSampleGrads, Saved
 from dpoptim.gradients.per_sample.per_sample_grads import Dense
 from dpoptim.runtime.torch_internals import group_norm_backward, layer_norm_backward
 
-InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
+InstanceNorm = nn.modules.instancenorm._InstanceNorm
+Normalisation = nn.modules.batchnorm._BatchNorm | InstanceNorm
 InGroups = nn.GroupNorm | InstanceNorm
 
 
-def over_positions(
+def summed_over_positions(
     x: Tensor, mean: Tensor | None, scale: Tensor, g: Tensor, normalised: int
 ) -> tuple[Tensor, Tensor]:
     """Sum ``(x - mean) * scale * g`` and g, (B, positions..., normalised...), over the positions.
@@ -35,9 +43,8 @@ def over_positions(
 class LayerNormRule(LayerRule[nn.LayerNorm]):
     at_once = True
 
-    def prepare(self, module: nn.LayerNorm, name: str, x: Tensor, rows: int | None) -> Tensor:
-        refuse_unbatched(name, "LayerNorm", x, len(module.normalized_shape) + 1)
-        return x
+    def axes(self, module: nn.LayerNorm) -> int:
+        return len(module.normalized_shape) + 1
 
     def forward(self, module: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Saved]:
         output, mean, rstd = torch.native_layer_norm(
@@ -53,16 +60,19 @@ class LayerNormRule(LayerRule[nn.LayerNorm]):
 
     def per_sample_grads(self, module: nn.LayerNorm, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, mean, rstd, _ = saved
-        weight, bias = over_positions(x, mean, rstd, g, len(module.normalized_shape))
+        weight, bias = summed_over_positions(x, mean, rstd, g, len(module.normalized_shape))
         return {"weight": Dense(weight), "bias": Dense(bias)}
 
 
 class RMSNormRule(LayerRule[nn.RMSNorm]):
     at_once = True
 
+    def axes(self, module: nn.RMSNorm) -> int:
+        return len(module.normalized_shape) + 1
+
     def prepare(self, module: nn.RMSNorm, name: str, x: Tensor, rows: int | None) -> Tensor:
-        refuse_unbatched(name, "RMSNorm", x, len(module.normalized_shape) + 1)
-        return x.contiguous()  # its means round by place in other layouts
+        # its means round by place in other layouts
+        return super().prepare(module, name, x, rows).contiguous()
 
     def forward(self, module: nn.RMSNorm, x: Tensor) -> tuple[Tensor, Saved]:
         eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps
@@ -78,26 +88,30 @@ class RMSNormRule(LayerRule[nn.RMSNorm]):
 
     def per_sample_grads(self, module: nn.RMSNorm, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, rstd, _ = saved
-        return {"weight": Dense(over_positions(x, None, rstd, g, len(module.normalized_shape))[0])}
+        return {
+            "weight": Dense(
+                summed_over_positions(x, None, rstd, g, len(module.normalized_shape))[0]
+            )
+        }
 
 
-def groups_of(module: InGroups) -> int:
-    """Groups of channels that are normalised together; one channel each in InstanceNorm."""
-    return module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
-
-
-class GroupNormRule(LayerRule[InGroups]):
-    """Serves InstanceNorm, too, where it holds no statistics: see `RunningStatisticsRule`."""
+class ChannelsRule(LayerRule[Module]):
+    """Layers with a weight and a bias for each channel, the second axis."""
 
     at_once = True
 
-    def prepare(self, module: InGroups, name: str, x: Tensor, rows: int | None) -> Tensor:
-        if isinstance(module, InstanceNorm):
-            refuse_unbatched(name, type(module).__name__, x, module._get_no_batch_dim() + 1)
+    def axes(self, module: Any) -> int:
+        return module._get_no_batch_dim() + 1 if isinstance(module, InstanceNorm) else 2
+
+    def prepare(self, module: Any, name: str, x: Tensor, rows: int | None) -> Tensor:
+        x = super().prepare(module, name, x, rows)
+        if not isinstance(module, nn.GroupNorm):
             module._check_input_dim(x)
-        else:
-            refuse_unbatched(name, "GroupNorm", x, 2)
         return x.contiguous()
+
+
+class GroupNormRule(ChannelsRule[InGroups]):
+    """Serves InstanceNorm, too, where it holds no statistics: see `RunningStatisticsRule`."""
 
     def forward(self, module: InGroups, x: Tensor) -> tuple[Tensor, Saved]:
         B, C, positions = x.shape[0], x.shape[1], x[0, 0].numel() if x.shape[0] else 1
@@ -111,13 +125,18 @@ class GroupNormRule(LayerRule[InGroups]):
 
     def per_sample_grads(self, module: InGroups, saved: Saved, g: Tensor) -> PerSampleGrads:
         _, *formed = backward_in_groups(module, saved, g, [False, True, True])
-        return of_parameters(formed, g)
+        return by_channel(formed, g)
 
     def all_gradients(
         self, module: InGroups, saved: Saved, g: Tensor
     ) -> tuple[Tensor, PerSampleGrads]:
         x_gradient, *formed = backward_in_groups(module, saved, g, [True, True, True])
-        return x_gradient.view_as(g), of_parameters(formed, g)
+        return x_gradient.view_as(g), by_channel(formed, g)
+
+
+def groups_of(module: InGroups) -> int:
+    """Groups of channels that are normalised together; one channel each in InstanceNorm."""
+    return module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
 
 
 def backward_in_groups(
@@ -140,6 +159,62 @@ def backward_in_groups(
     return group_norm_backward(g, x, mean, rstd, weight, *in_groups, wanted)
 
 
-def of_parameters(formed: Sequence[Tensor], g: Tensor) -> PerSampleGrads:
+def by_channel(formed: Sequence[Tensor], g: Tensor) -> PerSampleGrads:
+    """Gradients of weight and bias, (B C,) each, by record."""
     weight, bias = (each.view(g.shape[:2]) for each in formed)
     return {"weight": Dense(weight), "bias": Dense(bias)}
+
+
+class RunningStatisticsRule(ChannelsRule[Normalisation]):
+    """For layers that `holds_statistics`; that they are in evaluation mode, `ModeHook` sees to.
+
+    **Guarantee.** A record's numbers are functions of its own rows, and of statistics that no
+    forward pass writes.
+    """
+
+    def forward(self, module: Normalisation, x: Tensor) -> tuple[Tensor, Saved]:
+        mean, variance = (module.get_buffer(f"running_{each}") for each in ("mean", "var"))
+        output = F.batch_norm(x, mean, variance, module.weight, module.bias, False, 0.0, module.eps)
+        rstd = (variance + module.eps).rsqrt()
+        return output, (x, mean, rstd, module.weight * rstd)
+
+    def input_gradient(self, module: Normalisation, saved: Saved, g: Tensor) -> Tensor:
+        return g * spread_over(saved[3], g)
+
+    def per_sample_grads(self, module: Normalisation, saved: Saved, g: Tensor) -> PerSampleGrads:
+        x, mean, rstd, _ = saved
+        channels = g.shape[0] * g.shape[1]
+        centred = (x - spread_over(mean, x)).reshape(1, channels, -1)
+        # by the kernel that sums over the positions of GroupNorm, with each channel of each record
+        # a group that is centred already
+        scale = rstd.repeat(len(g))
+        _, *formed = group_norm_backward(
+            g.contiguous().view(1, channels, -1),
+            *(centred, centred.new_zeros(1, channels), scale.view(1, -1), scale),
+            *(1, channels, centred.shape[2], channels),
+            [False, True, True],
+        )
+        return by_channel(formed, g)
+
+
+def sees_batch(module: Normalisation) -> bool:
+    """Whether a forward pass, as it is now, would normalise by the batch, or keep what it saw."""
+    if isinstance(module, InstanceNorm):
+        return module.track_running_stats and module.training
+    return module.training or module.running_mean is None or module.running_var is None
+
+
+def holds_statistics(module: nn.Module) -> bool:
+    """Whether a layer normalises by statistics that it holds, if it runs in evaluation mode.
+
+    One whose forward pass is another class's may do anything.
+    """
+    if isinstance(module, InstanceNorm):
+        return module.track_running_stats and type(module).forward is InstanceNorm.forward
+    own = nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module).forward in own
+
+
+def spread_over(numbers: Tensor, x: Tensor) -> Tensor:
+    """One number for each channel, with the axes of ``x``."""
+    return numbers.view(-1, *[1] * (x.dim() - 2))

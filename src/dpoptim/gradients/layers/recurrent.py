@@ -146,7 +146,7 @@ class Direction:
             before = h, c
             h, c = step(t, h, c)
             if valid is not None:
-                h, c = where(valid[:, t, None], (h, c), before)
+                h, c = states_where(valid[:, t, None], (h, c), before)
             outputs.append(h)
         output = torch.stack(outputs[::-1] if self.reverse else outputs, 1)
         steps.outputs = output.detach()
@@ -223,7 +223,7 @@ class Steps:
         return torch.stack(self.cells[::-1] if self.reverse else self.cells, 1)
 
 
-def where(mask: Tensor, after: States, before: States) -> States:
+def states_where(mask: Tensor, after: States, before: States) -> States:
     """The states after a step where it exists, those before it elsewhere."""
     (h, c), (h_before, c_before) = after, before
     cells = None if c is None or c_before is None else torch.where(mask, c, c_before)
@@ -264,7 +264,7 @@ class Sequence:
         return PackedSequence(data, self.packed.batch_sizes, order, self.packed.unsorted_indices)
 
 
-def sequence(x: Any, batch_first: bool, label: str) -> Sequence:
+def padded_sequence(x: Any, batch_first: bool, label: str) -> Sequence:
     if isinstance(x, PackedSequence):
         padded, lengths = pad_packed_sequence(x, batch_first=True)
         steps = torch.arange(padded.shape[1], device=padded.device)
@@ -292,7 +292,7 @@ class RecurrentLayer:
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module, given = self.module, dict(zip(("input", "hx"), args, strict=False)) | kwargs
-        taken = sequence(given["input"], module.batch_first, self.label)
+        taken = padded_sequence(given["input"], module.batch_first, self.label)
         with full_precision(self.recorder, self.label, taken.x.device) as widen:
             x = taken.x.float() if widen else taken.x
             starts, cells = self._states(x, given.get("hx"))

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpoptim.gradients.arithmetic.batch_invariant import with_dense_rows
 from dpoptim.gradients.arithmetic.multiplication import plain
 from dpoptim.gradients.backward_pass import once_differentiable
 from dpoptim.gradients.layers.runner import Use, enter
@@ -72,13 +73,13 @@ class CompiledLSTM(torch.autograd.Function):
         reverse: bool,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        x = rows_dense(x)
-        outputs, cells = started(x, h, reverse), started(x, c, reverse)
+        x = with_dense_rows(x)
+        outputs, cells = room_for_states(x, h, reverse), room_for_states(x, c, reverse)
         gates = x.new_empty(*x.shape[:2], 4 * h.shape[1])
-        in_pieces(
+        call_in_pieces(
             "dpoptim_lstm_forward",
             Run(inputs=x.shape[2], reverse=reverse, x_stride=x.stride(0), x_step=x.stride(1)),
-            {"weights": panels(torch.cat([w_ih, w_hh], 1)), "bias": bias},
+            {"weights": laid_in_panels(torch.cat([w_ih, w_hh], 1)), "bias": bias},
             {"x": x, "gates": gates, "outputs": outputs, "cells": cells},
         )
         ctx.use, ctx.reverse, ctx.edges = use, reverse, len(parameters)
@@ -92,14 +93,20 @@ class CompiledLSTM(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, from_outputs: Tensor, dc: Tensor) -> tuple[Tensor | None, ...]:
         x, gates, cells, w_ih, w_hh = ctx.saved_tensors
-        from_outputs, dc = rows_dense(from_outputs), dc.clone(memory_format=torch.contiguous_format)
+        from_outputs, dc = (
+            with_dense_rows(from_outputs),
+            dc.clone(memory_format=torch.contiguous_format),
+        )
         dh, deltas = torch.zeros_like(dc), torch.empty_like(gates)
         dx = x.new_empty(x.shape) if ctx.needs_input_grad[2] else None
         strides = {"from_stride": from_outputs.stride(0), "from_step": from_outputs.stride(1)}
-        in_pieces(
+        call_in_pieces(
             "dpoptim_lstm_backward",
             Run(inputs=x.shape[2], reverse=ctx.reverse, **strides),
-            {"to_states": panels(w_hh.T), "to_inputs": None if dx is None else panels(w_ih.T)},
+            {
+                "to_states": laid_in_panels(w_hh.T),
+                "to_inputs": None if dx is None else laid_in_panels(w_ih.T),
+            },
             {"gates": gates, "cells": cells, "from_outputs": from_outputs}
             | {"dh": dh, "dc": dc, "deltas": deltas, "dx": dx},
         )
@@ -130,17 +137,17 @@ class CompiledGRU(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Tensor:
         (B, T, d), H = x.shape, h.shape[1]
-        x = rows_dense(x)
-        outputs, gates = started(x, h, reverse), x.new_empty(B, T, 4 * H)
+        x = with_dense_rows(x)
+        outputs, gates = room_for_states(x, h, reverse), x.new_empty(B, T, 4 * H)
         weights = {
-            "weights": panels(torch.cat([w_ih[: 2 * H], w_hh[: 2 * H]], 1)),
-            "third_of_x": panels(w_ih[2 * H :]),
-            "third_of_h": panels(w_hh[2 * H :]),
+            "weights": laid_in_panels(torch.cat([w_ih[: 2 * H], w_hh[: 2 * H]], 1)),
+            "third_of_x": laid_in_panels(w_ih[2 * H :]),
+            "third_of_h": laid_in_panels(w_hh[2 * H :]),
             "bias": None if b_ih is None or b_hh is None else (b_ih + b_hh)[: 2 * H],
             "bias_of_x": None if b_ih is None else b_ih[2 * H :],
             "bias_of_h": None if b_hh is None else b_hh[2 * H :],
         }
-        in_pieces(
+        call_in_pieces(
             "dpoptim_gru_forward",
             Run(inputs=d, reverse=reverse, x_stride=x.stride(0), x_step=x.stride(1)),
             weights,
@@ -157,16 +164,19 @@ class CompiledGRU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, from_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, gates, outputs, w_ih, w_hh = ctx.saved_tensors
-        from_outputs = rows_dense(from_outputs)
+        from_outputs = with_dense_rows(from_outputs)
         dh = x.new_zeros(len(x), w_hh.shape[1])
         deltas = x.new_empty(*x.shape[:2], w_hh.shape[0])
         deltas_of_h = torch.empty_like(deltas)
         dx = x.new_empty(x.shape) if ctx.needs_input_grad[2] else None
         strides = {"from_stride": from_outputs.stride(0), "from_step": from_outputs.stride(1)}
-        in_pieces(
+        call_in_pieces(
             "dpoptim_gru_backward",
             Run(inputs=x.shape[2], reverse=ctx.reverse, **strides),
-            {"to_states": panels(w_hh.T), "to_inputs": None if dx is None else panels(w_ih.T)},
+            {
+                "to_states": laid_in_panels(w_hh.T),
+                "to_inputs": None if dx is None else laid_in_panels(w_ih.T),
+            },
             {"gates": gates, "outputs": outputs, "from_outputs": from_outputs, "dh": dh}
             | {"deltas": deltas, "deltas_of_h": deltas_of_h, "dx": dx},
         )
@@ -176,12 +186,7 @@ class CompiledGRU(torch.autograd.Function):
         return None, None, dx, dh, *[None] * (5 + ctx.edges)
 
 
-def rows_dense(x: Tensor) -> Tensor:
-    """``x`` (B, T, n), whose numbers of a step lie side by side."""
-    return x if x.stride(2) == 1 else x.contiguous()
-
-
-def started(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
+def room_for_states(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
     """Room for states (B, T + 1, H): before the first step of ``x`` (B, T, d), and after each."""
     room = x.new_empty(x.shape[0], x.shape[1] + 1, start.shape[1])
     room[:, -1 if reverse else 0].copy_(start)
@@ -193,14 +198,14 @@ def before_and_after(states: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     return (states[:, 1:], states[:, :-1]) if reverse else (states[:, :-1], states[:, 1:])
 
 
-def panels(w: Tensor) -> Tensor:
+def laid_in_panels(w: Tensor) -> Tensor:
     """Weights (n, k) as `recurrent.c` reads them, (panels, k, 32), filled up with zeros."""
     missing = -len(w) % PANEL
     filled = F.pad(w, (0, 0, 0, missing)) if missing else w
     return filled.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
 
 
-def in_pieces(
+def call_in_pieces(
     function: str,
     run: Run,
     shared: Mapping[str, Tensor | None],
@@ -212,8 +217,7 @@ def in_pieces(
         run: with what is alike for all.
         shared: weights. apart: of each record, (B, ...); "gates" (B, T, 4H) among them.
     """
-    found, gates = native.library(), apart["gates"]
-    assert found is not None
+    found, gates = native.loaded(), apart["gates"]
     assert gates is not None
     records, run.steps, of_gates = gates.shape
     run.states, run.level = of_gates // 4, found.level

@@ -7,23 +7,26 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.hooks.computed_weights import computed_weights
-from dpoptim.gradients.hooks.device_map import has_own_forward
+from dpoptim.gradients.hooks.forwards import has_own_forward
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.cells import CellLayer, is_cell
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.custom_rules import RegisteredLayer, registered_rule
-from dpoptim.gradients.layers.embedding import EmbeddingRule
-from dpoptim.gradients.layers.embedding_bag import EmbeddingBagLayer, is_embedding_bag
+from dpoptim.gradients.layers.embedding import EmbeddingBagLayer, EmbeddingRule, is_embedding_bag
 from dpoptim.gradients.layers.expanded import places_of
-from dpoptim.gradients.layers.hugging_face import TransposedLinearRule, is_transposed_linear
-from dpoptim.gradients.layers.linear import LinearRule
-from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule, RMSNormRule
+from dpoptim.gradients.layers.linear import LinearRule, is_transposed_linear
+from dpoptim.gradients.layers.normalisation import (
+    GroupNormRule,
+    LayerNormRule,
+    RMSNormRule,
+    RunningStatisticsRule,
+    holds_statistics,
+)
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
-from dpoptim.gradients.layers.running_statistics import RunningStatisticsRule, holds_statistics
 
 RULES: dict[type[nn.Module], AnyRule] = {
     nn.Linear: LinearRule(),
@@ -50,7 +53,7 @@ def rule_for(module: nn.Module) -> AnyRule | None:
     if registered_rule(module) is not None:  # from outside: see `runner_for`
         return None
     if is_transposed_linear(module):
-        return TransposedLinearRule()
+        return LinearRule(transposed=True)
     own = {name for name, parameter in module.named_parameters() if parameter is not None}
     if not own <= {"weight", "bias"}:
         return None
@@ -64,9 +67,7 @@ def rule_for(module: nn.Module) -> AnyRule | None:
 
 def takes_more_axes(rule: AnyRule) -> bool:
     """Whether any axes may lie between the records and what the layer works on."""
-    return isinstance(
-        rule, LinearRule | TransposedLinearRule | LayerNormRule | RMSNormRule | EmbeddingRule
-    )
+    return isinstance(rule, LinearRule | LayerNormRule | RMSNormRule | EmbeddingRule)
 
 
 # Layers that their runners know as a whole.

@@ -3,6 +3,8 @@
 Each function is given a call, and returns its result; None where the call is another.
 """
 
+import inspect
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,8 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpoptim.gradients.layers.functional_attention import attention
-from dpoptim.gradients.layers.spreading import PRODUCTS, Call
+from dpoptim.gradients.layers.operations import PRODUCTS, Call
+
+SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+# what adds positions to keys and values, or gives these
+UNKNOWN = ("bias_k", "bias_v", "static_k", "static_v")
 
 
 def rewritten(call: Call) -> Any:
@@ -33,7 +38,7 @@ def product_of_matrices(call: Call) -> Tensor | None:
     given: dict[str, Any] = dict(zip(names, call.args, strict=False)) | call.kwargs
     x: Any = given.get("input")
     weight: Any = given.get(names[1])
-    if not among(call.shared, weight) or not among(call.data, x):
+    if not is_among(call.shared, weight) or not is_among(call.data, x):
         return None
     if call.name == "linear" and weight.dim() == 2:
         out = x @ weight.transpose(0, 1)
@@ -53,7 +58,7 @@ def sum_of_products(call: Call) -> Tensor | None:
     terms, after, operands = equation
     if (product := as_linear(call, terms, after, operands)) is not None:
         return product
-    ours = [among(call.shared, operand) for operand in operands]
+    ours = [is_among(call.shared, operand) for operand in operands]
     rows = rows_of_letter(terms, ours, operands)
     record = terms[ours.index(False)][:1]
     if rows is None or record not in after:
@@ -70,7 +75,11 @@ def sum_of_products(call: Call) -> Tensor | None:
 
 def as_linear(call: Call, terms: list[str], after: str, operands: list[Any]) -> Tensor | None:
     """Do ``einsum("bti,ij->btj", x, weight)`` as the layer that it is; None where it is none."""
-    if len(terms) != 2 or not among(call.data, operands[0]) or not among(call.shared, operands[1]):
+    if (
+        len(terms) != 2
+        or not is_among(call.data, operands[0])
+        or not is_among(call.shared, operands[1])
+    ):
         return None
     (of_x, of_weight), (x, weight) = terms, operands
     if len(of_weight) != 2 or len({*of_x, *of_weight}) != len(of_x) + 1:
@@ -125,5 +134,66 @@ def chosen_by_records(call: Call) -> Tensor | None:
     return each[records.view(-1, *[1] * (places[0].dim() - 1)), *places]
 
 
-def among(tensors: Iterable[Any], one: Any) -> bool:
+def is_among(tensors: Iterable[Any], one: Any) -> bool:
     return any(one is each for each in tensors)
+
+
+def attention(call: Call) -> tuple[Tensor, Tensor | None] | None:
+    """The result of a call, positions first as it is given; None where the call is another."""
+    if call.name != "multi_head_attention_forward":
+        return None
+    bound = SIGNATURE.bind(*call.args, **call.kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    known = all(given[name] is None for name in UNKNOWN) and not given["add_zero_attn"]
+    known = known and not given["is_causal"]  # a hint that may stand in the place of the mask
+    if not known or given["query"].dim() != 3:
+        return None
+    q, k, v = (split_in_heads(x, given["num_heads"]) for x in projected_inputs(given))
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    for mask in masks_of_scores(given, len(q)):
+        scores = scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    weights = F.dropout(softmax_over_keys(scores, given), given["dropout_p"], given["training"])
+    joined = (weights @ v).transpose(1, 2).flatten(2)
+    out = F.linear(joined, given["out_proj_weight"], given["out_proj_bias"]).transpose(0, 1)
+    shown = weights.mean(1) if given["average_attn_weights"] else weights
+    return out, shown if given["need_weights"] else None
+
+
+def projected_inputs(given: dict[str, Any]) -> list[Tensor]:
+    """Queries, keys and values, records first."""
+    apart = [given[f"{name}_proj_weight"] for name in "qkv"]
+    joint = given["in_proj_weight"]
+    matrices = apart if given["use_separate_proj_weight"] else joint.chunk(3)
+    inputs = [given[name].transpose(0, 1) for name in ("query", "key", "value")]
+    found = [F.linear(x, matrix) for x, matrix in zip(inputs, matrices, strict=True)]
+    if given["in_proj_bias"] is None:
+        return found
+    biases = given["in_proj_bias"].chunk(3)
+    return [x + bias for x, bias in zip(found, biases, strict=True)]
+
+
+def split_in_heads(x: Tensor, count: int) -> Tensor:
+    """Shape (records, heads, positions, features), of (records, positions, all features)."""
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def softmax_over_keys(scores: Tensor, given: dict[str, Any]) -> Tensor:
+    """Weights of all keys.
+
+    Without any to see they are not numbers, or zero where nobody needs them, as PyTorch has it.
+    """
+    if given["need_weights"]:
+        return scores.softmax(-1)
+    blind = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+
+
+def masks_of_scores(given: dict[str, Any], rows: int) -> list[Tensor]:
+    """Masks of scores, in their shape or one that spreads to it."""
+    found = []
+    if (mask := given["attn_mask"]) is not None:
+        found.append(mask if mask.dim() == 2 else mask.unflatten(0, (rows, -1)))
+    if (padding := given["key_padding_mask"]) is not None:
+        found.append(padding[:, None, None])
+    return found

@@ -36,13 +36,19 @@ class LayerRule(ABC, Generic[Module]):
         """Raise `PrivacyError` if the module's options cannot be clipped record by record."""
         return
 
-    @abstractmethod
+    def axes(self, module: Module) -> int:
+        """The fewest axes that a batch has."""
+        return 2
+
     def prepare(self, module: Module, name: str, x: Tensor, rows: int | None) -> Tensor:
         """Bring the input to the form that `forward` takes, differentiably; refuse unbatched input.
 
         Args:
             rows: records in the model's current input, where known.
         """
+        if x.dim() < self.axes(module):
+            raise unbatched(module, name, x)
+        return x
 
     @abstractmethod
     def forward(self, module: Module, x: Tensor) -> tuple[Tensor, Saved]:
@@ -74,10 +80,9 @@ class LayerRule(ABC, Generic[Module]):
 AnyRule = LayerRule[Any]
 
 
-def refuse_unbatched(name: str, kind: str, x: Tensor, axes: int) -> None:
-    """Raise `PrivacyError` for inputs with fewer axes than records have in a batch."""
-    if x.dim() < axes:
-        raise PrivacyError(
-            f"layer {name!r} ({kind}) got an input of {axes_of(x)} without a record axis. Fix: "
-            "keep the batch axis first, e.g. x[None] for a single record."
-        )
+def unbatched(module: nn.Module, name: str, x: Tensor) -> PrivacyError:
+    """An input with other axes than records have in a batch."""
+    return PrivacyError(
+        f"layer {name!r} ({type(module).__name__}) got an input of {axes_of(x)} without a record "
+        "axis. Fix: keep the batch axis first, e.g. x[None] for a single record."
+    )

@@ -43,6 +43,7 @@ from dpoptim.gradients.layers.folded import FoldedRule
 from dpoptim.gradients.layers.made import layer_of_made_weights
 from dpoptim.gradients.layers.operations import (
     ELEMENTWISE,
+    EXPANDED,
     LIKE_ANOTHER,
     LIKE_ITS_ROWS,
     OUT_OF_PLACE,
@@ -50,17 +51,14 @@ from dpoptim.gradients.layers.operations import (
     SAME_ROWS,
     TURNING,
     VIEWS,
+    expand_elementwise,
     in_place,
     moved_axes,
-)
-from dpoptim.gradients.layers.rewritten import rewritten
-from dpoptim.gradients.layers.rule import AnyRule
-from dpoptim.gradients.layers.spreading import (
-    EXPANDED,
-    expand_elementwise,
     rows_of_copies,
     set_where,
 )
+from dpoptim.gradients.layers.rewritten import rewritten
+from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.runtime.torch_internals import DisableTorchFunctionSubclass, pytree
 
 

@@ -11,7 +11,6 @@ additions, in an order that the layer's geometry alone decides.
 
 import math
 import struct
-from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -19,8 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic.multiplication import plain
-from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
-from dpoptim.gradients.layers.image_places import Axes, Way, back, forth
+from dpoptim.gradients.layers.geometry import (
+    Convolution,
+    geometry,
+    output_size,
+    padded_size,
+)
+from dpoptim.gradients.layers.image_places import Way, way_to_input_gradient, way_to_output
 from dpoptim.gradients.per_sample import native
 from dpoptim.runtime.compiled_work import Piece, Task, run_in_turn
 
@@ -39,7 +43,7 @@ def output(module: Convolution, x: Tensor) -> Tensor | None:
     places = output_size(module, padded_size(module, x.shape[2:]))
     if x.shape[1] != module.in_channels or min(places) < 1:
         return None  # which PyTorch refuses
-    way = forth(*geometry(module, x.shape[2:]))
+    way = way_to_output(*geometry(module, x.shape[2:]))
     if not way.serves:
         return None
     bias = None if module.bias is None else module.bias.detach()
@@ -51,7 +55,7 @@ def input_gradient(module: Convolution, x: Tensor, weight: Tensor, g: Tensor) ->
     """Gradient of the input, of the shape of ``x``, from the output's; None: see `output`."""
     if not usual(module, g) or weight.shape != module.weight.shape or not plain(weight):
         return None
-    way = back(*geometry(module, x.shape[2:]))
+    way = way_to_input_gradient(*geometry(module, x.shape[2:]))
     if not way.serves:
         return None
     weights = weight.detach().flatten(2).transpose(1, 2).flatten(0, 1)  # (p k, C)
@@ -77,8 +81,7 @@ def convolved(way: Way, x: Tensor, weights: Tensor, bias: Tensor | None) -> Tens
         x: dense images, float32, (B, C, space...).
         weights: (rows, outputs), of which each phase takes its own.
     """
-    found = native.library()
-    assert found is not None
+    found = native.loaded()
     x = x.contiguous()
     missing = (0, way.filled - way.outputs)
     of_phases = [F.pad(weights[each.weights], missing) for each in way.phases]
@@ -99,22 +102,3 @@ def convolved(way: Way, x: Tensor, weights: Tensor, bias: Tensor | None) -> Tens
         )
     run_in_turn(given, [Task(function(), len(x) * work, room=way.room)])
     return out
-
-
-def padded_size(module: Convolution, size: Sequence[int]) -> list[int]:
-    return [s + 2 * side for s, side in zip(size, padding_inside(module), strict=True)]
-
-
-def geometry(
-    module: Convolution, size: Sequence[int]
-) -> tuple[int, int, Axes, Axes, Axes, Axes, Axes]:
-    """Channels and outputs, and of three axes the size, padding, kernel, stride and dilation."""
-
-    def of_axes(values: Sequence[int], missing: int) -> Axes:
-        return (*[missing] * (3 - len(values)), *values)
-
-    return (
-        *(module.in_channels, module.out_channels, of_axes(size, 1)),
-        *(of_axes(padding_inside(module), 0), of_axes(module.kernel_size, 1)),
-        *(of_axes(module.stride, 1), of_axes(module.dilation, 1)),
-    )

@@ -5,9 +5,7 @@ rows and records. A record cannot reach another one's numbers there, so the grad
 record i's own, whatever the module does.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +22,13 @@ from dpoptim.gradients.backward_pass import (
     once_differentiable,
     refuse_nested_backward,
 )
-from dpoptim.gradients.hooks.device_map import forward_of
-from dpoptim.gradients.layers.by_hand import ByHand
-from dpoptim.gradients.layers.other_parameters import called_with
+from dpoptim.gradients.hooks.forwards import as_they_are, forward_of
 from dpoptim.gradients.layers.runner import holder
-from dpoptim.gradients.layers.vmap_internals import vmap
+from dpoptim.gradients.layers.torch_func import ByHand, called_with, vmap
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.runtime.torch_internals import graph_task, pytree
 
 One = Callable[..., tuple[Tensor, ...]]  # a record's results, of its parameters and its tensors
-# Whether layers inside a module that is vectorised run without hooks.
-AS_THEY_ARE = ContextVar("layers run as they are", default=False)
 TENSOR = object()  # marks the place of a tensor among a call's arguments or results
 # results that are the same for every record
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -47,16 +41,6 @@ INSTEAD = {
 }
 # beside an axis: where a result has its records
 SHARED, FLATTENED, EACH = "shared", "flattened", "each"
-
-
-@contextmanager
-def as_they_are() -> Iterator[None]:
-    """Run modules without their hooks."""
-    before = AS_THEY_ARE.set(True)
-    try:
-        yield
-    finally:
-        AS_THEY_ARE.reset(before)
 
 
 class NotVectorisedError(PrivacyError):
@@ -178,7 +162,7 @@ class VmapLayer:
             raise self._refusal("none of the tensors that it got has the batch on its first axis")
         with torch.no_grad(), as_they_are():
             copies = [t.clone() for t in tensors]  # which may be written in place
-            args, kwargs = fill(skeleton, structure, copies)
+            args, kwargs = filled_arguments(skeleton, structure, copies)
             results = pytree.tree_leaves(self.shim.original(*args, **kwargs))
         shapes = [r.shape for r in results if isinstance(r, Tensor)]
         layout = Layout(inputs, tuple(self._place(shape, rows) for shape in shapes))
@@ -218,10 +202,12 @@ class VmapLayer:
                 t if a is None else t.unsqueeze(a)
                 for t, a in zip(record, layout.inputs, strict=True)
             ]
-            args, kwargs = fill(skeleton, structure, whole)
+            args, kwargs = filled_arguments(skeleton, structure, whole)
             own = {f"inner.{n}": p for n, p in zip(self._names, parameters, strict=True)}
             results, spec = pytree.tree_flatten(called_with(self.shim, own, args, kwargs))
-            found.append((spec, [TENSOR if isinstance(r, Tensor) else plain(r) for r in results]))
+            found.append(
+                (spec, [TENSOR if isinstance(r, Tensor) else plain_value(r) for r in results])
+            )
             return tuple(r for r in results if isinstance(r, Tensor))
 
         results = self._of_each(one, parameters, tensors, layout.inputs)
@@ -272,7 +258,7 @@ class VmapLayer:
             return result.flatten(0, 1)
         axis = place if isinstance(place, int) else 0
         if place == SHARED and not result.requires_grad:
-            if vary(result):
+            if differs_by_record(result):
                 raise self._refusal("what it returns without records is not the same for all")
             return result[0]
         if result.shape[axis + 1] != 1:
@@ -293,7 +279,7 @@ class VmapLayer:
         return f"module {self.name!r} ({kind}) has no rule of its own, and {rest}"
 
 
-def fill(
+def filled_arguments(
     skeleton: Sequence[Any], structure: pytree.TreeSpec, tensors: Sequence[Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A call's arguments, with these tensors in their places."""
@@ -303,12 +289,12 @@ def fill(
     return args, kwargs
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A result that is no tensor; None if it might hold tensors, which ``vmap`` makes void."""
     return value if isinstance(value, PLAIN) else None
 
 
-def vary(result: Tensor) -> bool:
+def differs_by_record(result: Tensor) -> bool:
     """Whether records have something else in a result each."""
     if result.stride(0) == 0 or len(result) == 1:
         return False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.arithmetic.positions_there import firsts, on_device_of, owners, upload
+from dpoptim.gradients.arithmetic.triton_calls import firsts, on_device_of, owners, upload
 from dpoptim.gradients.per_sample.fused_factors import LEAST, WIDE, Factors, power_of_two
 
 ADD, MEASURE, BOTH = 0, 1, 2  # kinds of work, as in `outer_kernels`
@@ -69,7 +69,9 @@ class Calls:
 
     def share(self, records: int, overhead: float) -> int:
         """Records that a program takes in turn: by the layers' shapes, and how many there are."""
-        return shared(max(1, records), max(1, self.tiles), self._rest.programs, overhead)
+        return records_per_program(
+            max(1, records), max(1, self.tiles), self._rest.programs, overhead
+        )
 
     def form(self, kept: Sequence[Tensor]) -> Tensor:
         """Write gradients to each layer's (B, entries), and return their tiles' `squares`."""
@@ -116,7 +118,7 @@ class Calls:
             *(self._table(outs), self._owners),
             self._rest.double if squares is None else squares,
             self._rest.double if weights is None else weights,
-            ones(len(self._layers), self._device) if wanted is None else wanted,
+            cached_ones(len(self._layers), self._device) if wanted is None else wanted,
             *(self._like, self.tiles, work, group.start, group.stop, share),
             *(0 if weights is None else self._step(weights), across, self.records),
             **self._given,
@@ -210,7 +212,7 @@ class Calls:
 
 
 @lru_cache(maxsize=4096)
-def shared(records: int, tiles: int, programs: int, overhead: float) -> int:
+def records_per_program(records: int, tiles: int, programs: int, overhead: float) -> int:
     """Records that a program takes so that all end soonest, where so many run at a time.
 
     Args:
@@ -224,7 +226,7 @@ def shared(records: int, tiles: int, programs: int, overhead: float) -> int:
 
 
 @lru_cache(maxsize=1024)
-def ones(layers: int, device: torch.device) -> Tensor:
+def cached_ones(layers: int, device: torch.device) -> Tensor:
     """Written before it returns, as streams that find it here do not wait for this one."""
     return torch.ones(layers, dtype=torch.int32, device="cpu").to(device)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic.batch_invariant import ALIGNMENT, aligned
-from dpoptim.gradients.arithmetic.odd_rows import IN_A_READ
+from dpoptim.gradients.arithmetic.multiplication import IN_A_READ
 from dpoptim.gradients.arithmetic.precision import NARROW
 from dpoptim.gradients.choose_formula import PublicSizes, worth_keeping_there
 

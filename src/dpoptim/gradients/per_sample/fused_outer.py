@@ -24,23 +24,36 @@ in float32 along a row of a tile, of 128 numbers at most, which loses less than 
 there is one: compilers and processors are the vendor's.)
 """
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpoptim.gradients.accumulation.sums import Sums
-from dpoptim.gradients.arithmetic.positions_there import firsts
+from dpoptim.gradients.arithmetic.norms import NORM_BLOCK
+from dpoptim.gradients.arithmetic.precision import NARROW
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
+from dpoptim.gradients.arithmetic.triton_calls import KINDS, firsts, tried_on
 from dpoptim.gradients.choose_formula import MEMORY_CAP
 from dpoptim.gradients.per_sample.fused_calls import ADD, BOTH, MEASURE, Calls
-from dpoptim.gradients.per_sample.fused_factors import FusedLayer
+from dpoptim.gradients.per_sample.fused_factors import (
+    WIDE,
+    Factors,
+    FusedLayer,
+    Lookups,
+    Way,
+)
 from dpoptim.gradients.per_sample.parts import all_groups, parts_of
+from dpoptim.gradients.per_sample.per_sample_grads import PerSampleGrad
 
 MEASURED_ABOVE, LEAST_SQUARE = 2.0**-16, 2.0**-126  # as in `gram_kernels`
 MEASURED, ADDED = 0.25, 1.5  # what a program takes to begin or to write, in records
 ROOM = 64  # numbers; each layer's sum begins on a multiple of them
+KEPT_AT_ONCE = 4 * MEMORY_CAP  # entries of all records' gradients: 1 GiB
+ADDED_AT_ONCE = MEMORY_CAP  # entries of sums
+FORMED_AT_ONCE = MEMORY_CAP  # numbers of factors that are only made for them
 
 
 class FusedOuter:
@@ -169,3 +182,79 @@ class FusedOuter:
 def owners_of(counts: tuple[int, ...]) -> list[int]:
     """Which layer each tile belongs to, where layers have so many."""
     return [layer for layer, count in enumerate(counts) for _ in range(count)]
+
+
+def fused_among(
+    gradients: Mapping[int, PerSampleGrad], units: Sequence[str]
+) -> Iterator[FusedOuter]:
+    """Those of a pass's gradients that are chosen for it, by where they lie and how they are tiled.
+
+    So many at a time that what they take beside the model stays small.
+    """
+    alike: dict[tuple[Any, ...], dict[int, FusedLayer]] = {}
+    for place, each in gradients.items():
+        if (layer := each.fused_layer()) is None:
+            continue
+        of, alone = layer.sizes, place if layer.looked_up else None
+        key = layer.way, of.records, of.device, of.dtype, of.tile, of.divisor, alone
+        alike.setdefault(key, {})[place] = layer
+    for layers in alike.values():
+        for some in in_parts(layers):
+            yield FusedOuter(some, units)
+
+
+def in_parts(layers: Mapping[int, FusedLayer]) -> Iterator[dict[int, FusedLayer]]:
+    """Layers in their order, one at least in each part."""
+    part: dict[int, FusedLayer] = {}
+    entries = formed = 0
+    for place, each in layers.items():
+        of = each.sizes
+        at_once = KEPT_AT_ONCE // max(1, of.records) if each.way == "kept" else ADDED_AT_ONCE
+        full = entries + of.entries > at_once or formed + each.numbers > FORMED_AT_ONCE
+        if part and full:
+            yield part
+            part, entries, formed = {}, 0, 0
+        part[place] = each
+        entries, formed = entries + of.entries, formed + each.numbers
+    if part:
+        yield part
+
+
+def serves(x: Tensor) -> bool:
+    """Whether gradients made of such numbers are formed by the kernel."""
+    narrow = x.dtype in NARROW or x.dtype == torch.float32
+    return not x.is_cpu and narrow and compiles_on(x.device, x.dtype)
+
+
+@cache
+def compiles_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels are there, and right, on a device: see `tried_on`.
+
+    In whole tiles, as models have them.
+    """
+
+    def all_agree() -> bool:
+        g = (torch.arange(2 * 64 * WIDE, device=device) % 7).to(dtype).view(2, 64, WIDE)
+        a = torch.ones_like(g)
+        index = (torch.arange(128, device=device) % 5).view(2, 64)
+        exact = torch.einsum("btp,btd->bpd", g.double(), a.double())
+        added = exact.scatter_add(1, index[:, :, None].expand_as(a), a.double())
+        plain, looked_up = Factors.of(g, a), Factors.of(g, a, Lookups.of(index, a))
+        ways: list[tuple[Factors, Way, Tensor]] = [
+            *((plain, "kept", exact), (plain, "claimed", exact), (plain, "twice", exact)),
+            *((looked_up, "kept", added), (looked_up, "twice", added)),
+        ]
+        return all(agrees(*each) for each in ways)
+
+    return device.type in KINDS and tried_on(device, dtype, all_agree, "gradients")
+
+
+def agrees(layer: Factors, way: Way, exact: Tensor) -> bool:
+    """Whether norms and sums are those of such gradients, (B, p, d), but for rounding."""
+    squared = exact.flatten(1).square().sum(1)
+    weights = torch.ones(1, len(exact), dtype=torch.float64, device=exact.device)
+    sums = Sums(exact.shape[1:], exact.device)
+    fused = FusedOuter({0: FusedLayer.of(layer, way)}, ["all"])
+    close = torch.allclose(fused.measure(NORM_BLOCK)["all"], squared, rtol=1e-3)
+    fused.add({"all": weights}, [sums], [[len(exact)]])
+    return close and torch.allclose(sums.settle()[0], exact.sum(0), rtol=1e-3)

@@ -1,6 +1,6 @@
 """Triton kernels of `fused_outer`: norms claimed from Gram products, and held to.
 
-Import it where `fused_trial.serves`: Triton is no requirement.
+Import it where `fused_outer.serves`: Triton is no requirement.
 """
 
 import triton

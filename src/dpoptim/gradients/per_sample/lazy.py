@@ -10,7 +10,7 @@ from torch import Tensor
 from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.arithmetic.products import Groups, add_weighted_rows
-from dpoptim.gradients.choose_formula import PublicSizes, kept
+from dpoptim.gradients.choose_formula import PublicSizes, may_keep
 from dpoptim.gradients.per_sample.fused_factors import FusedLayer
 from dpoptim.gradients.per_sample.parts import CACHE_BLOCK, add_group, all_groups, parts_of
 from dpoptim.gradients.per_sample.per_sample_grads import OneByOne, PerSampleGrad, zero_outside
@@ -70,7 +70,7 @@ class Lazy(PerSampleGrad):
         return values if self.keep is None else zero_outside(values, self.keep[records])
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
-        if kept(self.most, self.entries):
+        if may_keep(self.most, self.entries):
             for part in parts_of(slice(0, self.records), self.per_record, self.at_once):
                 formed = self.form(part, self.most)
                 if len(formed) == self.records:

@@ -84,6 +84,13 @@ def library() -> Library | None:
     return found
 
 
+def loaded() -> Library:
+    """The compiled functions, where `serves` says that they are there."""
+    found = library()
+    assert found is not None
+    return found
+
+
 def kind() -> str:
     """Name of what forms gradients of single records: public, the same in every run here."""
     found = library()
@@ -97,8 +104,7 @@ def serves(x: Tensor) -> bool:
 
 def room_for(geometry: Geometry) -> int:
     """Float32 numbers of room that `form` needs beside its results."""
-    found = library()
-    assert found is not None
+    found = loaded()
     return int(found.functions.dpoptim_room(ctypes.addressof(geometry)))
 
 
@@ -121,8 +127,7 @@ def form(
             each the outputs.
         norms: for norms of blocks of ``geometry.block`` entries, float32, (b, blocks).
     """
-    found = library()
-    assert found is not None
+    found = loaded()
     room = torch.empty(room_for(geometry), dtype=torch.float32, device="cpu")
     found.functions.dpoptim_form(
         *(ctypes.addressof(geometry), len(out), len(x) // max(1, len(out))),
@@ -141,8 +146,7 @@ def outer(g: Tensor, a: Tensor, out: Tensor, norms: Tensor, block: int) -> None:
         out: for gradients, (b, p d), with strides (any, 1).
         norms: as for `form`, of blocks of ``block`` entries.
     """
-    found = library()
-    assert found is not None
+    found = loaded()
     (records, positions, rows), columns = g.shape, a.shape[2]
     room = _outer_room(found, positions, rows)
     found.functions.dpoptim_outer(
@@ -174,8 +178,7 @@ def add_outer(g: Tensor, a: Tensor, total: Tensor, weights: Sequence[float], pie
         Sums of the squares of each piece of what was formed, float64, (pieces, b), of which
         12 at most are added in float32 each; zero where the weight is.
     """
-    found = library()
-    assert found is not None
+    found = loaded()
     (records, positions, rows), columns = g.shape, a.shape[2]
     room = _outer_room(found, positions, rows)
     factors = (ctypes.c_float * len(weights))(*weights)
@@ -199,8 +202,7 @@ def ghost_norms(g: Tensor, a: Tensor, out: Tensor) -> None:
         out: for the squared norm, the sum of ``|g[i, t]| |a[i, t]|`` and the squared norm of the
             longest ``g[i, t]``: float64, dense, (b, 3).
     """
-    found = library()
-    assert found is not None
+    found = loaded()
     (records, positions, rows), columns = g.shape, a.shape[2]
     found.functions.dpoptim_ghost_norms(
         *(records, positions, rows, columns),
@@ -220,8 +222,7 @@ def add(total: Tensor, gradients: Tensor, weights: Sequence[float]) -> None:
     Args:
         total: float32, (entries,).
     """
-    found = library()
-    assert found is not None
+    found = loaded()
     factors = (ctypes.c_float * len(weights))(*weights)
     found.functions.dpoptim_add(
         *(total.data_ptr(), total.shape[0], gradients.data_ptr(), gradients.stride(0)),

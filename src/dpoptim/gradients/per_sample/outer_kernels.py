@@ -1,6 +1,6 @@
 """Triton kernels of `fused_outer`: records' gradients of several layers, a tile at a time.
 
-Import it where `fused_trial.serves`: Triton is no requirement. (`gram_kernels` has the others.)
+Import it where `fused_outer.serves`: Triton is no requirement. (`gram_kernels` has the others.)
 
 A *table* has a row of `COLUMNS` int64 numbers for each layer, and `layers` says which layer a tile
 belongs to. So one call does the work of many layers, whose own calls would take longer than it.

@@ -13,7 +13,7 @@ from dpoptim.gradients.choose_formula import MEMORY_CAP
 CACHE_BLOCK = 1 << 20  # elements of temporaries that are made and used at once: they stay in cache
 
 
-def flat(x: Tensor) -> Tensor:
+def flat_view(x: Tensor) -> Tensor:
     """(B, p, d) as (B, p d), in place: the records' strides stay."""
     return x.as_strided((len(x), x.shape[1] * x.shape[2]), (x.stride(0), 1), x.storage_offset())
 
@@ -22,7 +22,7 @@ def all_groups(groups: Groups) -> Iterator[slice]:
     return chain.from_iterable(slices(groups))
 
 
-def at_once(elements_per_record: int, most: int = CACHE_BLOCK) -> int:
+def records_at_once(elements_per_record: int, most: int = CACHE_BLOCK) -> int:
     """Records of a part, but for the last ones of a group."""
     return max(1, most // max(1, elements_per_record))
 
@@ -34,7 +34,7 @@ def most_at_once(device: torch.device) -> int:
 
 def parts_of(group: slice, elements_per_record: int, most: int = CACHE_BLOCK) -> Iterator[slice]:
     """Records of a group that are formed at once, one at least."""
-    size = at_once(elements_per_record, most)
+    size = records_at_once(elements_per_record, most)
     for start in range(group.start, group.stop, size):
         yield slice(start, min(start + size, group.stop))
 

@@ -10,24 +10,23 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.accumulation.sums import Sums
-from dpoptim.gradients.arithmetic.batch_invariant import matrices, record_matrices, record_products
-from dpoptim.gradients.arithmetic.multiplication import (
-    INNER,
-    filled_up,
-    onednn_forms_gradients,
-    plain,
-    transposed_product,
+from dpoptim.gradients.arithmetic.batch_invariant import (
+    matrices,
+    record_matrices,
+    record_products,
+    with_dense_rows,
 )
+from dpoptim.gradients.arithmetic.multiplication import onednn_forms_gradients, plain
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, raised, row_squared_norms
+from dpoptim.gradients.arithmetic.onednn import INNER, filled_up, transposed_product
 from dpoptim.gradients.arithmetic.precision import NARROW, multiplies_narrow, widened
 from dpoptim.gradients.arithmetic.products import Groups, add_weighted_rows
 from dpoptim.gradients.choose_formula import (
     CLAIMED_POSITIONS,
     PublicSizes,
-    kept,
+    may_keep,
 )
-from dpoptim.gradients.per_sample import fused_trial, native
-from dpoptim.gradients.per_sample.claimed_sums import Claims, add_claimed, add_claimed_in_turn
+from dpoptim.gradients.per_sample import fused_outer, native
 from dpoptim.gradients.per_sample.fused_factors import (
     Factors,
     FusedLayer,
@@ -35,15 +34,20 @@ from dpoptim.gradients.per_sample.fused_factors import (
     Way,
     way_there,
 )
-from dpoptim.gradients.per_sample.ghost_norms import ghost_squared_norms
-from dpoptim.gradients.per_sample.over_positions import over_positions
+from dpoptim.gradients.per_sample.ghost_norms import (
+    Claims,
+    add_claimed,
+    add_claimed_in_turn,
+    ghost_squared_norms,
+)
+from dpoptim.gradients.per_sample.joined import over_positions
 from dpoptim.gradients.per_sample.parts import (
     add_group,
     all_groups,
-    at_once,
-    flat,
+    flat_view,
     most_at_once,
     parts_of,
+    records_at_once,
 )
 from dpoptim.gradients.per_sample.per_sample_grads import (
     Chunk,
@@ -112,7 +116,7 @@ class SequenceOuter(PerSampleGrad):
 
     def chosen(self, public: PublicSizes) -> Self:
         positions = self.rows or public.positions
-        if all(map(fused_trial.serves, (self.g, self.a))):  # of two dtypes the wider is used
+        if all(map(fused_outer.serves, (self.g, self.a))):  # of two dtypes the wider is used
             p, d = self.g.shape[2], self.a.shape[2]
             way = way_there(public, positions, p, d, self.g.dtype)
             return replace(self, most=public.most, fused=way)
@@ -166,8 +170,8 @@ class SequenceOuter(PerSampleGrad):
         both_narrow = self.g.dtype in NARROW and self.a.dtype == self.g.dtype
         as_they_are = both_narrow and multiplies_narrow(self.g.device, self.g.dtype)
         g, a = (self.g[part], self.a[part]) if as_they_are else self.sides(part)
-        together = at_once(self.entries, most_at_once(self.g.device))
-        return flat(record_products(g, a, room, together=together))
+        together = records_at_once(self.entries, most_at_once(self.g.device))
+        return flat_view(record_products(g, a, room, together=together))
 
     def one_by_one(self) -> list[Chunk]:
         """Chunks of a few rows of the weight each."""
@@ -191,13 +195,13 @@ class SequenceOuter(PerSampleGrad):
 
         def form(part: slice, room: Tensor, norms: Tensor, block: int) -> None:
             of_part = widened([g[part], a[part]])
-            left, right = (x if x.stride(2) == 1 else x.contiguous() for x in of_part)
+            left, right = map(with_dense_rows, of_part)
             native.outer(left, right, room, norms, block)
 
         def add(part: slice, total: Tensor, weights: Sequence[float], pieces: slice) -> Tensor:
             some = slice(pieces.start * piece, min(pieces.stop * piece, rows))
             of_part = widened([g[part][:, :, some], a[part]])
-            left, right = (x if x.stride(2) == 1 else x.contiguous() for x in of_part)
+            left, right = map(with_dense_rows, of_part)
             into = total[some.start * d : some.stop * d]
             return native.add_outer(left, right, into, weights, piece)
 
@@ -238,7 +242,7 @@ class SequenceOuter(PerSampleGrad):
         return out.unflatten(1, (self.g.shape[2], self.a.shape[2]))
 
     def _room(self, records: int) -> Tensor:
-        return flat(
+        return flat_view(
             matrices(
                 records,
                 self.g.shape[2],
@@ -256,7 +260,7 @@ class SequenceOuter(PerSampleGrad):
                 raised(self._ghost, self.entries, block).mul_(1 + GHOST_SLACK)
             return self._ghost
         records = len(self.g)
-        if kept(self.most, self.entries):
+        if may_keep(self.most, self.entries):
             self._kept = self._room(records)
         squared = []
         for part in chain.from_iterable(self._parts(group) for group in all_groups(groups)):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dpoptim.clipping import InC
 from dpoptim.gradients.accumulation.sums import Sums
+from dpoptim.gradients.arithmetic.batch_invariant import with_dense_rows
 from dpoptim.gradients.arithmetic.norms import RAISED_IN_FLOAT64, SAFE_SQUARES, most_lost
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups, slices
 from dpoptim.gradients.per_sample.per_sample_grads import LONGEST_FACTOR, Bias, Outer, PerSampleGrad
@@ -151,7 +152,7 @@ class SingleRows:
             if sides is None:
                 if type(of) is not Outer or not serves(of):
                     continue
-                sides = found[id(of)] = Sides(dense(of.g), dense(of.a))
+                sides = found[id(of)] = Sides(with_dense_rows(of.g), with_dense_rows(of.a))
             if of is each:
                 sides.weight = place
             else:
@@ -204,7 +205,7 @@ class SingleRows:
         factors = self._measured[-len(self._units) :]
         for of_unit, unit in zip(factors, self._units, strict=True):
             of_unit.copy_(weights[unit][0])
-        if largest(groups) <= GROUP_ROWS:
+        if largest_group(groups) <= GROUP_ROWS:
             self._add_groups(sums, groups, 0)
             return
         for block in slices(groups):
@@ -229,7 +230,7 @@ class SingleRows:
     def _adding(self, groups: Groups) -> Task:
         products = sum([each.rows * each.columns for each in self._layers])
         widest = max([each.rows for each in self._layers])
-        room = self._functions.group_room(largest(groups), widest)
+        room = self._functions.group_room(largest_group(groups), widest)
         return Task(self._functions.add, sum(map(sum, groups)) * products, room)
 
     def _given(
@@ -275,7 +276,7 @@ class SingleRows:
                     )
 
 
-def largest(groups: Groups) -> int:
+def largest_group(groups: Groups) -> int:
     """Records of the largest group."""
     return max([max(block, default=0) for block in groups], default=0)
 
@@ -284,8 +285,3 @@ def serves(outer: Outer) -> bool:
     """Whether compiled functions read its sides."""
     g = outer.g
     return g.dtype == outer.a.dtype == torch.float32 and g.is_cpu and g.shape[0] > 0
-
-
-def dense(rows: Tensor) -> Tensor:
-    """The same numbers, each row dense."""
-    return rows if rows.stride(1) == 1 else rows.contiguous()

@@ -20,7 +20,7 @@ from dpoptim.gradients.per_sample.per_sample_grads import (
 BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time
 
 
-def blocks(records: int, elements_per_record: int) -> Iterator[slice]:
+def cut_by_memory(records: int, elements_per_record: int) -> Iterator[slice]:
     """Cut ``records`` so that no block's temporary exceeds the memory cap (one at least)."""
     size = max(1, MEMORY_CAP // max(1, elements_per_record))
     for start in range(0, records, size):
@@ -120,7 +120,7 @@ class Rows(TableGrad):
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         record, row, merged = self._merge()
         # in float64: there is nothing to save in float32
-        for part in blocks(record.shape[0], 2 * merged.shape[1]):
+        for part in cut_by_memory(record.shape[0], 2 * merged.shape[1]):
             sums.add_rows(row[part], merged[part].double(), weights[:, record[part]])
 
     def without(self, keep: Tensor) -> "Rows":

@@ -110,21 +110,21 @@ def refuse_hooks(module: nn.Module, label: str, ours: Collection[int]) -> None:
         )
 
 
-def constant(slope: float, at_zero: float = 0.0) -> Callable[[Any], tuple[float, float]]:
+def fixed_slope(slope: float, at_zero: float = 0.0) -> Callable[[Any], tuple[float, float]]:
     return lambda module: (slope, at_zero)
 
 
 # From a module to its largest slope, not finite if it has none (`max` keeps a NaN that comes
 # first), and its largest value at 0.
 ACTIVATIONS: dict[type[nn.Module], Callable[[Any], tuple[float, float]]] = {
-    nn.Identity: constant(1.0),
-    nn.ReLU: constant(1.0),
-    nn.ReLU6: constant(1.0),
-    nn.Tanh: constant(1.0),
-    nn.Sigmoid: constant(0.25, 0.5),
-    nn.Softsign: constant(1.0),
-    nn.GELU: constant(1.13),
-    nn.SiLU: constant(1.1),
+    nn.Identity: fixed_slope(1.0),
+    nn.ReLU: fixed_slope(1.0),
+    nn.ReLU6: fixed_slope(1.0),
+    nn.Tanh: fixed_slope(1.0),
+    nn.Sigmoid: fixed_slope(0.25, 0.5),
+    nn.Softsign: fixed_slope(1.0),
+    nn.GELU: fixed_slope(1.13),
+    nn.SiLU: fixed_slope(1.1),
     nn.Flatten: lambda m: (1.0 if (m.start_dim, m.end_dim) == (1, -1) else math.nan, 0.0),
     nn.Dropout: lambda m: (1 / (1 - m.p) if m.p < 1 else math.nan, 0.0),
     nn.LeakyReLU: lambda m: (max(abs(m.negative_slope), 1.0), 0.0),
@@ -147,7 +147,7 @@ def activation(name: str, module: nn.Module) -> tuple[float, float]:
     )
 
 
-def tame(layers: list[Layer], norms: list[float]) -> bool:
+def stays_in_range(layers: list[Layer], norms: list[float]) -> bool:
     """Whether short records stay in the float32 range, by the weights alone, hence public.
 
     Args:

@@ -26,7 +26,7 @@ from dpoptim.gradients.value_clipping.feed_forward import (
     layers_of,
     propagated,
     squared_gradient_bounds,
-    tame,
+    stays_in_range,
 )
 from dpoptim.gradients.value_clipping.value_hooks import EngineHook
 from dpoptim.gradients.watch.model_watch import ModelWatch
@@ -183,7 +183,7 @@ class ValueEngine(Engine):
         later = [self._norms[i] for i in range(1, len(self._layers))]
         # only the paper's bound needs the first one's norm
         norms = [self._norms[0] if self._paper else 1.0, *later]
-        if self._null or not tame(self._layers, norms):
+        if self._null or not stays_in_range(self._layers, norms):
             return
         squared = self._squared_bounds(slopes, losses, forward, norms)
         # zero where nobody is

@@ -1,43 +1,30 @@
 """Hooks of value clipping on the layers of a feed-forward network."""
 
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from dpoptim.gradients.value_clipping.value_engine import ValueEngine
+from dpoptim.gradients.hooks.model_hooks import WeakHook
 
 
-class EngineHook:
-    """Tells the engine layers' inputs and the model's output; weakly, so that no copy has its sums.
+class EngineHook(WeakHook[Any]):
+    """Tells the engine layers' inputs and the model's output.
 
-    Args:
-        place: of the linear layer; or the ``"start"`` or ``"end"`` of the model.
+    Of the linear layer at a place, or of the ``"start"`` or ``"end"`` of the model.
     """
-
-    def __init__(self, engine: "ValueEngine | None", place: int | str) -> None:
-        self._engine = None if engine is None else weakref.ref(engine)
-        self._place = place
 
     def __call__(
         self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor | None = None
     ) -> Any:
-        engine = None if self._engine is None else self._engine()
+        engine, (place,) = self.told, self._about
         if engine is None or not torch.is_grad_enabled():
             return None
-        if isinstance(self._place, int) and output is not None:
+        if isinstance(place, int) and output is not None:
             return engine.see_output_of(output)
-        if isinstance(self._place, int):
-            return (engine.see_input(self._place, args[0]),)
-        if self._place == "start":
+        if isinstance(place, int):
+            return (engine.see_input(place, args[0]),)
+        if place == "start":
             return engine.see_start()
         assert output is not None
         return engine.see_output(output)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "EngineHook":
-        return EngineHook(None, self._place)
-
-    def __reduce__(self) -> tuple[type["EngineHook"], tuple[None, int | str]]:
-        return EngineHook, (None, self._place)

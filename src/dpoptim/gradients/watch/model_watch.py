@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.hooks.device_map import forwards_in
+from dpoptim.gradients.hooks.forwards import forwards_in
 from dpoptim.gradients.watch.contents import Contents
 from dpoptim.gradients.watch.plain_attributes import PlainAttributes
 from dpoptim.gradients.watch.values import Values, digest
@@ -59,11 +59,11 @@ class ModelWatch:
         large = max(
             READ_AT_ONCE, 4 * sum(p.numel() * p.element_size() for _, p in found.trainable())
         )
-        self._fixed = [Values(part) for part in parts(fixed, large)]
+        self._fixed = [Values(part) for part in parts_by_size(fixed, large)]
         self._turn = 0
         self._extra = [each for each in found.modules if keeps_extra_state(each[1])]
         self._extra_noted = self._extra_digests()
-        self._surplus_noted = surplus(model)
+        self._surplus_noted = other_entries(model)
         self._modules = [
             (name, module, forwards_in(vars(module))) for name, module in found.modules
         ]
@@ -118,7 +118,7 @@ class ModelWatch:
         if self._extra and self._extra_digests() != self._extra_noted:
             raise self._changed("extra state", next(iter(self._extra))[0])
         self._refuse_new_hooks(everywhere=True)
-        if everything and (now := surplus(self.model)) != self._surplus_noted:
+        if everything and (now := other_entries(self.model)) != self._surplus_noted:
             keys = sorted(
                 key
                 for key in {*now, *self._surplus_noted}
@@ -249,7 +249,9 @@ def kind_of(model: nn.Module, name: str) -> str:
     return "frozen parameter" if name in dict(model.named_parameters()) else "buffer"
 
 
-def parts(tensors: list[tuple[str, Tensor]], most: int) -> Iterator[list[tuple[str, Tensor]]]:
+def parts_by_size(
+    tensors: list[tuple[str, Tensor]], most: int
+) -> Iterator[list[tuple[str, Tensor]]]:
     """Buffers and what else is small, and then parts of about ``most`` bytes of the rest."""
     size = 0
     part: list[tuple[str, Tensor]] = []
@@ -266,7 +268,7 @@ def keeps_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
-def surplus(model: nn.Module) -> dict[str, bytes]:
+def other_entries(model: nn.Module) -> dict[str, bytes]:
     """Contents of a state dict beside parameters and buffers, digested."""
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     known |= {name for name, _ in model.named_buffers(remove_duplicate=False)}

@@ -208,11 +208,11 @@ class ByContents(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, Tensor):
             return NotImplemented
-        held = [raw(part.detach().cpu()) for part in parts_held(value)]
+        held = [bytes_held(part.detach().cpu()) for part in parts_held(value)]
         return tuple, ((str(value.dtype), tuple(value.shape), *held),)
 
 
-def raw(tensor: Tensor) -> bytes:
+def bytes_held(tensor: Tensor) -> bytes:
     here = tensor.dequantize() if tensor.is_quantized else tensor
     dense = here.to_dense() if here.layout != torch.strided else here
     return dense.contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
-from dpoptim.gradients.engine_sums import engine_sums, worst_mismatch
 from dpoptim.gradients.expected_sums import ClippedSums
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.oracle import Loss, RecordsAlone, trainable
+from dpoptim.gradients.oracle import Loss, RecordsAlone, engine_sums, trainable, worst_mismatch
 from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.few_rows import Vector, memory_of

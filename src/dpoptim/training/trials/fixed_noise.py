@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpoptim.gradients.hooks.forwards import AS_THEY_ARE
 from dpoptim.gradients.layers.looped import RECORD
-from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
 from dpoptim.runtime.torch_internals import DispatchMode, pytree
 
 MIDDLE = 0.625

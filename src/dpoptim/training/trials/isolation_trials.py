@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
-from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.expected_sums import LEAST_BOUND, ClippedSums
 from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
-from dpoptim.gradients.layers.outside import OutsideUseError
+from dpoptim.gradients.layers.bare import OutsideUseError
 from dpoptim.gradients.layers.vmapped import NotVectorisedError
-from dpoptim.gradients.oracle import RecordsAlone, trainable
+from dpoptim.gradients.oracle import RecordsAlone, engine_sums, trainable
 from dpoptim.gradients.placement import Placement
 from dpoptim.training.trials.compared_numbers import compared_numbers, with_numbers
 from dpoptim.training.trials.deterministic_runs import other_weights

@@ -15,9 +15,8 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Reduction
-from dpoptim.gradients.engine_sums import engine_sums
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.oracle import Loss
+from dpoptim.gradients.oracle import Loss, engine_sums
 from dpoptim.gradients.placement import Placement
 from dpoptim.training.batches.collation import collate_records
 from dpoptim.training.batches.loading import Collate

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.layers.geometry import Convolution
-from dpoptim.gradients.layers.hugging_face import is_transposed_linear
+from dpoptim.gradients.layers.linear import is_transposed_linear
 from dpoptim.runtime.freed_memory import freed_memory_given_back
 from dpoptim.training.trials.deterministic_runs import quiet, quiet_as_before
 from dpoptim.training.trials.made_up_records import Sample

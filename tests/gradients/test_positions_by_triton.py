@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.arithmetic import positions_there
+from dpoptim.gradients.arithmetic import position_sums
 from dpoptim.gradients.arithmetic.position_sums import sum_normalised, sum_positions
-from dpoptim.gradients.per_sample.over_positions import OverPositions, side_by_side
+from dpoptim.gradients.per_sample.joined import OverPositions, side_by_side
 from dpoptim.gradients.per_sample.per_sample_grads import Dense
 
 GPU = torch.cuda.is_available()
@@ -33,7 +33,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16] if GPU else [torch.float
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's tensors lie on the CPU."""
     if not GPU:
-        monkeypatch.setattr(positions_there, "on_device_of", lambda x: contextlib.nullcontext())
+        monkeypatch.setattr(position_sums, "on_device_of", lambda x: contextlib.nullcontext())
 
 
 def sides(records: int, T: int, n: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -51,7 +51,7 @@ def test_sums_are_those_of_the_positions(
     records: int, T: int, n: int, dtype: torch.dtype, centred: bool
 ) -> None:
     g, x, mean, scale = sides(records, T, n, dtype)
-    found, whole = positions_there.normalised_sums(x, mean if centred else None, scale, g)
+    found, whole = position_sums.normalised_by_triton(x, mean if centred else None, scale, g)
     exact, shift = g.double(), mean.double()[:, :, None] if centred else 0.0
     expected = ((x.double() - shift) * scale.double()[:, :, None] * exact).sum(1)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
@@ -64,7 +64,7 @@ def test_several_layers_are_summed_side_by_side(dtype: torch.dtype) -> None:
     several = [sides(3, T, n, dtype)[0] for T, n in [(5, 7), (40, 130), (0, 2), (33, 64), (1, 1)]]
     several.append(sides(3, 9, 100, dtype)[0][:, :, 20:61])  # with gaps between rows
     expected = torch.cat([each.double().sum(1) for each in several], 1)
-    found = positions_there.sums_of(several).double()
+    found = position_sums.sums_by_triton(several).double()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
     gradients = [OverPositions(several[0]), Dense(expected[:, :2].float())]
     joined = side_by_side([*gradients, OverPositions(several[1])]).double()
@@ -76,24 +76,27 @@ def test_several_layers_are_summed_side_by_side(dtype: torch.dtype) -> None:
 def test_a_record_has_the_same_sums_in_any_company_and_layout() -> None:
     """Also where vectors could be read at a time, and where they could not."""
     g, x, mean, scale = sides(4, 70, 48, torch.float32)
-    together = *positions_there.normalised_sums(x, mean, scale, g), positions_there.sums_of([g])
+    together = (
+        *position_sums.normalised_by_triton(x, mean, scale, g),
+        position_sums.sums_by_triton([g]),
+    )
     for i in range(4):
         own = slice(i, i + 1)
         for gap in (0, 1, 16):
             wide = torch.cat([g[own], g[own]], 2)[:, :, : 48 + gap].contiguous()[:, :, :48]
             alone = (
-                *positions_there.normalised_sums(x[own], mean[own], scale[own], wide),
-                positions_there.sums_of([x, wide.expand(4, -1, -1)])[:1, 48:],
+                *position_sums.normalised_by_triton(x[own], mean[own], scale[own], wide),
+                position_sums.sums_by_triton([x, wide.expand(4, -1, -1)])[:1, 48:],
             )
             assert all(torch.equal(a, b[own]) for a, b in zip(alone, together, strict=True))
 
 
 @needs_kernel
 def test_the_kernels_are_tried_and_used_where_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positions_there, "KINDS", (DEVICE.type,))
-    tried = positions_there.compiles_on.__wrapped__
+    monkeypatch.setattr(position_sums, "KINDS", (DEVICE.type,))
+    tried = position_sums.compiles_on.__wrapped__
     assert tried(DEVICE, torch.float32)
-    monkeypatch.setattr(positions_there, "compiles_on", tried)
+    monkeypatch.setattr(position_sums, "compiles_on", tried)
     monkeypatch.setenv("DPOPTIM_NATIVE", "0")
     g, x, mean, scale = sides(2, 9, 5, torch.float32)
     torch.testing.assert_close(sum_positions(g), g.sum(1))
@@ -103,8 +106,10 @@ def test_the_kernels_are_tried_and_used_where_they_serve(monkeypatch: pytest.Mon
 
 def test_kernels_that_err_or_fail_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    tried = positions_there.compiles_on.__wrapped__
-    monkeypatch.setattr(positions_there, "sums_of", lambda x: torch.cat([y.sum(1) for y in x], 1))
+    tried = position_sums.compiles_on.__wrapped__
+    monkeypatch.setattr(
+        position_sums, "sums_by_triton", lambda x: torch.cat([y.sum(1) for y in x], 1)
+    )
 
     def wrong(x: Tensor, mean: Tensor, scale: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         return 2.01 * g.square().sum(1), g.sum(1)
@@ -113,10 +118,10 @@ def test_kernels_that_err_or_fail_do_not_serve(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("no such instruction")
 
     for each, reason in ((wrong, "compute something else"), (fails, "no such instruction")):
-        monkeypatch.setattr(positions_there, "normalised_sums", each)
+        monkeypatch.setattr(position_sums, "normalised_by_triton", each)
         with pytest.warns(RuntimeWarning, match=reason):
             assert not tried(torch.device("cpu"), torch.float32)
-    assert not positions_there.serves(torch.ones(2, 3, 4))
+    assert not position_sums.triton_serves(torch.ones(2, 3, 4))
 
 
 def test_any_number_of_records_is_asked_for_where_a_device_takes_them(
@@ -131,8 +136,8 @@ def test_any_number_of_records_is_asked_for_where_a_device_takes_them(
             return lambda *given, **named: None
 
     stand_in = SimpleNamespace(sum_many=Asked(), sum_normalised=Asked())
-    monkeypatch.setattr(positions_there, "kernels", lambda: stand_in)
+    monkeypatch.setattr(position_sums, "kernels", lambda: stand_in)
     g = torch.ones(1, 1, 70, device=DEVICE).expand(70_000, -1, -1)
-    positions_there.sums_of([g, g])
-    positions_there.normalised_sums(g, None, g[:, :, 0], g)
+    position_sums.sums_by_triton([g, g])
+    position_sums.normalised_by_triton(g, None, g[:, :, 0], g)
     assert grids == [(4 * 70_000,), (2 * 70_000,)]

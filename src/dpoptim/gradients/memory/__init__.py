@@ -1,1 +1,0 @@
-"""Memory that is used again, and pages that cost less."""
