@@ -62,12 +62,39 @@ def is_mask(path: Path) -> bool:
     return bool(path) and "mask" in path[-1].lower()
 
 
+def is_flag(path: Path, leaf: Any) -> bool:
+    """Whether a leaf says whether what is beside it counts: a mask, or true and false."""
+    kinds = torch.bool, np.dtype(bool)
+    return is_mask(path) or type(leaf) is bool or getattr(leaf, "dtype", None) in kinds
+
+
 def is_label(path: Path) -> bool:
     return bool(path) and any(word in path[-1].lower() for word in ("label", "target"))
 
 
+def map_tensors(record: Any, change: Callable[[Path, Tensor], Tensor]) -> Any:
+    """`map_leaves`, of numbers and arrays as tensors; each leaf comes back as what it was.
+
+    Raises:
+        TypeError: a leaf that is neither a tensor nor an array nor a number.
+    """
+
+    def changed(path: Path, leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return change(path, torch.from_numpy(leaf)).numpy()
+        if isinstance(leaf, np.generic):
+            return type(leaf)(changed(path, leaf.item()))
+        if isinstance(leaf, bool | int | float):
+            return type(leaf)(change(path, torch.tensor(leaf)).item())
+        if not isinstance(leaf, Tensor):
+            raise TypeError(type(leaf).__name__)
+        return change(path, leaf)
+
+    return map_leaves(record, changed)
+
+
 def made_up(record: Any, generator: torch.Generator) -> Any:
-    """A random record of this form: whole numbers are 0 or 1, valid anywhere; masks are 1.
+    """A random record of this form: whole numbers are 0 or 1, valid anywhere; flags are 1.
 
     The first number of a row is 1: a sequence of zeros alone might be padding, and no record.
 
@@ -78,16 +105,8 @@ def made_up(record: Any, generator: torch.Generator) -> Any:
     **Guarantee.** Of the record, only structure, names, shapes and dtypes are used.
     """
 
-    def fresh(path: Path, leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):
-            return fresh(path, torch.from_numpy(leaf)).numpy()
-        if isinstance(leaf, np.generic):
-            return type(leaf)(fresh(path, leaf.item()))
-        if isinstance(leaf, bool | int | float):
-            return type(leaf)(fresh(path, torch.tensor(leaf)).item())
-        if not isinstance(leaf, Tensor):
-            raise TypeError(type(leaf).__name__)
-        if is_mask(path) or leaf.dtype == torch.bool:
+    def fresh(path: Path, leaf: Tensor) -> Tensor:
+        if is_flag(path, leaf):
             return torch.ones_like(leaf)
         if leaf.is_floating_point():
             return torch.randn(leaf.shape, generator=generator).to(leaf)
@@ -96,7 +115,7 @@ def made_up(record: Any, generator: torch.Generator) -> Any:
             whole[..., 0] = 1
         return whole.to(leaf)
 
-    return map_leaves(record, fresh)
+    return map_tensors(record, fresh)
 
 
 def with_finite_numbers(record: Any) -> Any:

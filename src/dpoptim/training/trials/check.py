@@ -275,9 +275,7 @@ def compare_drawn(
         refuse_complex_losses(losses)
         refuse_other_parameters(losses, model, program.placement)
         dtypes = computed_dtypes(model, lambda: refuse_single_failures(loss, model, alone[0]))
-        if int(losses.isfinite().sum()) < min(2, losses.numel()):
-            refuse_losses_lost_beside_others(losses, [loss(model, each) for each in alone])
-            raise NotFiniteError
+        refuse_no_numbers(losses, lambda: [loss(model, each) for each in alone])
         zero = not losses.any() and not quieted.shares
         tolerance = tolerance_of(model, program.placement, dtypes)
         how = program.ways, program.placement, program.on_private, tolerance
@@ -305,6 +303,23 @@ def compare_drawn(
     reading = read_graph(losses)
     scaled = reading is not None and reading.scaled
     return CheckResult(found, count, multiplied=scaled, zero=zero), quieted.shares
+
+
+def refuse_no_numbers(losses: Tensor, alone: Callable[[], list[Tensor]]) -> None:
+    """Refuse losses of which too few are finite to show anything of others.
+
+    A scalar that one record makes no number may have gradients of the others.
+
+    Raises:
+        NotFiniteError: they show nothing.
+        SamplesInteractError: records alone have finite ones.
+    """
+    if int(losses.isfinite().sum()) >= min(2, losses.numel()):
+        return
+    own = alone()
+    refuse_losses_lost_beside_others(losses, own)
+    if losses.dim() or sum(bool(each.isfinite()) for each in own) < 2:
+        raise NotFiniteError
 
 
 def in_turn(records: int, count: int) -> list[int]:

@@ -24,8 +24,18 @@ BOTH_SIDES = {"eq": (0,), "ne": (0,), "le": (0, 1), "gt": (0, 1), "lt": (-1, 0),
 MIRRORED = {"eq": "eq", "ne": "ne", "le": "ge", "ge": "le", "lt": "gt", "gt": "lt"}
 # Operators that leave out labels which are a number, and the places of these two among arguments.
 IGNORING = {"nll_loss_forward": (1, 4), "nll_loss2d_forward": (1, 4)}
-# Operators that look for what is no number.
-LOOKING = ("isnan", "isfinite", "nan_to_num", "nansum", "nanmean", "nanmedian", "nanquantile")
+# Operators that look for what is no number, and for what.
+INFINITE = {"isinf": math.inf, "isposinf": math.inf, "isneginf": -math.inf}
+LOOKING = (
+    *INFINITE,
+    "isnan",
+    "isfinite",
+    "nan_to_num",
+    "nansum",
+    "nanmean",
+    "nanmedian",
+    "nanquantile",
+)
 # Operators that hand numbers over as they are; views have the memory of what they show.
 MOVES = ("_to_copy", "clone", "cat", "stack", "gather", "index", "index_select", "copy", "repeat")
 MOST_NUMBERS = 8
@@ -95,8 +105,8 @@ class ComparedNumbers(DispatchMode):
         elif name in IGNORING:
             labels, ignored = (args[place] for place in IGNORING[name])
             self._note(self._places([labels])[0], float(ignored))
-        elif name in ("isnan", "isfinite"):
-            self._note(held, float("nan"))
+        elif name in ("isnan", "isfinite", *INFINITE):
+            self._note(held, INFINITE.get(name, math.nan))
 
     def _places(self, given: list[Tensor]) -> tuple[Places, Places]:
         known = [self._of.get(storage_of(t), (frozenset(), frozenset())) for t in given]

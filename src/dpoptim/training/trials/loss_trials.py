@@ -21,9 +21,22 @@ from dpoptim.training.trials.check import (
     in_turn,
 )
 from dpoptim.training.trials.lone_lengths import compare_lone_lengths
-from dpoptim.training.trials.missing_numbers import Missing, missing_numbers, watch_loss
+from dpoptim.training.trials.missing_numbers import (
+    Missing,
+    missing_flags,
+    missing_numbers,
+    watch_loss,
+)
 from dpoptim.training.trials.shared_draws import compare_shared_draws
-from dpoptim.training.trials.variations import with_a_blank, with_a_large_one, with_padding
+from dpoptim.training.trials.variations import (
+    POSITIVE,
+    RANGES,
+    Units,
+    with_a_blank,
+    with_a_large_one,
+    with_padding,
+    with_ranges,
+)
 
 MADE_UP = 5  # records
 BY_COLLATE = (
@@ -42,9 +55,14 @@ NONE_TAKEN = (
     "not on ones with missing labels: the loss took none of those that were tried (-100, -1, and "
     "what it compares labels with)"
 )
+OF_RANGES = (
+    "on made-up records, some within 0 and 1, some negative, some of zeros (what a loss, a model "
+    "or collate_fn tells by the largest, the least or any number of a batch changes all of it)"
+)
+NO_RANGES = "not on ones within 0 and 1, negative ones, or ones of zeros"
 LEFT_OUT = (
-    ", which a mean over the batch must not leave out: one loss a record, "
-    'reduction="none", needs no count of others'
+    ", which must change nothing of others, nor be left out of a mean over the batch: one loss a "
+    'record, reduction="none", needs no count of others'
 )
 
 
@@ -77,15 +95,12 @@ def try_made_up(
     """
     generator = torch.Generator().manual_seed(0)
     try:
-        invented = [[made_up(form, generator) for _ in range(rows)] for _ in range(MADE_UP)]
+        invented: Units = [[made_up(form, generator) for _ in range(rows)] for _ in range(MADE_UP)]
     except TypeError as error:
         return MadeUp(skipped=f"nobody can make up {error}")
-    with saying("on made-up records"):
-        tried = list[CheckResult]()
-        skipped = if_possible(lambda: tried.append(compare(program, invented)))
-    if skipped or tried[0].zero:
-        return MadeUp(skipped=skipped or "their losses are zero")
-    found = tried[0]
+    found, invented, skipped = first_compared(program, invented)
+    if found is None:
+        return MadeUp(skipped=skipped)
     program = replace(program, reductions=found.reductions)
     with saying("on made-up records, with numbers that collate_fn draws"):
         if sequences:
@@ -97,15 +112,16 @@ def try_made_up(
     with saying("on made-up records, one of them large"):
         compare_each(program, with_a_large_one(invented))
     watched = watch_loss(program, invented)
-    size = try_larger(program, invented, watched.work, expected)
+    size, not_tried = try_ranges(program, invented, larger(program, watched.work, expected))
     on = ["made-up records" + ", also of unequal lengths" * padded + in_sizes(found.records, size)]
+    on += [not_tried] * bool(not_tried)
     if sequences and sees_others_if_blank(program, invented):
         on.append(BLANK)
-    if tries_missing(program.model):
-        missing = missing_numbers(watched, invented)
-        on += try_missing(program, invented, missing, padded=padded, cheap=size is not None)
-    else:
+    missing = missing_numbers(watched, invented)
+    if not tries_missing(program.model):
+        missing = [each for each in missing if each.flags]
         on.append(NONE_MISSING)
+    on += try_missing(program, invented, missing, padded=padded, cheap=size is not None)
     return MadeUp(found, tuple(on))
 
 
@@ -114,21 +130,67 @@ def in_sizes(few: int, more: int | None) -> str:
     return f", in batches of {sizes}"
 
 
-def try_larger(
-    program: Program, records: Sequence[Sequence[Any]], work: int | None, expected: int
-) -> int | None:
-    """Try the records in a batch about as large as in training, if that costs little; of how many.
+def first_compared(program: Program, invented: Units) -> tuple[CheckResult | None, Units, str]:
+    """Compare records, or others of their form where these show nothing; None, and why, if all do.
 
-    Mixing may begin with some number of records.
+    Ordinary ones; those with gaps where flags say what counts (all may say that nothing does); of
+    positive numbers, for losses that take logarithms.
     """
+    flags, reasons = missing_flags(invented[0][0]), list[str]()
+    for records in (
+        invented,
+        *([] if flags is None else [flags.mixed(invented)]),
+        with_ranges(invented, POSITIVE),
+    ):
+        tried = list[CheckResult]()
+        with saying("on made-up records"):
+            skipped = if_possible(lambda: tried.append(compare(program, records)))  # noqa: B023
+        if not skipped and not tried[0].zero:
+            return tried[0], records, ""
+        reasons.append(skipped or "their losses are zero")
+    return None, invented, reasons[0]
+
+
+def larger(program: Program, work: int | None, expected: int) -> Program | None:
+    """The program, with batches about as large as in training, if these cost little."""
     most = expected + round(3 * math.sqrt(expected))  # as coins may draw
-    size = None if work is None else larger_size(work, len(records), most)
-    if size is None:
-        return None
-    order = (*in_turn(len(records), size),)
-    with saying(f"on made-up records, {len(order)} in a batch (fewer showed nothing)"):
-        failed = compare_if_possible(replace(program, order=order), records)
-    return None if failed else size
+    size = None if work is None else larger_size(work, MADE_UP, most)
+    return None if size is None else replace(program, order=(*in_turn(MADE_UP, size),))
+
+
+def try_ranges(program: Program, records: Units, more: Program | None) -> tuple[int | None, str]:
+    """Try records with floats in other ranges, and in a batch of ``more``, both in one trial.
+
+    Mixing may begin with a number that no record of a data set has, but others may have; and with
+    some number of records.
+
+    Returns:
+        of how many the larger batch was, if it could be compared; what to say if no others could.
+    """
+    others = [with_ranges(records, ranges) for ranges in (RANGES, POSITIVE)]
+    others = [] if others[0] is records else others
+    size, reasons = None if more is None else len(more.order), list[str]()
+    for changed in others:
+        reasons.append(compare_others(program, changed, more))
+        if not reasons[-1]:
+            return size, ""
+    if more is not None and compare_others(program, records, more):
+        size = None
+    return size, f"{NO_RANGES}: {reasons[0]}" if reasons else ""
+
+
+def compare_others(program: Program, changed: Units, more: Program | None) -> str:
+    """`compare_if_possible` in a batch of ``more``, if there is that; says what shows in fewer."""
+    with saying(OF_RANGES):
+        if more is None:
+            return compare_if_possible(program, changed)
+        try:
+            return compare_if_possible(more, changed)
+        except SamplesInteractError as error:
+            compare_if_possible(program, changed)
+            mixed = error
+    with saying(f"on made-up records, {len(more.order)} in a batch (fewer showed nothing)"):
+        raise mixed
 
 
 def try_missing(
@@ -145,18 +207,24 @@ def try_missing(
         padded: whether padded ones were, of which labels are missing.
         cheap: whether to try also ones of which nearly all are.
     """
-    row = records[0][0]
     labels = [each for each in missing if each.whole]
-    left = [each for each in missing if not padded or not each.is_padding(row)]
-    ran = len(left) < len(missing)
-    for each in left:
-        number = f"{each.filler:g}" if each.usual else "one that the loss compares labels with"
-        with saying(f"on made-up records with missing numbers ({number}{LEFT_OUT})"):
-            if compare_if_possible(program, each.mixed(records)) == "":
-                ran |= each.whole
-                if cheap and each.single(row):  # as few as one that is not missing, too
-                    compare_if_possible(program, each.nearly_all(records))
-    return [NONE_TAKEN] if labels and not ran else []
+    found = {each: try_one(program, records, each, padded=padded, cheap=cheap) for each in missing}
+    said = [] if any(not found[each] for each in labels) or not labels else [NONE_TAKEN]
+    named = [each for each, reason in found.items() if reason and each.by_itself]
+    return [*said, *(f"not on ones with {each.words}: {found[each]}" for each in named)]
+
+
+def try_one(program: Program, records: Units, each: Missing, *, padded: bool, cheap: bool) -> str:
+    """`try_missing` of one number; returns why it could not be compared, or ""."""
+    row = records[0][0]
+    known = padded and each.is_padding(row)
+    with saying(f"on made-up records with {each.words}{LEFT_OUT}"):
+        reason = "" if known else compare_if_possible(program, each.mixed(records))
+        # as few as one that is not missing, too
+        single = each.flags or (each.single(row) and not known)
+        if cheap and single and not reason:
+            compare_if_possible(program, each.nearly_all(records))
+    return reason
 
 
 def compare_each(program: Program, variations: Iterable[Sequence[Sequence[Any]]]) -> list[str]:

@@ -44,15 +44,21 @@ class Missing:
     Attributes:
         paths: of the leaves in which it does.
         whole: whether these hold whole numbers.
+        flags: whether they say of what is beside them that it counts, as masks do.
     """
 
     paths: Paths
     filler: float
     whole: bool
+    flags: bool = False
 
     def mixed(self, records: Units) -> Units:
-        """Records of which ever more is missing; of single numbers every other one."""
-        return self._filled(records, lambda i, n: i / n, lambda i, _: i % 2)
+        """Records of which ever more is missing; of single numbers every other one.
+
+        Of floats every other record has all: one of which something is no number may have no loss.
+        """
+        of_many = ever_more if self.whole or self.flags else ever_more_of_every_other
+        return self._filled(records, of_many, lambda i, _: i % 2)
 
     def nearly_all(self, records: Units) -> Units:
         """Records of which all is missing, but for the first one."""
@@ -61,7 +67,20 @@ class Missing:
     @property
     def usual(self) -> bool:
         """Whether it is one of those by habit, and not the program's own, which may be private."""
-        return math.isnan(self.filler) or self.filler in (*WHOLE, *FLOATS)
+        return self.flags or not math.isfinite(self.filler) or self.filler in (*WHOLE, *FLOATS)
+
+    @property
+    def words(self) -> str:
+        """Say what is missing, and no number of the program's own."""
+        if self.flags:
+            return "flags that are False"
+        number = f"{self.filler:g}" if self.usual else "one that the loss compares labels with"
+        return f"missing numbers ({number})"
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether it is to be told that it could not be tried; of labels one will do."""
+        return self.flags or not math.isfinite(self.filler)
 
     def single(self, row: Any) -> bool:
         """Whether these are single numbers, of which a record has all or none."""
@@ -71,9 +90,11 @@ class Missing:
     def is_padding(self, row: Any) -> bool:
         """Whether `masked_after` puts that into the same leaves."""
         leaves = [each for each in forms.leaves_of(row) if each[0] in self.paths]
-        length = forms.length_of(row)
-        return self.filler == forms.IGNORED_LABEL and all(
-            forms.is_label(path) and forms.masked(path, leaf, 0) is not leaf and len(leaf) == length
+        length, filler = forms.length_of(row), 0 if self.flags else forms.IGNORED_LABEL
+        return self.filler == filler and all(
+            (self.flags or forms.is_label(path))
+            and forms.masked(path, leaf, 0) is not leaf
+            and len(leaf) == length
             for path, leaf in leaves
         )
 
@@ -82,7 +103,8 @@ class Missing:
             if path not in self.paths:
                 return leaf
             share = of_one if numbers_in(leaf) == 1 else of_many
-            return partly_filled(leaf, self.filler, share(i, len(records)))
+            # what counts comes first: a record may be looked at from there on
+            return partly_filled(leaf, self.filler, share(i, len(records)), last=self.flags)
 
         return [
             [forms.map_leaves(row, partial(filled, i)) for row in rows]
@@ -109,33 +131,53 @@ def missing_numbers(watched: Watched, records: Units) -> list[Missing]:
     """List what may be missing of a program's records.
 
     Labels, and whatever is small enough to be one; of any other leaf what the loss compares it
-    with.
+    with; and flags.
     """
-    leaves = [(path, leaf) for path, leaf in forms.leaves_of(records[0][0]) if numbers_in(leaf)]
+    row = records[0][0]
+    leaves = [(path, leaf) for path, leaf in forms.leaves_of(row) if numbers_in(leaf)]
     found: dict[tuple[Paths, str], Missing] = {}
     tried = [*habits(leaves, WHOLE, is_whole), *habits(leaves, FLOATS, is_float)]
-    for path, leaf in leaves:
-        known = watched.numbers.get(path, ())
-        own = [n for n in known if fits(n, [(path, leaf)]) and worth(n, leaf)]
-        tried += [([(path, leaf)], n) for n in farthest_first(own)[:MOST_NUMBERS]]
+    tried += [own for leaf in leaves for own in compared_with(watched, *leaf)]
     if watched.looks:  # for what is no number, perhaps in what it computes of these
         tried.append(([(path, leaf) for path, leaf in leaves if is_float(leaf)], math.nan))
     for group, filler in tried:
         if group:
             paths = frozenset(path for path, _ in group)
             found[paths, f"{filler:g}"] = Missing(paths, filler, is_whole(group[0][1]))
-    return [*found.values()]
+    flags = missing_flags(row)
+    return [*found.values(), *([] if flags is None else [flags])]
+
+
+def missing_flags(row: Any) -> Missing | None:
+    """All flags, as missing where they are False; None where there are none."""
+    flags = [path for path, leaf in forms.leaves_of(row) if forms.is_flag(path, leaf)]
+    return Missing(frozenset(flags), 0, whole=False, flags=True) if flags else None
+
+
+def compared_with(watched: Watched, path: forms.Path, leaf: Any) -> list[tuple[Leaves, float]]:
+    """Numbers that the loss compares a leaf with."""
+    known = watched.numbers.get(path, ())
+    own = [n for n in known if fits(n, [(path, leaf)]) and worth(n, leaf)]
+    return [([(path, leaf)], n) for n in farthest_first(own)[:MOST_NUMBERS]]
 
 
 def habits(
     leaves: Leaves, fillers: Sequence[float], is_one: Callable[[Any], bool]
 ) -> list[tuple[Leaves, float]]:
     """Numbers that may be missing by habit, in all labels, and in small leaves by themselves."""
-    data = [(path, leaf) for path, leaf in leaves if is_one(leaf) and not forms.is_mask(path)]
+    data = [(path, leaf) for path, leaf in leaves if is_one(leaf) and not forms.is_flag(path, leaf)]
     labels = [(path, leaf) for path, leaf in data if forms.is_label(path)]
     small = [(path, leaf) for path, leaf in data if numbers_in(leaf) <= SMALL]
     groups = [labels, *([each] for each in small[:MOST_LEAVES]), small[MOST_LEAVES:]]
     return [(group, filler) for group in groups for filler in fillers if fits(filler, group)]
+
+
+def ever_more(place: int, records: int) -> float:
+    return place / records
+
+
+def ever_more_of_every_other(place: int, records: int) -> float:
+    return place % 2 * place / records
 
 
 def but_the_first(place: int, _: int) -> float:
@@ -164,7 +206,7 @@ def numbers_in(leaf: Any) -> int:
     """How many numbers a leaf has; 0: it is none of numbers."""
     if isinstance(leaf, Tensor | np.ndarray):
         return math.prod(leaf.shape)
-    return int(isinstance(leaf, int | float | np.number) and type(leaf) is not bool)
+    return int(isinstance(leaf, int | float | np.number | np.bool_))
 
 
 def is_whole(leaf: Any) -> bool:
@@ -183,11 +225,12 @@ def worth(number: float, leaf: Any) -> bool:
     return number not in (0, 1) or numbers_in(leaf) == 1 or is_float(leaf)
 
 
-def partly_filled(leaf: Any, filler: float, share: float) -> Any:
-    """The leaf with such a number at the first places, a share of all."""
-    count = int(share * numbers_in(leaf))
+def partly_filled(leaf: Any, filler: float, share: float, *, last: bool) -> Any:
+    """The leaf with such a number at the first or last places, a share of all."""
+    whole = numbers_in(leaf)
+    count = int(share * whole)
     if not isinstance(leaf, Tensor | np.ndarray):
         return type(leaf)(filler) if count else leaf
     found = leaf.clone() if isinstance(leaf, Tensor) else leaf.copy()
-    found.reshape(-1)[:count] = filler
+    found.reshape(-1)[whole - count if last else 0 : whole if last else count] = filler
     return found

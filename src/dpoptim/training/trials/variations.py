@@ -1,16 +1,36 @@
-"""Records changed as other records may be: shorter, padded, or large."""
+"""Records changed as other records may be: shorter, padded, large, or of other ranges."""
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dpoptim.training.batches import records as forms
 from dpoptim.training.trials.neighbours import LARGE
 
 Units = Sequence[Sequence[Any]]  # the rows of each record
+Range = Callable[[Tensor], Tensor]
+
+# What the numbers of a data set may all be, and those of its batches: no condition on one number,
+# that all or some of a batch meet, holds for all of such records alone and for none, but where
+# its number is none of these.
+RANGES: tuple[Range, ...] = (
+    torch.sigmoid,  # within (0, 1)
+    lambda x: x * 0,
+    lambda x: -0.1 - x.abs(),
+    lambda x: 1.1 + x.abs(),
+    lambda x: (x > 0).to(x),
+)
+# for programs that take logarithms, or divide
+POSITIVE: tuple[Range, ...] = (
+    torch.sigmoid,
+    lambda x: 1e-3 * x.sigmoid(),
+    torch.ones_like,
+    lambda x: 1.1 + x.abs(),
+)
 
 
 def with_padding(records: Units, *, sequences: bool) -> Iterator[Units]:
@@ -50,17 +70,37 @@ def with_a_blank(records: Units) -> Units | None:
 
 
 def with_a_large_one(records: Units) -> Iterator[Units]:
-    """The same records, the last of them with numbers of size `LARGE`; nothing if it has none."""
+    """The same records, the last of them with numbers of size `LARGE`; nothing if it has none.
 
-    def wanted(path: forms.Path, leaf: Any) -> bool:
-        return is_float(leaf) and not forms.is_label(path) and not forms.is_mask(path)
+    A leaf of one number is positive, as weights are; others are of either sign.
+    """
 
-    def large(path: forms.Path, leaf: Any) -> Any:
-        return leaf * LARGE if wanted(path, leaf) else leaf
+    def large(path: forms.Path, x: Tensor) -> Tensor:
+        return (x.abs() if x.numel() == 1 else x) * LARGE if is_number(path, x) else x
 
     *others, last = records
-    if any(wanted(path, leaf) for row in last for path, leaf in forms.leaves_of(row)):
-        yield [*others, [forms.map_leaves(row, large) for row in last]]
+    if any(is_number(path, leaf) for row in last for path, leaf in forms.leaves_of(row)):
+        yield [*others, [forms.map_tensors(row, large) for row in last]]
+
+
+def with_ranges(records: Units, ranges: Sequence[Range] = RANGES) -> Units:
+    """The records, each with its floats in the next range; themselves, if they have none."""
+    if not any(is_number(path, leaf) for path, leaf in forms.leaves_of(records[0][0])):
+        return records
+
+    def within(place: int) -> Callable[[forms.Path, Tensor], Tensor]:
+        change = ranges[place % len(ranges)]
+        return lambda path, x: change(x) if is_number(path, x) else x
+
+    return [
+        [forms.map_tensors(row, within(place)) for row in rows]
+        for place, rows in enumerate(records)
+    ]
+
+
+def is_number(path: forms.Path, leaf: Any) -> bool:
+    """Whether a leaf has floats that are no mask."""
+    return is_float(leaf) and not forms.is_mask(path)
 
 
 def is_float(leaf: Any) -> bool:
