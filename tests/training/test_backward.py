@@ -572,18 +572,17 @@ def test_loss_not_checked_heads_what_is_trusted() -> None:
         ]
         assert "loss not checked" in described[0]
         batches = private.batches()
+
+        def mean(*given: Tensor) -> Tensor:
+            return F.cross_entropy(*given, reduction="none").mean()
+
         for loss, said in (
-            (
-                lambda *given: F.cross_entropy(*given, reduction="none").mean(),
-                "what was summed or averaged to the loss is one term per record",
-            ),
-            (
-                lambda *given: F.cross_entropy(*given).exp().log(),  # whose graph shows nothing
-                "loss is the mean over the batch of one term per record, which nobody declared",
-            ),
+            (mean, "what was summed or averaged to the loss is one term per record"),
+            (mean, "mean over the batch of one term per record, which nobody declared"),
         ):
             x, y = next(batches)
-            loss(model(x), y).backward()
+            # what is given a number to multiply by is not looked at
+            loss(model(x), y).backward(torch.tensor(1.0) if "nobody" in said else None)
             stated = [item.text for item in private.basis if item.kind == "trusted"]
             assert said in stated[1]
             assert any("factor of a mean" in text for text in stated)

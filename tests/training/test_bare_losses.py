@@ -84,6 +84,32 @@ def test_what_a_handed_over_loss_may_not_be_is_refused(reduce: Reduce) -> None:
             trained(reduce, bare=bare)
 
 
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        lambda losses: losses.mean().exp().log(),
+        lambda losses: losses.mean() + (losses * (losses > 1)).sum() / (losses > 1).sum(),
+        lambda losses: torch.stack([losses[:5].mean(), losses[5:].mean()]).max(),
+        lambda losses: sum(losses.unbind()) / losses.detach().sum(),
+        lambda losses: losses.logsumexp(0, keepdim=True),
+    ],
+    ids=["no sum", "a count in one term", "worst group", "one by one, by a count", "one entry"],
+)
+@pytest.mark.parametrize("bare", [True, False])
+def test_what_the_graph_does_not_show_is_no_mean(reduce: Reduce, bare: bool) -> None:
+    with pytest.raises(dpoptim.PrivacyError, match=r"Fix: (?=.*(loss=|one loss|own dice))"):
+        trained(reduce, bare=bare)
+
+
+def test_what_the_graph_does_not_show_may_be_said() -> None:
+    def reduce(losses: Tensor) -> Tensor:
+        return losses.mean().exp().log()
+
+    torch.testing.assert_close(
+        trained(reduce, bare=True, loss_reduction="mean"), trained(Tensor.mean, bare=True)
+    )
+
+
 def test_what_is_refused_has_moved_nothing_and_is_not_charged() -> None:
     model, optimizer, data = problem()
     before = model.weight.detach().clone()

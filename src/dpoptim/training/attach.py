@@ -82,7 +82,7 @@ def attach(
         loss_reduction: for losses that are not handed over as one value a record: whether the
             scalar is the ``"mean"`` or the ``"sum"`` over the rows of a batch. None:
             ``private.backward`` reads it off the scalar's graph, or refuses; so does a loop's own
-            ``loss.backward()``, which is taken to be of a mean where the graph does not show it.
+            ``loss.backward()``.
         ledger: where the run is charged; in memory by default.
         label: public text for the ledger's entry.
         noise_seed: makes noise and sampling repeatable, for tests; the guarantee is then marked as

@@ -26,9 +26,9 @@ class BareLosses:
         engine: of the model.
         handed_over: what knows of other losses.
 
-    **Guarantee.** A mean is taken for a mean and a sum for a sum, where the graph shows that it is
-    one; what ``private.backward`` would refuse of it is refused. Where the graph shows nothing, and
-    for records of several rows, the loss is what was declared, on trust.
+    **Guarantee.** What ``private.backward`` would refuse is refused, and what it would take is
+    taken as there: a mean for a mean, a sum for a sum. For records of several rows, and in threads
+    other than the one that attached, the loss is what was declared, a mean unless told, on trust.
     """
 
     def __init__(self, engine: Engine, handed_over: HandedOver) -> None:
@@ -44,9 +44,11 @@ class BareLosses:
         """
         engine, scalar = self._engine, None
         ours = threading.get_ident() == self._thread and engine.handed == "bare"
-        if ours and engine.rows_open and loss.requires_grad and not loss.dim():
+        # of one record alone a vector has one entry, too, which is its mean and its sum
+        is_scalar = loss.numel() == 1 and (not loss.dim() or engine.rows_open > 1)
+        if ours and engine.rows_open and loss.requires_grad and is_scalar:
             try:
-                scalar = self._read(loss, everywhere)
+                scalar = self._read(loss.reshape(()), everywhere)
             except PrivacyError as error:
                 engine.refusal = error  # if this loss turns out to be the model's
         if scalar is None:

@@ -23,12 +23,6 @@ from dpoptim.training.losses.reduction import (
 from dpoptim.training.trials.made_up_records import Returned
 
 MOST_LOST = 0.02  # of the clip norm, by a mean, without a word
-FACTOR = (
-    "the loss is a sum over the batch that was divided or multiplied by a number: by a constant, "
-    "such as the batch size in the plan, it stays a sum; by the length of each batch it is a mean "
-    '(such as reduction="batchmean" of F.kl_div); '
-    "and by what records hold, such as a count of tokens, neither. One batch does not show which. "
-)
 UNSEEN = (
     "the loss that attach was given has a mean over labels, in which how much a record weighs "
     "depends on the others (class weights, labels that are not ignored); the graph of this one "
@@ -94,7 +88,7 @@ class HandedOver:
     def _scalar(self, engine: Engine, loss: Tensor) -> None:
         if not engine.rows_open:
             raise other_length(engine, loss)
-        found = self._scalar_of(engine, loss, self._reading(engine, loss))
+        found = self.read(engine, loss)
         terms = None if found.reading is None else found.reading.terms
         of_records = terms is not None and all(one_for_each_record(engine, n) for n in terms)
         with self.own_means(engine, loss) as own:
@@ -111,15 +105,13 @@ class HandedOver:
         rows, records = engine.rows_open, engine.rows_open // engine.rows.per_record
         return own_means(loss, rows, records, checked=self.checked)
 
-    def read(self, engine: Engine, loss: Tensor) -> Scalar | None:
-        """A scalar that the loop differentiates by itself; None where its graph shows nothing.
+    def read(self, engine: Engine, loss: Tensor) -> Scalar:
+        """A scalar, by its graph and what was declared.
 
         Raises:
-            PrivacyError: `backward` would refuse it.
+            PrivacyError: they disagree, or neither tells how it was made of the records' losses.
         """
-        reading = self._reading(engine, loss)
-        shown = reading is not None or (self.checked and means_of_labels(loss.grad_fn))
-        return self._scalar_of(engine, loss, reading) if shown else None
+        return self._scalar_of(engine, loss, self._reading(engine, loss))
 
     def keep(self, engine: Engine, scalar: Scalar) -> None:
         """Note the factors of the first scalar that was differentiated; warn of some means."""
@@ -156,7 +148,7 @@ class HandedOver:
         if reading is None or (reading.factors and self.checked):
             return self._declared()
         if reading.reduction == "sum" and reading.factors and self.declared != "sum":
-            raise unclear_factor()
+            raise unclear_factor(checked=False)
         if self.declared not in (None, reading.reduction):
             raise disagreement(reading.reduction, str(self.declared))
         if self._factors not in (None, reading.factors) and not self.checked:
@@ -171,9 +163,10 @@ class HandedOver:
     def _declared(self) -> Reduction:
         if self.declared is None:
             raise PrivacyError(
-                "private.backward was given a scalar, and its graph does not show whether it is "
-                f"the mean or the sum of the records' losses. {ONE_BY_ONE} Or give attach the "
-                "loss, dpoptim.attach(..., loss=...), which finds out; or say it: loss_reduction=."
+                "the loss is a scalar whose graph does not show whether it is the mean or the sum "
+                "of the records' losses, or neither. Fix: give attach the loss, "
+                "dpoptim.attach(..., loss=...), which finds out; or hand over one loss for each "
+                'record, private.backward(losses), by reduction="none"; or say it: loss_reduction=.'
             )
         return self.declared
 
@@ -266,13 +259,29 @@ def refuse_lengths(reading: Reading, lengths: set[int]) -> None:
         )
 
 
-def unclear_factor() -> PrivacyError:
+def unclear_factor(*, checked: bool) -> PrivacyError:
+    """The refusal of a sum by a number that nobody declared.
+
+    Args:
+        checked: whether the loss was tried in batches of several sizes, where it stayed a sum.
+    """
+    if checked:
+        what = (
+            "the loss is a sum over the batch that was divided or multiplied by a constant, such "
+            "as the plan's batch size: gradients would be clipped as small as they are, under the "
+            "same noise. Fix: "
+        )
+    else:
+        what = (
+            "the loss is a sum over the batch that was divided or multiplied by a number, and one "
+            "batch does not show whether that is a constant, the batch's length "
+            '(reduction="batchmean"), or a count of what records hold. Fix: give attach the loss, '
+            "dpoptim.attach(..., loss=...), which finds out; or "
+        )
     return PrivacyError(
-        f"{FACTOR}{ONE_BY_ONE} Or write losses.mean(); or leave the sum as it is, with "
-        'loss_reduction="sum": the plan divides by its batch size by itself, and clips what it is '
-        "given, so dividing before would leave little but noise. Or give attach the loss, "
-        "dpoptim.attach(..., loss=...), which tries it on batches of several sizes; a constant "
-        'that is meant stays under loss_reduction="sum".'
+        f'{what}hand over one loss for each record, by reduction="none"; or write losses.mean(); '
+        'or losses.sum(), which the plan divides by its batch size. loss_reduction="sum" says that '
+        "a constant is meant."
     )
 
 

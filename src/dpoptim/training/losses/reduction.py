@@ -71,9 +71,10 @@ def read_reduction(
     if reading is not None and reading.labels and not checked and not reading.labels <= counts:
         raise SamplesInteractError(
             "the loss is a mean over the labels of the whole batch, not over its records: how "
-            f"much a record weighs depends on the others' ignored labels. {ONE_BY_ONE} Or give "
-            "attach the loss, dpoptim.attach(..., loss=...): once it is checked, each record's own "
-            "mean is taken of it."
+            "much a record weighs depends on the others' ignored labels. Fix: give attach the "
+            "loss, dpoptim.attach(..., loss=...): once it is checked, each record's own mean is "
+            'taken of it; or compute it with reduction="none" and hand over '
+            "dpoptim.losses.per_sample_mean of each record's own labels."
         )
     if reading is not None:
         reading = by_records(reading, loss, counts)

@@ -129,7 +129,7 @@ def check_loss(
     if declared is not None and found.loss_reduction not in ("none", declared):
         raise disagreement(found.loss_reduction, declared)
     if declared is None and found.loss_reduction == "sum" and found.multiplied:
-        raise unclear_factor()  # it is no mean, and so small that noise would drown it
+        raise unclear_factor(checked=True)  # it is no mean, and so small that noise would drown it
     on = [*tried.on, OF_DATA_SET]
     if found.labels > 1:
         warnings.warn(TOKEN_MEAN, OwnMeansWarning, stacklevel=5)
