@@ -39,6 +39,7 @@ PLACES_ARE_KEPT = trusted(
 METHOD_OF_OTHERS = (
     "the method comes from the package {!r}, which the SHA-256 of dpoptim does not cover"
 )
+CODE_OF_OTHERS = "on trust that the code of the package {!r} does what it says"  # a note
 OWNERS_ARE_NAMED = trusted("persons names the owner of every row, and nobody goes by two names")
 
 

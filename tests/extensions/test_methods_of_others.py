@@ -2,6 +2,7 @@
 it.
 """
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -17,11 +18,13 @@ import pytest
 import dpoptim
 from command_work import run
 from dpoptim import registry
+from dpoptim.assumptions import CODE_OF_OTHERS
 from dpoptim.audit.attack_families import attack, audits
 from dpoptim.audit.finding import Finding, finding
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor
-from dpoptim.methods import TrainingMethod, register_method
+from dpoptim.methods import DPSGD, PrivateQuantile, TrainingMethod, register_method
 from dpoptim.runs.method_table import markdown_table
+from dpoptim.sampling import PoissonSampling
 from extensions.decaying_noise import DecayingSGD
 from extensions.returned_noise import ReturningSGD
 from spies import plans_attached
@@ -63,6 +66,9 @@ def test_it_trains_from_the_command_line(method: type[TrainingMethod], tmp_path:
     assert plan.method == method(plan.method.clip_norm)  # type: ignore[call-arg]
     assert plan.method.name == method.name
     assert 3.9 < plan.guarantee.epsilon <= 4
+    note = CODE_OF_OTHERS.format("extensions")
+    assert note in certificate["guarantee"]["notes"]
+    assert html.escape(note) in (out / "report.html").read_text()
     assert method.name in run("methods")
     assert method.summary in markdown_table()
     assert method.name in audits()
@@ -73,11 +79,34 @@ def test_it_trains_from_the_command_line(method: type[TrainingMethod], tmp_path:
 
 
 def test_a_plan_says_whose_code_its_promise_rests_on(method: type[TrainingMethod]) -> None:
-    """What is called enforced is so by the method's own code; also for loops around `attach`."""
+    """This package enforces nothing of it: its sampler may say Poisson, and take every record."""
     shape: Any = {"n": 60, "batch_size": 10, "epochs": 1, "noise_multiplier": 1.0, "delta": 1e-5}
-    line = "trusted      the method comes from the package 'extensions'"
-    assert line in method(1.0).plan(**shape).describe()  # type: ignore[call-arg]
-    assert "comes from the package" not in dpoptim.DPSGD(1.0).plan(**shape).describe()
+    plan = method(1.0).plan(**shape)  # type: ignore[call-arg]
+    assert "trusted      the method comes from the package 'extensions'" in plan.describe()
+    assert not [each for each in plan.basis if each.kind == "enforced"]
+    note = CODE_OF_OTHERS.format("extensions")
+    assert plan.guarantee.notes == plan.guarantee_at(1e-6).notes == (note,)
+    assert note in str(plan.guarantee)
+    assert note in plan.guarantee.to_json()["notes"]
+    own = dpoptim.DPSGD(1.0).plan(**shape)
+    assert "package" not in own.describe()
+    assert not own.guarantee.notes
+
+
+def test_a_sampler_or_policy_of_others_counts_as_their_method() -> None:
+    shape: Any = {"n": 600, "batch_size": 100, "epochs": 9, "noise_multiplier": 1.0, "delta": 1e-5}
+
+    class Found(PrivateQuantile):
+        pass
+
+    class Drawn(DPSGD):
+        def sampler(self, n: int, batch_size: int) -> PoissonSampling:
+            return type("Own", (PoissonSampling,), {"__module__": "elsewhere.drawn"})(0.5)
+
+    Drawn.__module__ = "dpoptim.methods"
+    here = __name__.partition(".")[0]
+    for method, package in ((DPSGD(Found()), here), (Drawn(1.0), "elsewhere")):
+        assert CODE_OF_OTHERS.format(package) in method.plan(**shape).guarantee.notes
 
 
 def test_estimators_train_with_it(
@@ -91,6 +120,7 @@ def test_estimators_train_with_it(
     assert {type(plan.method) for plan in plans} == {method}
     assert plans[0].method.norm_bound == 0.5
     assert 3.9 < network.privacy_.epsilon <= 4
+    assert CODE_OF_OTHERS.format("extensions") in network.privacy_.notes
 
 
 def test_its_claim_stands_up_to_its_family(method: type[TrainingMethod]) -> None:

@@ -103,6 +103,9 @@ def test_an_edit_is_seen(tmp_path: Path) -> None:
     torch.save(nn.Linear(4, 3).state_dict(), folder / "model.pt")
     with pytest.raises(ValueError, match="not the model of this certificate"):
         verify_run(folder)
+    (folder / "model.pt").unlink()
+    with pytest.raises(ValueError, match="lacks what its certificate names by SHA-256: model.pt"):
+        verify_run(folder)
 
 
 def test_what_the_loop_releases_instead_is_said(tmp_path: Path) -> None:

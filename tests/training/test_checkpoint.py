@@ -294,6 +294,27 @@ def test_a_resumed_run_continues_its_own_charge(tmp_path: Path) -> None:
         begin(paid_plan(), ledger=ledger, resume=path)
 
 
+def test_a_run_killed_after_its_last_save_ends_when_it_is_started_again(tmp_path: Path) -> None:
+    """However often a supervisor starts it: it once raised, and was started again for ever."""
+    path, ledger = tmp_path / "run.secret", Ledger(tmp_path / "ledger.sqlite")
+    private, model, optimizer = begin(paid_plan(), ledger=ledger)
+    train(private, model, optimizer)
+    private.save(path)
+    private.detach()  # as where it is killed, the `with` is not left
+    trained = weights(model)
+    for _ in range(2):
+        private, model, optimizer = begin(paid_plan(), ledger=ledger, resume=path)
+        with private:
+            batches = private.batches()
+            assert len(batches) == len(list(batches)) == 0
+            with pytest.raises(dpoptim.PrivacyError, match="without a batch from"):
+                private.backward(torch.ones(3, requires_grad=True))
+            with pytest.raises(dpoptim.PrivacyError, match="planned steps are done"):
+                next(private.batches())  # an outer loop over epochs, as ever
+        assert torch.equal(weights(model), trained)
+        assert [entry.state for entry in ledger.entries()] == ["committed"]
+
+
 def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     path = tmp_path / "run.secret"
     with pytest.raises(FileNotFoundError, match="no checkpoint at"):

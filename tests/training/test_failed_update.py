@@ -127,8 +127,7 @@ def test_a_resume_redoes_the_last_update_of_a_completed_run(
     before = weights(model)
     private, model, optimizer = begin(sgd, ledger=ledger, resume=path)
     assert not torch.equal(weights(model), before)
-    with pytest.raises(dpoptim.PrivacyError, match="planned steps are done"):
-        next(private.batches())
+    assert not list(private.batches())
     private.detach()
 
 

@@ -28,8 +28,9 @@ def verify(
 ) -> None:
     """Is a run's certificate what its plan gives? Computes again whatever the plan determines.
 
-    Lists each file as checked, unchecked or unknown. Ends with an error that names each entry and
-    file that is not as it should be. No data is needed.
+    Says first how many things were checked and how many were not, then lists each, and each file
+    that it does not know. Ends with an error that names each entry and file that is not as it
+    should be, or is missing. No data is needed.
 
     Example: [bold]dpoptim verify runs/demo --ledger patients.sqlite[/]
     """
@@ -47,6 +48,8 @@ def verify(
             unchecked += [f"{name}: nobody signed it (dpoptim sign)" for name in unsigned]
         else:
             unchecked = list(found.open)
+        counts = f"{len(lines)} checked, {len(unchecked)} unchecked, {len(found.unknown)} unknown"
+        say(f"{counts}, none missing")
         say(found.certificate["guarantee"]["text"])
         say(found.certificate["verdict"]["text"])
         lines += [f"unchecked   {line}" for line in unchecked]

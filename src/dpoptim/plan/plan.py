@@ -13,13 +13,14 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
 from dpoptim.accounting.public_numbers import doubts, large_delta
 from dpoptim.arguments import real_number, whole_number
-from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption
+from dpoptim.assumptions import CODE_OF_OTHERS, ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption
 from dpoptim.clipping import ClippingRule
 from dpoptim.gate import Query
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
 from dpoptim.notebook import as_table
 from dpoptim.plan.text import (
     basis_of,
+    packages_of_others,
     plan_in_words,
     read_text,
     refuse_other_promise,
@@ -187,7 +188,8 @@ class Plan:
         found = (
             compute_epsilon(self.event, delta, self.neighboring) if unproven is None else unproven
         )
-        return replace(found, unit=self.unit.name)
+        origins = (CODE_OF_OTHERS.format(package) for package in packages_of_others(self))
+        return replace(found, unit=self.unit.name, notes=(*found.notes, *origins))
 
     @property
     def rests_on_places(self) -> bool:

@@ -114,16 +114,19 @@ def basis_of(plan: Plan) -> tuple[Assumption, ...]:
         "zero-out": f"n={plan.n} is public; a neighbour has one {unit} that contributes nothing",
         "replace-one": f"n={plan.n} is public; a neighbour has one {unit} of another value",
     }[plan.neighboring]
-    in_code = (
+    others = packages_of_others(plan)
+    by_code = trusted if others else enforced  # what others' code promises is on trust
+    promised = (
         *plan.method.assumptions(plan.shape),
         enforced(plan.sampler.promise()),
         enforced(plan.sampler.releases(plan.steps)),
     )
+    in_code = (replace(each, text=of_each(unit, each.text)) for each in promised)
     return (
-        *(replace(each, text=of_each(unit, each.text)) for each in in_code),
+        *(by_code(each.text) if each.kind == "enforced" else each for each in in_code),
         trusted(relation),
         plan.unit_assumption,
-        *(trusted(METHOD_OF_OTHERS.format(package)) for package in packages_of_others(plan)),
+        *(trusted(METHOD_OF_OTHERS.format(package)) for package in others),
         trusted(
             "the data set yields every record without an error, by itself, whatever else is drawn"
         ),
@@ -140,9 +143,11 @@ def basis_of(plan: Plan) -> tuple[Assumption, ...]:
 
 def packages_of_others(plan: Plan) -> list[str]:
     """The packages but this one whose code says who takes part, with which noise, at what price."""
-    parts = (plan.method, plan.sampler, plan.mechanism)
+    method = plan.method
+    settings = (getattr(method, field.name) for field in fields(method))  # type: ignore[arg-type]
+    parts = (method, plan.sampler, plan.mechanism, method.rule, *settings)
     packages = dict.fromkeys(type(part).__module__.partition(".")[0] for part in parts)
-    return [package for package in packages if package != "dpoptim"]
+    return [package for package in packages if package not in ("dpoptim", "builtins")]
 
 
 def of_each(unit: str, text: str) -> str:

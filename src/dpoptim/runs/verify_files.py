@@ -1,5 +1,6 @@
 """Are the files of a run directory those that the certificate, and the evaluations, speak of?"""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,18 +30,23 @@ from dpoptim.runs.evaluations import (
 from dpoptim.runs.interrupted import SECRET
 from dpoptim.runs.signature import CERTIFICATE, signature_of
 
-SCHEMA = "schema.toml"
-ELSEWHERE = {"model.pt", "plan.json", CERTIFICATE}  # which `verify` has lines of its own for
+SCHEMA, MODEL = "schema.toml", "model.pt"
+ELSEWHERE = {"plan.json", CERTIFICATE}  # which `verify` has lines of its own for
 
 
 @dataclass
 class Found:
-    """Lines about what was looked at: right, not looked into, no part of the run, and wrong."""
+    """Lines about what was looked at: right, not looked into, no part of the run, and wrong.
+
+    Attributes:
+        missing: names of files that the certificate names by their digests.
+    """
 
     checked: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     charges: set[str] = field(default_factory=set)  # of evaluations, in ledgers that were named
 
     def of_evaluations(self, ledger: Ledger) -> bool:
@@ -62,6 +68,7 @@ def check_files(
     found = Found()
     kept = read_evaluations(folder)
     named = written.get("files") or {}
+    check_model(folder / MODEL, written["model"]["sha256"], found)
     check_named(folder / SCHEMA, named, found, lambda text: text)
     check_named(folder / REPORT, named, found, without_evaluations)
     if REPORT in named and (folder / REPORT).is_file():
@@ -78,9 +85,23 @@ def check_files(
             found.open.append(f"{shown}: whose signature it is (--public-key FILE)")
         elif path.name.startswith((SECRET, "progress-")):
             found.open.append(f"{shown}: of an unfinished run; it holds data, and is not released")
-        elif path.name not in {SCHEMA, REPORT, NAME, *ELSEWHERE}:
+        elif path.name not in {SCHEMA, REPORT, NAME, MODEL, *ELSEWHERE}:
             found.unknown.append(f"{shown}: no file that the certificate speaks of")
     return found
+
+
+def check_model(path: Path, stated: str | None, found: Found) -> None:
+    """The model against the digest that the certificate names."""
+    if stated is None:
+        found.open.append("the model: the certificate does not say which one it is about")
+    elif not path.is_file():
+        found.missing.append(path.name)
+    elif hashlib.sha256(path.read_bytes()).hexdigest() != stated:
+        found.wrong.append(
+            f"{path.name} is not the model of this certificate: its SHA-256 is another one"
+        )
+    else:
+        found.checked.append(f"{path.name} is the model that the certificate is about")
 
 
 def check_named(
@@ -94,7 +115,7 @@ def check_named(
                 "certificate.json and model.pt count"
             )
     elif not path.is_file():
-        found.open.append(f"{path.name}: the certificate names one, and it is not here")
+        found.missing.append(path.name)
     elif sha256_of(read(text_of(path))) != named[path.name]:
         found.wrong.append(f"{path.name} was edited, or is of another run: its SHA-256 is another")
     else:

@@ -144,7 +144,8 @@ class BatchLoader:
     def _deliver(
         self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None
     ) -> Iterator[Any]:
-        self._refuse_no_steps()
+        if self._nothing_left():
+            return
         self._engine.refuse_changes()
         self._steps.restart()
         if fixed_shape is None:
@@ -180,25 +181,29 @@ class BatchLoader:
                 "the last batch was delivered, but optimizer.step() was not called after it."
             )
 
-    def _refuse_no_steps(self) -> None:
-        """Refuse a loop where no step is left."""
+    def _nothing_left(self) -> bool:
+        """Whether the run was taken up after its last step, and this is its first loop.
+
+        Whatever starts a killed program again may do so then: its loop has nothing to do.
+
+        Raises:
+            PrivacyError: this is a further loop, or one after `PrivateTraining.finish`.
+        """
         if self._ended():
             raise PrivacyError(
                 "private.finish() has ended this run. Fix: draw batches before, or attach a new "
                 "plan."
             )
-        if self._steps.done == self._plan.steps and not self._loop:
-            raise PrivacyError(
-                f"all {self._plan.steps} planned steps are done, and were when the run was taken "
-                "up: model and optimizer are as the last one left them. Fix: no loop where "
-                "private.steps_done == plan.steps."
-            )
-        if self._steps.done == self._plan.steps:
+        if self._steps.done < self._plan.steps:
+            return False
+        if self._loop:
             raise PrivacyError(
                 f"all {self._plan.steps} planned steps are done: one loop over private.batches() "
                 "runs through all of them, epochs included. Fix: no outer loop over epochs; or "
                 "`for epoch in private.epochs(): for batch in epoch: ...`."
             )
+        self._loop += 1
+        return True
 
     def _ended(self) -> bool:
         """Whether `PrivateTraining.finish` has been called."""
