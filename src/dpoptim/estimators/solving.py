@@ -56,8 +56,8 @@ SHARP = 0.01  # noise in X^T X over its average eigenvalue, at most
 SINGLE_PASS = ("accelerated-srgd", "one-pass-sgd")
 SINGLE_PASS_OPTIONS = ("steps", "batch_size", "beta", "gradient", "accelerated")
 FIXES = {
-    "dp-sgd": " Fix: solver='one-pass-sgd' (independent gradients in a single pass, as 'dp-sgd' was "
-    "here); DP-SGD on sampled batches is DPSGDClassifier and DPSGDRegressor."
+    "dp-sgd": " Fix: solver='one-pass-sgd' for independent gradients in a single pass; DP-SGD on "
+    "sampled batches is DPSGDClassifier, or DPSGDRegressor."
 }
 # arguments of solvers that are no options
 GIVEN = ("objective", "w0", "budget", "lipschitz", "ledger", "label", "noise_seed", "keep_iterates")
@@ -220,9 +220,7 @@ def iterative(
             convexity = kl["kl_gamma"] ** -2
             return proximal_point, {"weak_convexity": convexity, "smoothness": smoothness, **kl}
     fix = FIXES.get(solver, "")
-    raise ValueError(
-        f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}.{fix}"
-    )
+    raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}.{fix}")
 
 
 def option_names(solver: str) -> tuple[str, ...]:
