@@ -37,7 +37,7 @@ ROWS, FEATURES = 600, 4
 TRIALS, SEVERAL = 8.0, 10  # on average; a seed under which ranks by themselves draw more
 SIZES = {1: [600], 2: [399, 201], 3: [300, 3, 297]}
 # the batches of these take their records from all ranks: another order of the union
-SINGLE_PASS = ("accelerated-srgd", "dp-sgd")
+SINGLE_PASS = ("accelerated-srgd", "one-pass-sgd")
 SOLVERS = ("momentum-gd", "noisy-gd", "kl-spider", "adaptive-gd")
 FEW: dict[str, Any] = {"kl-spider": {"rounds": 4}, "adaptive-gd": {"max_steps": 12}}
 

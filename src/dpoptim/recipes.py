@@ -24,7 +24,7 @@ class Recipe:
     Attributes:
         batch_size: expected batch; large batches make the noise small relative to the sum.
         epochs: passes over the data.
-        clip_norm: bound on each record's gradient.
+        clip_norm: bound on each record's gradient, which ``learning_rate`` is for.
         learning_rate, momentum: of SGD; other optimizers have rates of their own (`rate_of`).
         walk: the farthest that a run's noise may move a weight, one standard deviation; see
             `steady_rate`.
@@ -188,5 +188,6 @@ def planned(
         base,
         batch_size=chosen.run.batch_size,
         epochs=chosen.epochs if epochs is None else epochs,
+        clip_norm=clip_norm,
         learning_rate=rate / clip_norm,
     )

@@ -105,7 +105,7 @@ def test_a_memory_map_is_never_in_memory_as_a_whole(
     monkeypatch.setattr(table, "clip_rows", counted)
     x, labels, targets = work.table(30_000)
     np.save(tmp_path / "x.npy", x)
-    for kind in ("momentum-gd", "sufficient-statistics", "dp-sgd"):
+    for kind in ("momentum-gd", "sufficient-statistics", "one-pass-sgd"):
         most[0] = 0
         fit = work.estimator(kind)
         y = targets if hasattr(fit, "loss") else labels

@@ -259,6 +259,8 @@ def test_a_stream_for_regression() -> None:
         ({"data_norm": -1}, "data_norm must be"),
         ({"clip_norm": 0}, "clip_norm must be"),
         ({"solver": "newton"}, "solver must be one of"),
+        # a single pass without amplification is no DP-SGD, so it has another name
+        ({"solver": "dp-sgd"}, "got 'dp-sgd'. Fix: solver='one-pass-sgd'"),
         ({"classes": [0, 1]}, "none of the declared classes"),
         ({"neighboring": "add-or-remove-one"}, "add-or-remove-one"),
         ({"l2": -1}, "l2 must be"),

@@ -80,7 +80,7 @@ def test_a_persons_rows_are_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> Non
         return prepare(self, records)
 
     monkeypatch.setattr(LinearProblem, "prepare", spy)
-    model = DPLinearRegression(**COMMON, target_bound=300.0, solver="dp-sgd", steps=10)
+    model = DPLinearRegression(**COMMON, target_bound=300.0, solver="one-pass-sgd", steps=10)
     model.fit(X, OWNERS.astype(float), persons=OWNERS)
     assert len(seen) == 10
     assert sum(map(len, seen)) == len(set.union(*seen)) == 300

@@ -143,8 +143,8 @@ def test_what_the_loop_does_beside_the_steps_knows_no_record(
     rates: list[list[float]] = []
 
     class Noting(train.PlannedRate):
-        def before(self, step: int) -> None:
-            super().before(step)
+        def before(self, step: int, clip_norm: float) -> None:
+            super().before(step, clip_norm)
             rates[-1].append(step)
             rates[-1].extend(group["lr"] for group in self._optimizer.param_groups)
 

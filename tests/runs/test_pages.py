@@ -63,9 +63,9 @@ def test_an_empty_ledgers_page() -> None:
 @pytest.mark.parametrize("measure", ["accuracy", "R2"])
 def test_a_comparisons_page_names_its_measure(measure: str) -> None:
     found = [
-        Compared(WITHOUT_PRIVACY, "none", (0.9, 0.91), 2.0, measure),
-        Compared("dp-<sgd>", "epsilon=1", (0.8, 0.82), 3.0, measure),
-        Compared("dp-ftrl", "epsilon=1", (0.7, 0.7), 300.0, measure),
+        Compared(WITHOUT_PRIVACY, "none", (0.9, 0.91), 2.0, measure, 100),
+        Compared("dp-<sgd>", "epsilon=1", (0.8, 0.82), 3.0, measure, 100),
+        Compared("dp-ftrl", "epsilon=1", (0.7, 0.7), 300.0, measure, 100),
     ]
     text = compare_page(found, "softmax on digits")
     sound(text, 1)

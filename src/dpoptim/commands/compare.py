@@ -8,8 +8,11 @@ from rich.table import Table
 
 from dpoptim.registry import method_names
 from dpoptim.runs.options import (
+    DataDirOption,
     ModelOption,
+    NoiseSeedOption,
     OptimizerOption,
+    Relation,
     SchemaOption,
     TargetBoundsOption,
     TargetOption,
@@ -24,9 +27,14 @@ ALL = ("dp-sgd", "dice-sgd", "dp-ftrl")  # that train any model, compared unless
 def compare(
     methods: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Any of {', '.join(method_names())}; default {', '.join(ALL)}."),
+        typer.Argument(
+            help=f"Any of {', '.join(method_names())}; default {', '.join(ALL)}. Settings of one "
+            "follow it, as in dp-sgd:clip-norm=0.5:learning-rate=2.",
+            metavar="METHOD[:NAME=VALUE]",
+        ),
     ] = None,
     data: Annotated[str, typer.Option(help="As for dpoptim train; it must be public.")] = "digits",
+    data_dir: DataDirOption = None,
     schema: SchemaOption = None,
     target: TargetOption = None,
     task: TaskOption = None,
@@ -37,6 +45,10 @@ def compare(
     model: ModelOption = "softmax",
     epsilon: Annotated[float, typer.Option(help="Of every method.")] = 2.0,
     delta: Annotated[float, typer.Option(help="Of every method.")] = 1e-5,
+    neighboring: Annotated[
+        Relation | None,
+        typer.Option(help="Of every method. Default: theirs, where it is one; else zero-out."),
+    ] = None,
     epochs: Annotated[
         float | None, typer.Option(help="Passes over the data; default: the recipe's.")
     ] = None,
@@ -45,6 +57,7 @@ def compare(
     ] = None,
     optimizer: OptimizerOption = "sgd",
     seeds: Annotated[int, typer.Option(help="Runs of each method.", min=1)] = 3,
+    noise_seed: NoiseSeedOption = None,
     out: Annotated[
         Path, typer.Option(help="File for the figures (JSON); a page goes beside it.")
     ] = Path("compare.json"),
@@ -55,18 +68,15 @@ def compare(
     """
     with clear_errors():
         from dpoptim.files import write_atomically
-        from dpoptim.runs.compare import compare_methods, to_json
+        from dpoptim.runs.compare import compare_methods, not_told_apart, to_json
         from dpoptim.runs.compare_page import compare_page
         from dpoptim.runs.options import TrainRequest
 
-        chosen = methods or list(ALL)
-        unknown = next((name for name in chosen if name not in method_names()), None)
-        if unknown is not None:
-            raise ValueError(f"no method {unknown!r}; there are {', '.join(method_names())}.")
         if target_bounds is not None:
             lowest_and_highest(target_bounds)
         request = TrainRequest(
             data=data,
+            data_dir=data_dir,
             schema=schema,
             target=target,
             task=task,
@@ -75,21 +85,26 @@ def compare(
             model=model,
             epsilon=epsilon,
             delta=delta,
+            neighboring=neighboring,
+            noise_seed=noise_seed,
             epochs=epochs,
             batch_size=batch_size,
             optimizer=optimizer,
         )
         found = compare_methods(
-            request, chosen, seeds=seeds, on_done=lambda each: say(f"{each.method}: done")
+            request, methods or ALL, seeds=seeds, on_done=lambda each: say(f"{each.method}: done")
         )
-        write_atomically(out, to_json(found))
+        write_atomically(out, to_json(found, request))
         page = out.with_suffix(".html")
         write_atomically(page, compare_page(found, f"{model} models on {Path(data).stem}"))
         table = Table(title=f"epsilon {epsilon:g} at delta {delta:g}, {seeds} seeds")
-        for heading in ("method", "score", "+-", "seconds", "guarantee"):
+        for heading in ("method", "score", "+- seeds", "+- hold-out", "seconds", "guarantee"):
             table.add_column(heading)
         for each in found:
-            figures = (f"{each.mean:.4f}", f"{each.spread:.4f}", f"{each.seconds:.1f}")
+            error = "" if each.hold_out_error is None else f"{each.hold_out_error:.4f}"
+            figures = (f"{each.mean:.4f}", f"{each.spread:.4f}", error, f"{each.seconds:.1f}")
             table.add_row(cell(each.method), *figures, cell(each.guarantee))
         console.print(table)
+        if close := not_told_apart(found):
+            say(f"the hold-out does not tell from {close[0]}: {', '.join(close[1:])}")
         say(f"score: {found[0].measure} on the public hold-out; saved in {out} and {page}")

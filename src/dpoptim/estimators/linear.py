@@ -54,7 +54,7 @@ class DPLogisticRegression(FitsClasses, LinearFit):
         fit_intercept: append a 1 to every row.
         solver: ``"auto"``, which is ``"momentum-gd"`` (few full-batch steps); ``"noisy-gd"``,
             ``"kl-spider"``, ``"adaptive-gd"``, ``"proximal-point"``; in a single pass
-            ``"accelerated-srgd"``, ``"dp-sgd"``.
+            ``"accelerated-srgd"``, ``"one-pass-sgd"`` (independent gradients).
         steps, step_size, clip_norm: the solver's; None: from public numbers.
         solver_options: further arguments of the solver's function.
         neighboring: ``"zero-out"`` (a record contributes nothing) or ``"replace-one"``.

@@ -30,11 +30,7 @@ from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.settings import Delta, PrivateSettings
-from dpoptim.estimators.table import (
-    ClippedRows,
-    public_norm,
-    table,
-)
+from dpoptim.estimators.table import ClippedRows, public_norm, table
 from dpoptim.estimators.weights import notes_of_weights, weights_of_rows
 from dpoptim.iterate import Iterate
 from dpoptim.methods import TrainingMethod
@@ -137,14 +133,14 @@ class NetworkFit(PrivateSettings):
                 "constants",
             )
         by = optimizer(self.optimizer, momentum=self.momentum, betas=self.betas)
-        start = self._learning_rate(plan, parameters, by)
+        start, chosen_for = self._learning_rate(plan, parameters, by), self._chosen_for(plan, by)
         one_of("iterate", self.iterate, get_args(Iterate))
         at_once = rows_at_once(features, ROWS_AT_A_TIME)
 
         def run(targets: Tensor, ledger: Ledger | None) -> Guarantee:
             """Train the network, and say what that cost."""
             stepper = by.make(network.parameters(), start)
-            rate = PlannedRate(stepper, start, plan)
+            rate = PlannedRate(stepper, start, plan, chosen_for)
             average = TailAverage(network, self._averaged_from(plan.steps))
             with attach(
                 plan,
@@ -162,7 +158,7 @@ class NetworkFit(PrivateSettings):
                 for batch, wanted, *factors in private.batches(physical_batch_size=at_once):
                     losses = loss(network(batch), wanted)
                     private.backward(losses * factors[0] if factors else losses)
-                    rate.before(private.steps_done)
+                    rate.before(private.steps_done, private.clip_norm)
                     stepper.step()
                     if private.finished_step:
                         average.update(private.steps_done)
@@ -254,17 +250,24 @@ class NetworkFit(PrivateSettings):
 
     def _learning_rate(self, plan: Plan, parameters: int, by: OptimizerSettings) -> float:
         """As told, or by the heuristic of `dpoptim plan` from public numbers."""
+        clip_norm = self._chosen_for(plan, by)
         if self.learning_rate is not None:
             return bound("learning_rate", self.learning_rate)
-        if by.kind.adaptive:
+        if clip_norm is None:
             lasting = taken_back(plan)
             return self._rate * adaptive_learning_rate(parameters, plan.steps, lasting)
         noise = noise_to_signal(effective_noise(plan), parameters, plan.batch_size)
         rate = learning_rate(noise, plan.batch_size, plan.steps, by.momentum)
+        return self._rate * rate / clip_norm
+
+    def _chosen_for(self, plan: Plan, by: OptimizerSettings) -> float | None:
+        """The clip norm that a chosen learning rate is for; None: it is told, or goes by none."""
+        if self.learning_rate is not None or by.kind.adaptive:
+            return None
         clip_norm = getattr(plan.method, "clip_norm", 1.0)
         if not isinstance(clip_norm, Real):  # a policy
             clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
-        return self._rate * rate / float(clip_norm)
+        return float(clip_norm)
 
     def epsilon_after(
         self, events: Sequence[dp_accounting.DpEvent], *, n: int, epsilon: float, delta: float

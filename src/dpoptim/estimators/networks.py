@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import real_number
 from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
 from dpoptim.estimators.narrowed_fit import NarrowedFit
 from dpoptim.estimators.network_fit import NetworkFit, Run, linear_layers
@@ -54,7 +53,7 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
         optimizer: what moves the network by the released gradients, at no cost: ``"sgd"``,
             ``"adam"``, or ``"adam_bc"`` (`dpoptim.optim.AdamBC`, told the noise).
         learning_rate: of the optimizer. None: by the heuristic of `dpoptim plan`, from public
-            numbers.
+            numbers; SGD's follows the clip norm that a `PrivateQuantile` finds.
         momentum: of SGD; None: 0.9.
         betas: of Adam and AdamBC; None: (0.9, 0.999).
         clip_norm: bound on each record's gradient. None: from public numbers, 1 to 6, more where
@@ -233,11 +232,9 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
 
     def _learning_rate(self, plan: Plan, parameters: int, by: OptimizerSettings) -> float:
         rate = super()._learning_rate(plan, parameters, by)
-        if self.learning_rate is not None or by.kind.adaptive:
-            return rate
-        clip_norm = REGRESSION_CLIP if self.clip_norm is None else self.clip_norm
+        clip_norm = self._chosen_for(plan, by)
         longest = max(1.0, plan.steps / self._steps_to_swing)
-        return min(rate, longest * (1 - by.momentum) / real_number("clip_norm", clip_norm))
+        return rate if clip_norm is None else min(rate, longest * (1 - by.momentum) / clip_norm)
 
     def _new(self, features: int, outputs: int) -> nn.Sequential:
         """A network that predicts 0: those of random weights are further off than the mean."""

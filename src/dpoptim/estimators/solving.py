@@ -36,7 +36,7 @@ Solver = Literal[
     "adaptive-gd",
     "proximal-point",
     "accelerated-srgd",
-    "dp-sgd",
+    "one-pass-sgd",
 ]
 SOLVERS: tuple[str, ...] = get_args(Solver)
 MOMENTUM = 0.9  # of momentum_gd, by default
@@ -53,8 +53,12 @@ SPIDER_GAMMA = 4.0  # beyond about 10 the steps of a squared loss are so short t
 MOMENTUM_STEP = {"softmax": 256.0, "logistic": 256.0, "squared": 3.0, "huber": 1.0}
 NOISY_STEP = {"softmax": 16.0, "logistic": 8.0, "squared": 1.0, "huber": 1.0}
 SHARP = 0.01  # noise in X^T X over its average eigenvalue, at most
-SINGLE_PASS = ("accelerated-srgd", "dp-sgd")
+SINGLE_PASS = ("accelerated-srgd", "one-pass-sgd")
 SINGLE_PASS_OPTIONS = ("steps", "batch_size", "beta", "gradient", "accelerated")
+FIXES = {
+    "dp-sgd": " Fix: solver='one-pass-sgd' for independent gradients in a single pass; DP-SGD on "
+    "sampled batches is DPSGDClassifier, or DPSGDRegressor."
+}
 # arguments of solvers that are no options
 GIVEN = ("objective", "w0", "budget", "lipschitz", "ledger", "label", "noise_seed", "keep_iterates")
 
@@ -215,7 +219,8 @@ def iterative(
             # any number above 0 serves a convex risk; this one needs few rounds
             convexity = kl["kl_gamma"] ** -2
             return proximal_point, {"weak_convexity": convexity, "smoothness": smoothness, **kl}
-    raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}.")
+    fix = FIXES.get(solver, "")
+    raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}.{fix}")
 
 
 def option_names(solver: str) -> tuple[str, ...]:
@@ -322,7 +327,7 @@ def one_pass(
         changes["beta"] = smoothness * min(2.0, max(0.05, 0.12 / budget.gdp))
     if steps is not None:
         changes |= {"steps": steps, "batch_size": max(1, n // steps)}
-    if solver == "dp-sgd":
+    if solver == "one-pass-sgd":
         changes |= {"gradient": "independent", "accelerated": False, "mechanism": Independent()}
     known = {*SINGLE_PASS_OPTIONS, "clip_norm", "mechanism", "constraint"}
     if surplus := set(options) - known:

@@ -136,7 +136,7 @@ def introduce(
     """Print what was decided, and what a person should know before anything is spent."""
     say(plan.describe(), to=console)
     if not isinstance(plan.method, WholeRun):
-        rate = f"learning rate {optimization.learning_rate:g}"
+        rate = f"learning rate {optimization.rate_in_words(plan)}"
         say(f"  optimizer    {optimization.optimizer}, {rate}", to=console)
     for note in notes:
         say(note, style="yellow", to=console)
@@ -227,10 +227,11 @@ def planned_run(
     )
     if data.persons is not None:
         plan = replace(plan, unit=Unit("person", request.records_per_person))
-    rate = request.learning_rate
+    rate, chosen_for = request.learning_rate, None
     if rate is None:  # solvers have none of their own
         whole = isinstance(plan.method, WholeRun)
         rate = defaults.learning_rate if whole else rate_of(defaults, plan, by, parameters)
+        chosen_for = None if by.kind.adaptive else defaults.clip_norm
     return plan, Optimization(
         optimizer=by,
         learning_rate=rate,
@@ -239,6 +240,7 @@ def planned_run(
         iterate=request.iterate,
         projection=request.projection,
         views=request.views,
+        chosen_for=chosen_for,
     )
 
 

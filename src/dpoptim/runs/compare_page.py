@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
-from dpoptim.runs.compare import WITHOUT_PRIVACY, Compared
+from dpoptim.runs.compare import WITHOUT_PRIVACY, Compared, not_told_apart
 from dpoptim.runs.drawing import (
     ACCENT,
     LINE,
@@ -20,9 +20,10 @@ from dpoptim.runs.page import duration, escape, figure, grid, page, pairs
 
 FOOTER = (
     "Scores of many runs are shown, which only public data allows. Times are of this machine, and "
-    "include everything but loading."
+    "include everything but loading. The error of the hold-out is what "
+    "another one of as many records would move a score by: one standard error."
 )
-HEADINGS = ("method", "score", "spread over seeds", "time", "guarantee")
+HEADINGS = ("method", "score", "spread over seeds", "error of the hold-out", "time", "guarantee")
 
 
 def compare_page(found: Sequence[Compared], title: str) -> str:
@@ -53,9 +54,11 @@ def hero(found: Sequence[Compared], private: Sequence[Compared]) -> str:
             if each.method == WITHOUT_PRIVACY
         ),
     ]
+    close = not_told_apart(found)[1:]
+    told = f" The hold-out does not tell it from {', '.join(close)}." if close else ""
     return (
         f'<div class="card hero proven"><div><p class="reading"><strong>{escape(best.method)}'
-        f"</strong> scores best of {len(private)} at one guarantee.</p>"
+        f"</strong> scores best of {len(private)} at one guarantee.{escape(told)}</p>"
         f'<p class="terms">{escape(best.guarantee)}</p></div>'
         f"<div>{pairs(rows, 'numbers')}</div></div>"
     )
@@ -83,6 +86,7 @@ def table(found: Sequence[Compared]) -> str:
             f"{100 * each.spread:.1f} points"
             if each.measure == "accuracy"
             else f"{each.spread:.3f}",
+            "" if each.hold_out_error is None else f"{100 * each.hold_out_error:.1f} points",
             duration(each.seconds),
             each.guarantee,
         )

@@ -16,6 +16,9 @@ Relation = Literal["add-or-remove-one", "zero-out", "replace-one"]  # which data
 ModelName = Literal["softmax", "mlp", "cnn"]
 
 # Options that several commands take, each declared once.
+DataDirOption = Annotated[
+    Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")
+]
 SchemaOption = Annotated[
     Path | None,
     typer.Option(
@@ -107,9 +110,7 @@ class TrainRequest:
             ".npz, or a folder of images."
         ),
     ] = "digits"
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")
-    ] = None
+    data_dir: DataDirOption = None
     schema: SchemaOption = None
     target: TargetOption = None
     task: TaskOption = None

@@ -102,7 +102,7 @@ def printable_settings(
     decay, views = in_words(decay_of(plan)), optimization.views
     by_loop = {
         "optimizer": str(optimization.optimizer),
-        "learning rate": f"{optimization.learning_rate:g}" + (decay and f", {decay}"),
+        "learning rate": optimization.rate_in_words(plan) + (decay and f", {decay}"),
         **({"views": f"{views} of each image, moved by up to a pixel"} if views > 1 else {}),
         **iterates_in_words(optimization),
     }

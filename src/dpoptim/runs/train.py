@@ -28,7 +28,7 @@ from dpoptim.plan import Plan
 from dpoptim.runs.assumptions import BY_ANOTHER, BY_THE_CLOCK, basis_of_run
 from dpoptim.runs.interrupted import SavedRun
 from dpoptim.training.attach import attach
-from dpoptim.training.planned_rate import PlannedRate
+from dpoptim.training.planned_rate import PlannedRate, finds_clip_norm
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.tail_average import TailAverage
 from dpoptim.version import __version__ as dpoptim_version
@@ -39,6 +39,7 @@ class Optimization:
     """The optimizer, public, and what becomes of its iterates.
 
     Attributes:
+        chosen_for: the clip norm that the learning rate was chosen for, see `PlannedRate`.
         averaged: the share of the last ones that are averaged into the result; 0: the last one.
         iterate: "random": one by chance instead.
         projection: see `attach`.
@@ -52,10 +53,17 @@ class Optimization:
     iterate: Iterate = "average"
     projection: float | None = None
     views: int = 1
+    chosen_for: float | None = None
 
     def __post_init__(self) -> None:
         positive_number("learning_rate", self.learning_rate)
         whole_number("views", self.views, least=1)
+
+    def rate_in_words(self, plan: Plan) -> str:
+        """The learning rate for people."""
+        follows = self.chosen_for is not None and finds_clip_norm(plan)
+        told = f" for clip norm {self.chosen_for:g}, over the one found" if follows else ""
+        return f"{self.learning_rate:g}{told}"
 
     def records(self, data: Data) -> TensorDataset:
         """Inputs and labels, each as often as it has views."""
@@ -155,7 +163,7 @@ def train_privately(
     """
     losses = partial(batch_losses, weights=weights_of(data))
     optimizer = optimization.optimizer.make(model.parameters(), optimization.learning_rate)
-    rate = PlannedRate(optimizer, optimization.learning_rate, plan)
+    rate = PlannedRate(optimizer, optimization.learning_rate, plan, optimization.chosen_for)
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
     checkpoint = saved.checkpoint if resume and saved is not None else None
     started, ended = time.perf_counter(), ""
@@ -181,7 +189,7 @@ def train_privately(
         swap = private.swap_random_iterate if by_chance else average.swap
         scores = HoldOutCurve(plan, model, swap, public_hold_out(data))
         if checkpoint is not None and saved is not None:
-            refuse_other_settings(optimizer, rate, private.steps_done, optimization)
+            refuse_other_settings(optimizer, rate, optimization)
             scores.values = saved.restore(private.steps_done, average)
             ended = end_in_time(private, saved, time.perf_counter() - started >= most_seconds)
         elif saved is not None:
@@ -189,7 +197,7 @@ def train_privately(
         size = optimization.physical_batch_size
         for x, y in batches_left(private, size, ended):
             private.backward(losses(model, (optimization.seen(x), y)))
-            rate.before(private.steps_done)
+            rate.before(private.steps_done, private.clip_norm)
             optimizer.step()
             if not private.finished_step:
                 continue
@@ -228,7 +236,7 @@ def added_lines(ended: str, saved: SavedRun | None) -> list[Assumption]:
 
 
 def refuse_other_settings(
-    restored: torch.optim.Optimizer, rate: PlannedRate, steps: int, optimization: Optimization
+    restored: torch.optim.Optimizer, rate: PlannedRate, optimization: Optimization
 ) -> None:
     """Refuse to go on by other settings of the optimizer than the run began with.
 
@@ -242,7 +250,7 @@ def refuse_other_settings(
                     f"--resume: the run has {name}={group[name]!r}, not {value!r}. Fix: the same "
                     "options."
                 )
-    if steps > 0 and not rate.set_after(steps):
+    if not rate.as_begun():
         raise ValueError(
             f"--resume: the run has another learning rate than {optimization.learning_rate:g}. "
             "Fix: the same options."
