@@ -51,7 +51,7 @@ def trained(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with dpoptim.attach(chosen, model, optimizer, data, noise_seed=7, **options) as private:
         for x, y in private.batches(**loader):
-            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(model(x), y, reduction="none").mean().backward()
             optimizer.step()
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 

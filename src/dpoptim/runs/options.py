@@ -316,9 +316,7 @@ def lowest_and_highest(text: str) -> tuple[float, float]:
             f"--target-bounds takes LOWEST,HIGHEST such as 0,500000, got {text!r}."
         ) from None
     if not -1e30 < low < high < 1e30:
-        raise ValueError(
-            f"--target-bounds takes two finite numbers, the lower first, got {text!r}."
-        )
+        raise ValueError(f"--target-bounds takes finite numbers, the lower first, got {text!r}.")
     return low, high
 
 
