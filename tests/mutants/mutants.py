@@ -393,6 +393,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "means over all labels of a batch",
+        "training.losses.handed_over.HandedOver",
+        _i.means_over_all_labels,
+        "isolation",
+    ),
+    Mutant(
         "weights of a loss learn unprotected",
         "training.losses.other_parameters",
         _i.other_parameters_unseen,

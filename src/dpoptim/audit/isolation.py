@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
@@ -14,6 +15,7 @@ from dpoptim.audit.refused_loops import FEATURES, accepted
 from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, sum_of_a_step
 from dpoptim.errors import PrivacyError
 from dpoptim.training.trials.isolation import IsolationWarning
+from dpoptim.training.trials.loss_check import OwnMeansWarning
 
 POSITIONS, FLAG = 4, 7.0
 
@@ -53,6 +55,7 @@ def isolation() -> str:
         formed_a_few_at_once,
         norms_that_count_microbatches,
         flags_of_one_record,
+        counts_of_others_labels,
     )
     found = [*accepted(), *filter(None, (measure() for measure in sums))]
     return refuted_by(found)
@@ -233,6 +236,25 @@ def flags_of_one_record() -> str:
             except PrivacyError:  # what it says is not the same for all
                 return ""
     return moved_beyond_bound("a record that others take for themselves", *sums)
+
+
+def counts_of_others_labels() -> str:
+    """A record with many labels, beside others with one, under a mean over all of them."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        x = batch if isinstance(batch, Tensor) else batch[0]
+        mean = F.cross_entropy(model(x).flatten(0, 1), x[..., 0].long().flatten())
+        return CLIP_NORM / 2 * mean  # so that no gradient is clipped
+
+    x = torch.full((6, POSITIONS, FEATURES), -100.0)  # a label that does not count
+    x[:, 0], x[-1] = 1.0, 0.0
+    sums = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OwnMeansWarning)
+        for some in (x, x[:-1]):
+            data = TensorDataset(some)
+            sums.append(sum_of_a_step(linear_of_zeros(FEATURES, 2), data, loss, n=6, checked=loss))
+    return moved_beyond_bound("labels of one record", *sums)
 
 
 def moved_beyond_bound(what: str, one: Tensor, other: Tensor) -> str:
