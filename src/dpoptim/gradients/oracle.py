@@ -25,6 +25,9 @@ from dpoptim.noise.few_rows import FewRows, Vector, memory_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
 KEPT = 1 << 25  # entries of gradients that are kept rather than computed again
+# Of the largest norm: less is rounding, even in float64, of a gradient that cancels. What is less
+# in float32 may be a record's own beside one with large numbers.
+ROUNDED_AWAY = 64 * torch.finfo(torch.float64).eps
 ABOUT_MEDIAN = 0.5, 1.5  # of it
 LARGE_BATCH = 1 << 12  # records
 
@@ -155,6 +158,7 @@ class RecordsAlone:
         found = self._added(order, reduction)
         norms = self.squared.sqrt()[list(order)]
         norms = norms[norms.isfinite() & (norms > 0)]
+        norms = norms[norms > ROUNDED_AWAY * norms.max()] if len(norms) else norms
         median = float(norms.median()) if len(norms) else 0.0
         least, most = ABOUT_MEDIAN
         if least * median <= self._scale() <= most * median:

@@ -25,6 +25,7 @@ from dpoptim.training.trials.isolation_words import first_sentence, fix_of
 from dpoptim.training.trials.tolerances import TOLERANCE, settled
 from dpoptim.training.trials.wider_copies import reads, widened, widened_batch
 
+LOST = torch.finfo(torch.float32).eps  # of the longest gradient, in float32
 ONCE = "call the model on the whole batch, so that each layer has the records on its first axis"
 
 
@@ -164,9 +165,17 @@ class Comparison:
         found = self._mismatches(gradients, reduction, way)
         again = partial(self._elsewhere, reduction, way)
         in_float64 = partial(self._agrees_in_float64, gradients, reduction, way)
-        if settled([share for _, share in found], again, in_float64, self._tolerance):
+        lost = [self._lost(gradients, truth) for truth in self._truth(gradients, reduction)]
+        if settled([share for _, share in found], again, in_float64, self._tolerance, lost):
             return None
         return next(name for name, share in found if not share <= 1)
+
+    def _truth(self, gradients: RecordsAlone, reduction: Reduction) -> list[ClippedSums]:
+        return gradients.clipped_sums(self._order, reduction)
+
+    def _lost(self, gradients: RecordsAlone, truth: ClippedSums) -> float:
+        """Rounding of the longest gradient, in tolerances of a bound."""
+        return LOST * largest_of(gradients.squared) / (truth.clip_norm * self._tolerance)
 
     def _agrees_in_float64(
         self, gradients: RecordsAlone, reduction: Reduction, way: Isolation
@@ -189,7 +198,7 @@ class Comparison:
             return False
         # a loss that does not compute by the copy, or by other rules there, has other gradients
         norms = alone.squared.sqrt(), gradients.squared.sqrt().to(alone.squared)
-        same = torch.allclose(*norms, rtol=MOVED, atol=0)
+        same = torch.allclose(*norms, rtol=MOVED, atol=LOST * largest_of(gradients.squared))
         return same and all(share <= 1 for share in shares)
 
     def _not_by_this_way(self, error: PrivacyError) -> NotByThisWayError:
@@ -279,7 +288,7 @@ class Comparison:
         self, gradients: RecordsAlone, reduction: Reduction, way: Isolation
     ) -> list[tuple[str, float]]:
         """The worst parameter, and by how many tolerances, under both bounds."""
-        truth = gradients.clipped_sums(self._order, reduction)
+        truth = self._truth(gradients, reduction)
         if not gradients.squared[self._order].isfinite().any():
             raise none_finite()
         return [self._mismatch(each, reduction, way) for each in truth]
@@ -304,6 +313,12 @@ class Comparison:
         worst, distance = worst_mismatch(dict(zip(trainable(self.model), found, strict=True)))
         allowed = truth.clip_norm * self.rows * self._tolerance
         return worst, distance / allowed
+
+
+def largest_of(squared: Tensor) -> float:
+    """The largest finite norm; 0: there is none."""
+    finite = squared[squared.isfinite()]
+    return float(finite.max().sqrt()) if len(finite) else 0.0
 
 
 def none_finite() -> SamplesInteractError:

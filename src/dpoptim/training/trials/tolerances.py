@@ -1,5 +1,6 @@
 """How far two sums may be apart that differ by rounding alone."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -55,6 +56,7 @@ def settled(
     again: Callable[[int], Sequence[float]],
     in_float64: Callable[[], bool],
     tolerance: float,
+    lost: Sequence[float] = (),
 ) -> bool:
     """Whether two sums agree but for rounding.
 
@@ -63,13 +65,16 @@ def settled(
         again: the same with other weights, by a seed.
         in_float64: whether they agree in a copy that computes in float64; not where there is none.
         tolerance: `tolerance_of` the model.
+        lost: the rounding of the longest gradient, in the same tolerances; (): nobody knows.
 
     **Guarantee.** Nothing passes that fails by more than `NEAR` tolerances or by `NEAR_BOUND` of
-    the bound for each record, or that fails with other weights and in float64, too.
+    the bound for each record, but by what is `lost`, or that fails with other weights and in
+    float64, too.
     """
     if all(share <= 1 for share in shares):
         return True
     near = min(NEAR, NEAR_BOUND / tolerance)
-    return all(share <= near for share in shares) and (
+    within = (max(near, more) for more in lost) if lost else (near for _ in shares)
+    return all(map(operator.le, shares, within)) and (
         in_float64() or all(share <= 1 for seed in range(AGAIN) for share in again(seed))
     )
