@@ -27,7 +27,14 @@ from dpoptim.training.losses import coupled_losses, handed_over
 from dpoptim.training.losses.handed_over import HandedOver
 from dpoptim.training.losses.reduction import Reading
 from dpoptim.training.prepared import Prepared
-from dpoptim.training.trials import check, fixed_noise, isolation, loss_check, loss_trials
+from dpoptim.training.trials import (
+    check,
+    fixed_noise,
+    isolation,
+    loss_check,
+    loss_trials,
+    missing_numbers,
+)
 from dpoptim.training.trials.deterministic_runs import Quieted
 from dpoptim.training.trials.isolation import Chosen
 
@@ -137,6 +144,22 @@ def norms_at_each_microbatch() -> AbstractContextManager[Any]:
 def large_numbers_untried() -> AbstractContextManager[Any]:
     """No layer is tried on a record with large numbers beside others."""
     return patch.object(isolation, "mixed_beside_large", lambda model, sample: "")
+
+
+def other_ranges_untried() -> AbstractContextManager[Any]:
+    """Losses are tried on normal numbers, and no others."""
+    return patch.object(loss_trials, "with_ranges", lambda records, ranges: records)
+
+
+def false_flags_untried() -> AbstractContextManager[Any]:
+    """Made-up flags are True."""
+    return patch.object(missing_numbers, "missing_flags", lambda row: None)
+
+
+def whole_records_missing() -> AbstractContextManager[Any]:
+    """Where something is no number, it is in all records but one."""
+    own = "ever_more_of_every_other"
+    return patch.object(missing_numbers, own, missing_numbers.ever_more)
 
 
 def compared_in_bfloat16_alone() -> AbstractContextManager[Any]:

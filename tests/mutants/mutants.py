@@ -495,6 +495,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "other ranges untried",
+        "training.trials.variations.with_ranges",
+        _i.other_ranges_untried,
+        "isolation",
+    ),
+    Mutant(
+        "flags untried as False",
+        "training.trials.missing_numbers.missing_flags",
+        _i.false_flags_untried,
+        "isolation",
+    ),
+    Mutant(
+        "no whole records beside those of no numbers",
+        "training.trials.missing_numbers.Missing",
+        _i.whole_records_missing,
+        "isolation",
+    ),
+    Mutant(
         "compared in bfloat16 alone",
         "training.trials.deterministic_runs.autocast_seen",
         _i.compared_in_bfloat16_alone,

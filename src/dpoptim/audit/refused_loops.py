@@ -16,7 +16,7 @@ from dpoptim.gradients.oracle import Loss
 from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.training.attach import attach
 
-RECORDS, FEATURES = 12, 4
+RECORDS, FEATURES, WIDE = 12, 4, 32
 LARGE = 50.0
 
 
@@ -87,6 +87,9 @@ def accepted() -> list[str]:
         mixes_by_a_rare_coin,
         mixes_inside_by_a_rare_coin,
         rounds_beside_outliers,
+        scales_beside_a_number_above_one,
+        counts_flags_of_the_batch,
+        stops_at_no_number,
         divides_by_the_planned_batch,
         divides_by_each_batch,
         multiplies_losses,
@@ -156,6 +159,40 @@ def rounds_beside_outliers() -> None:
     layers = nn.Embedding(RECORDS, FEATURES), RoundsBesideOutliers(FEATURES, 1), nn.Flatten()
     words = [torch.arange(i, i + 2) % RECORDS for i in range(RECORDS)]
     train(nn.Sequential(*layers), words, None, loss=None, isolation="rules")
+
+
+def scales_beside_a_number_above_one() -> None:
+    """What takes a batch for bytes where any number is above 1, of data in which none is."""
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return squared(model, batch / 255 if batch.max().item() > 1 else batch)
+
+    train(nn.Linear(WIDE, 1), [torch.full((WIDE,), 0.5) for _ in range(RECORDS)], None, loss=loss)
+
+
+def counts_flags_of_the_batch() -> None:
+    """A mean over those that count, of data in which all do."""
+
+    def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        x, counts = batch
+        return squared(model, x) * counts * len(x) / counts.sum().clamp(min=1)
+
+    train(
+        nn.Linear(FEATURES, 1),
+        [(torch.ones(FEATURES), torch.tensor(True)) for _ in range(RECORDS)],
+        None,
+        loss=loss,
+    )
+
+
+def stops_at_no_number() -> None:
+    """A batch that is left out where any of its losses is no number."""
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        losses = squared(model, batch)
+        return losses * losses.isfinite().all()
+
+    train(nn.Linear(WIDE, 1), [torch.ones(WIDE) for _ in range(RECORDS)], None, loss=loss)
 
 
 def divides_by_the_planned_batch() -> None:
