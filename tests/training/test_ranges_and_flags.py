@@ -235,3 +235,17 @@ def test_gradients_of_a_mean_that_is_no_number_are_compared() -> None:
     assert "NotFinite" not in attach(mean, data)
     with pytest.raises(IsolationWarning, match="records pass alone"):
         attach(all_or_nothing, data)
+
+
+@pytest.mark.parametrize("change", [bytes_or_not, in_python, signed, without_a_zero])
+def test_models_alone_are_tried_on_other_ranges(change: Any) -> None:
+    """Without a loss, too, one record in a model moved the sum by 12 to 24 clip norms."""
+    model = Before(48, 3)
+    model.change = change
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(WITHIN.repeat(1, 8), LABELS)
+    with pytest.raises((dpoptim.SamplesInteractError, IsolationWarning)):
+        dpoptim.attach(plan, model, optimizer, data)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -203,6 +204,28 @@ class Sample:
             return changed
 
         return self.map_records(change)
+
+    def within_one(self) -> Iterator["Sample"]:
+        """With floats within 0 and 1; and with a first record of others, and one of zeros.
+
+        Nothing, if there are no floats.
+        """
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        floats = any(isinstance(x, Tensor) and x.is_floating_point() for x in leaves)
+        if self.whole or not floats:
+            return
+
+        def change(first: Tensor | None, x: Tensor) -> Tensor:
+            if not x.is_floating_point():
+                return x
+            changed = x.sigmoid()
+            if first is not None:
+                turns = torch.arange(x[0].numel(), device=x.device) % len(first)
+                changed[0] = first.to(x)[turns].view_as(x[0])
+            return changed
+
+        for first in (None, torch.tensor([2.0, -1.0, 0.0]), torch.zeros(1)):
+            yield self.map_records(partial(change, first))
 
     def time_first(self) -> "Sample":
         """The same records on the second axis of whatever has two."""
