@@ -162,7 +162,7 @@ def rounds_beside_outliers() -> None:
 
 
 def scales_beside_a_number_above_one() -> None:
-    """What takes a batch for bytes where any number is above 1, of data in which none is."""
+    """Divides a batch as if it were bytes where any number is above 1, of data in which none is."""
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return squared(model, batch / 255 if batch.max().item() > 1 else batch)
