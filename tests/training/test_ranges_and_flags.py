@@ -83,6 +83,17 @@ def test_what_all_records_are_is_not_taken_for_what_all_will_be(change: Any, pla
         attach(loss, TensorDataset(WITHIN.repeat(1, 8), LABELS), model, collate)
 
 
+def test_whole_numbers_that_the_largest_is_compared_with_are_tried() -> None:
+    """Images in bytes, or in zeros and ones: made-up ones have no 2."""
+    images = torch.zeros(N, 48, dtype=torch.uint8)
+
+    def loss(m: nn.Module, b: Any) -> Tensor:
+        return F.cross_entropy(m(bytes_or_not(b[0].float()) + 1), b[1], reduction="none")
+
+    with pytest.raises(dpoptim.SamplesInteractError, match="one that the loss compares"):
+        attach(loss, TensorDataset(images, LABELS), nn.Linear(48, 3))
+
+
 def test_weights_that_are_scaled_where_one_is_large_are_refused() -> None:
     def loss(m: nn.Module, b: Any) -> Tensor:
         x, y, w = b

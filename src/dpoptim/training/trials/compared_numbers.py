@@ -38,6 +38,9 @@ LOOKING = (
 )
 # Operators that hand numbers over as they are; views have the memory of what they show.
 MOVES = ("_to_copy", "clone", "cat", "stack", "gather", "index", "index_select", "copy", "repeat")
+# Those that hand over some: what a loss compares with the largest of a batch, records may have. Of
+# models, which compare lengths so, longer ones might be out of range, and hide what else is found.
+SELECTS = ("max", "min", "amax", "amin", "aminmax", "maximum", "minimum", "sort", "topk", "abs")
 MOST_NUMBERS = 8
 
 Places = frozenset[int]
@@ -50,6 +53,7 @@ class ComparedNumbers(DispatchMode):
         model: whose parameters end it: what a layer makes of data is compared with any number.
         leaves: of the call.
         comparisons: operators that compare, and what is added to the number.
+        moves: operators whose results have the numbers that they are given.
 
     Attributes:
         found: by place among the leaves, the numbers that the model compares them with; 0 for what
@@ -61,9 +65,10 @@ class ComparedNumbers(DispatchMode):
         model: nn.Module,
         leaves: Sequence[Any],
         comparisons: Mapping[str, tuple[int, ...]] = COMPARISONS,
+        moves: Sequence[str] = MOVES,
     ) -> None:
         super().__init__()
-        self._comparisons = comparisons
+        self._comparisons, self._moves = comparisons, moves
         self.found: dict[int, set[float]] = {}
         self.looks = False
         self._learnt = {storage_of(p) for p in model.parameters()}
@@ -122,7 +127,7 @@ class ComparedNumbers(DispatchMode):
         storage = storage_of(t)
         if storage is None or storage in self._of:  # a view
             return
-        moved = name in MOVES
+        moved = name in self._moves
         self._of[storage] = (held, computed) if moved else (frozenset(), held | computed)
 
 

@@ -21,6 +21,8 @@ from dpoptim.training.trials.batch_sizes import Work
 from dpoptim.training.trials.check import Program
 from dpoptim.training.trials.compared_numbers import (
     BOTH_SIDES,
+    MOVES,
+    SELECTS,
     ComparedNumbers,
     farthest_first,
     representable,
@@ -192,7 +194,8 @@ def watch_loss(program: Program, records: Units) -> Watched:
         with looked_at(model, generators_in(model)), torch.enable_grad():
             batch = program.collate([row for rows in records for row in rows])
             leaves = [leaf for _, leaf in forms.leaves_of(batch)]
-            with ComparedNumbers(model, leaves, BOTH_SIDES) as compared, Work() as work:
+            followed = ComparedNumbers(model, leaves, BOTH_SIDES, (*MOVES, *SELECTS))
+            with followed as compared, Work() as work:
                 program.loss(model, batch)
     except Exception:  # whatever the user's loss raises where operators are watched
         return Watched(found, True, None)
