@@ -200,6 +200,7 @@ class Prepared:
             self.wrapping,
             self._ranks,
             expected=-(-self.plan.batch_size // self._ranks.size),
+            by_name=request.isolation == "alone",
         )
 
     @property
