@@ -249,7 +249,13 @@ def once_differentiable(backward: Function) -> Function:
 
     @wraps(backward)
     def run(ctx: Any, *gradients: Any) -> Any:
-        return (refusing if torch.is_grad_enabled() else backward)(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
+        # what is returned depends on the layer's weights where nothing that came depends on any
+        came = (
+            g if g is None or g.requires_grad else g.detach().requires_grad_() for g in gradients
+        )
+        return refusing(ctx, *came)
 
     return cast("Function", run)
 
