@@ -253,3 +253,27 @@ def test_inner_derivatives_are_told_what_to_do(loss: Loss, said: str) -> None:
         loss(model, next(private.batches())).backward()
     told = [str(error.value), *getattr(error.value, "__notes__", [])]
     assert re.search(said, " ".join(told))
+
+
+# ---- without the loss ---------------------------------------------------------------------------
+
+
+def test_a_loss_that_nobody_checked_is_told_of_once(recwarn: pytest.WarningsRecorder) -> None:
+    """Of runs with a guarantee; not of records alone, which meet nobody, nor of seeded runs."""
+    warnings.simplefilter("always")
+    settings: dict[str, Any] = {"n": N, "batch_size": N, "steps": 2, "delta": 1e-5}
+    for noise, options, told in (
+        (1.0, {}, True),
+        (1.0, {"loss": squares}, False),
+        (1.0, {"isolation": "alone"}, False),
+        (1.0, {"noise_seed": 1}, False),
+        (0.0, {}, False),
+    ):
+        recwarn.clear()
+        model, plan = linear(), dpoptim.DPSGD(1.0).plan(noise_multiplier=noise, **settings)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data: Any = [(x, y) for x, y in zip(X, NUMBERS, strict=True)]
+        dpoptim.attach(plan, model, optimizer, data, **options).detach()
+        found = [each for each in recwarn if each.category is dpoptim.LossNotCheckedWarning]
+        assert len(found) == told
+        assert all(each.filename == __file__ and "loss=" in str(each.message) for each in found)

@@ -45,6 +45,26 @@ TOKEN_MEAN = (
 )
 
 
+NOT_CHECKED = (
+    "the loss was not checked: whether one record's loss depends on others is on trust, as where "
+    "they meet in what is not differentiated (weights over their mean, mixup). Fix: "
+    "dpoptim.attach(..., loss=loss), loss(model, batch) as the loop computes it. Where there is no "
+    'such function, warnings.simplefilter("ignore", dpoptim.LossNotCheckedWarning).'
+)
+
+
+class LossNotCheckedWarning(UserWarning):
+    """`attach` was not given the loss, which is then on trust."""
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Around the attaching of a loss that is tested elsewhere: without `LossNotCheckedWarning`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LossNotCheckedWarning)
+        yield
+
+
 class OwnMeansWarning(UserWarning):
     """A loss is trained as the mean of the records' own means over their labels."""
 
