@@ -46,11 +46,11 @@ def worlds_of_queries(patch: pytest.MonkeyPatch, answer: float = 3.0) -> list[li
 def plans_attached(patch: pytest.MonkeyPatch) -> list[Plan]:
     """Plans of networks that estimators fit."""
     plans: list[Plan] = []
-    honest = network_fit.attach
+    honest = network_fit.attach_own
 
     def spy(plan: Plan, *rest: Any, **more: Any) -> Any:
         plans.append(plan)
         return honest(plan, *rest, **more)
 
-    patch.setattr(network_fit, "attach", spy)
+    patch.setattr(network_fit, "attach_own", spy)
     return plans

@@ -32,6 +32,7 @@ from dpoptim.training.other_runs import OtherRunsWarning as OtherRunsWarning
 from dpoptim.training.private_training import PrivateTraining as PrivateTraining
 from dpoptim.training.trials.check import check as check
 from dpoptim.training.trials.isolation import IsolationWarning as IsolationWarning
+from dpoptim.training.trials.loss_check import LossNotCheckedWarning as LossNotCheckedWarning
 from dpoptim.training.trials.loss_check import OwnMeansWarning as OwnMeansWarning
 from dpoptim.training.trials.memory import physical_batch_size as physical_batch_size
 from dpoptim.version import __version__ as __version__

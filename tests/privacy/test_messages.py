@@ -51,6 +51,7 @@ ALLOWED = {
         "training/trials/loss_refusals.py",
         "tuple(losses.shape)",
     ): "of the batch that the caller made up",
+    ("training/trials/alone.py", "error"): "our own words on made-up records",
     ("training/trials/comparison.py", "error"): "our own words on the model",
     (
         "training/trials/loss_trials.py",

@@ -435,7 +435,8 @@ def test_a_budget_for_one_run_is_enough(tmp_path: Path) -> None:
 
 def test_what_the_first_part_was_stays_said(tmp_path: Path) -> None:
     path = tmp_path / "run.secret"
-    private, model, optimizer = begin(paid_plan(), noise_seed=1, partial_backward=True)
+    parts: dict[str, Any] = {"partial_backward": True, "loss_reduction": "mean"}
+    private, model, optimizer = begin(paid_plan(), noise_seed=1, **parts)
     with private:
         train(private, model, optimizer, 2)
         private.save(path)

@@ -13,7 +13,7 @@ from dpoptim.audit.bounds import Floats
 from dpoptim.audit.one_run import Coins
 from dpoptim.gradients.layers.torch_func import called_with
 from dpoptim.plan import Plan
-from dpoptim.training.attach import attach
+from dpoptim.training.attach import attach_own
 
 
 def attached_run(
@@ -75,7 +75,7 @@ def attached_run(
         optimizer = torch.optim.SGD(trained.parameters(), lr=learning_rate)
         scores = np.zeros(len(present))
         data = TensorDataset(inputs, targets, weights)
-        with attach(
+        with attach_own(
             plan, trained, optimizer, data, noise_seed=noise_seed, label="audit"
         ) as private:
             for bx, by, weight in private.batches():

@@ -11,7 +11,7 @@ from dpoptim.gradients.oracle import Loss
 from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.plan import Plan
 from dpoptim.privacy_unit import RECORD
-from dpoptim.training.attach import attach
+from dpoptim.training.attach import attach_own
 from dpoptim.training.private_training import PrivateTraining
 
 CLIP_NORM = 0.5
@@ -30,9 +30,9 @@ def attach_canaries(
     A person's gradient is the mean of their rows' gradients, so a canary's is the same either way.
     """
     if plan.unit == RECORD:
-        return attach(plan, model, optimizer, canaries, noise_seed=noise_seed, label="audit")
+        return attach_own(plan, model, optimizer, canaries, noise_seed=noise_seed, label="audit")
     rows = TensorDataset(*(part.repeat_interleave(ROWS, 0) for part in canaries.tensors))
-    return attach(
+    return attach_own(
         plan,
         model,
         optimizer,
@@ -75,7 +75,7 @@ def sum_of_a_step(
         n=n, batch_size=n, steps=1, noise_multiplier=0, delta=1e-5
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with attach(plan, model, optimizer, records, loss=checked) as private:
+    with attach_own(plan, model, optimizer, records, loss=checked) as private:
         for (batch,) in private.batches(physical_batch_size=physical, fixed_shape=fixed_shape):
             private.backward(losses(model, batch))
             optimizer.step()

@@ -18,7 +18,7 @@ from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, parameters_of, 
 from dpoptim.errors import PrivacyError
 from dpoptim.evaluation import ClassifierScores
 from dpoptim.methods import DPSGD
-from dpoptim.training.attach import attach
+from dpoptim.training.attach import attach_own
 
 REDUCTIONS: tuple[tuple[Literal["mean", "sum"], int | None], ...] = (
     ("mean", None),
@@ -39,7 +39,7 @@ def sum_over_persons(
     )
     model = linear_of_zeros(FEATURES, 1, bias=True, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with attach(
+    with attach_own(
         plan,
         model,
         optimizer,
@@ -151,7 +151,7 @@ def counts_of(hold_out: Any) -> Tensor:
     plan = DPSGD(CLIP_NORM).plan(
         n=1, batch_size=1, steps=1, noise_multiplier=1.0, delta=1e-3, neighboring="zero-out"
     )
-    with attach(plan, model, optimizer, TensorDataset(records(1.0)[:1])) as private:
+    with attach_own(plan, model, optimizer, TensorDataset(records(1.0)[:1])) as private:
         scores = private.evaluate(hold_out, epsilon=1.0, n=n, outputs=outputs, noise_seed=1)
     assert isinstance(scores, ClassifierScores)
     return torch.from_numpy(scores.confusion)

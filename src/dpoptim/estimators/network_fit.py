@@ -40,7 +40,7 @@ from dpoptim.planning.choice import effective_noise, taken_back
 from dpoptim.planning.ranking import adaptive_learning_rate, learning_rate, noise_to_signal
 from dpoptim.recipes import recipe
 from dpoptim.registry import entry
-from dpoptim.training.attach import attach
+from dpoptim.training.attach import attach_own
 from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.training.planned_rate import PlannedRate
 from dpoptim.training.tail_average import TailAverage
@@ -142,7 +142,7 @@ class NetworkFit(PrivateSettings):
             stepper = by.make(network.parameters(), start)
             rate = PlannedRate(stepper, start, plan, chosen_for)
             average = TailAverage(network, self._averaged_from(plan.steps))
-            with attach(
+            with attach_own(
                 plan,
                 network,
                 stepper,

@@ -38,6 +38,7 @@ from dpoptim.runtime.torch_internals import (
     pytree,
 )
 
+BY_INPUTS = "for gradients by inputs (FGSM, PGD), torch.autograd.grad(loss, x)"
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -120,11 +121,11 @@ class BackwardRecorder:
         if finished.entries and finished.reached:
             raise PrivacyError(
                 "a backward pass ran on rows that private.batches() did not deliver, or a "
-                "second time on rows that it did. Fix: draw every batch from "
-                "private.batches(), and call private.backward(losses) once for each; no backward() "
-                "inside custom functions, such as those of reversible layers; a loss that only "
-                "trains another model through this one (a GAN's generator): "
-                "loss.backward(inputs=[*generator.parameters()])."
+                f"second time on rows that it did. Fix: {BY_INPUTS}; for a loss that only trains "
+                "another model through this one (a GAN's generator), "
+                "loss.backward(inputs=[*generator.parameters()]); no backward() inside custom "
+                "functions (reversible layers); else draw every batch from private.batches(), and "
+                "call private.backward(losses) once for each."
             )
 
     def begin(self, stored_narrow: str | None) -> None:
@@ -248,7 +249,13 @@ def once_differentiable(backward: Function) -> Function:
 
     @wraps(backward)
     def run(ctx: Any, *gradients: Any) -> Any:
-        return (refusing if torch.is_grad_enabled() else backward)(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
+        # what is returned depends on the layer's weights where nothing that came depends on any
+        came = (
+            g if g is None or g.requires_grad else g.detach().requires_grad_() for g in gradients
+        )
+        return refusing(ctx, *came)
 
     return cast("Function", run)
 

@@ -19,7 +19,7 @@ from dpoptim.reproduce.one_pass import DELTA, load_split
 from dpoptim.reproduce.results import deviation, pyplot, write_rows
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy
-from dpoptim.training.attach import attach
+from dpoptim.training.attach import attach_own
 from dpoptim.training.tail_average import TailAverage
 
 EPSILON = 2.0
@@ -109,7 +109,7 @@ def clipping_frequency(out: Path, directory: Path, *, epochs: int = 10) -> list[
 def monitored(plan: Plan, training: Arrays, name: str, clip_norm: float) -> list[float]:
     model, optimizer = start(name, 8.0, max(clip_norm, 1.0))
     shares = []
-    with attach(plan, model, optimizer, TensorDataset(*training), noise_seed=0) as private:
+    with attach_own(plan, model, optimizer, TensorDataset(*training), noise_seed=0) as private:
         for x, y in private.batches():
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
@@ -161,7 +161,7 @@ def run(
     """Accuracy of the mean of the second half of the iterates."""
     model, optimizer = start(name, step, plan.method.rule.norm)
     average = TailAverage(model, plan.steps // 2)
-    with attach(plan, model, optimizer, TensorDataset(*training), noise_seed=seed) as private:
+    with attach_own(plan, model, optimizer, TensorDataset(*training), noise_seed=seed) as private:
         for x, y in private.batches(physical_batch_size=BATCH):
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
@@ -265,7 +265,7 @@ def opacus_epoch(name: str, training: Arrays) -> float:
 
 def private_epoch(plan: Plan, name: str, training: Arrays) -> float:
     model, optimizer = start(name, 0.1, 1.0)
-    with attach(plan, model, optimizer, TensorDataset(*training)) as private:
+    with attach_own(plan, model, optimizer, TensorDataset(*training)) as private:
         started = time.process_time()
         for x, y in private.batches():
             private.backward(F.cross_entropy(model(x), y, reduction="none"))

@@ -27,6 +27,7 @@ from dpoptim.training.other_libraries import (
 )
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.request import Request
+from dpoptim.training.trials.loss_check import unwarned
 
 
 @knows_opacus
@@ -76,7 +77,8 @@ def attach(
             or a scalar. It is checked here, as `check` does, on made-up records (also of unequal
             lengths) and on a few of ``train_set``, collated alone and with others: no record's
             gradient may depend on other records. That it passed on the data set is one bit about
-            the program, and listed as such. None: "loss not checked" heads what is taken on trust.
+            the program, and listed as such. None: "loss not checked" heads what is taken on trust,
+            and a warning says so.
         collate_fn: what makes a batch of a list of records, for ``private.batches``; checked with
             ``loss``, and otherwise listed among what is taken on trust. None: torch's.
         loss_reduction: for losses that are not handed over as one value a record: whether the
@@ -205,3 +207,7 @@ def attach(
             raise lost from error
         ranks.leave(0, failed=True)
         raise
+
+
+# for this package's own losses, of which nobody need be told that they were not checked here
+attach_own = unwarned()(attach)

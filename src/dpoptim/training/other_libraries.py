@@ -44,7 +44,8 @@ NO_GRADIENT = (
 HINTS_BY_TEXT = {
     "@once_differentiable": "the loss differentiates the model's gradients again (a gradient "
     "penalty, autograd.grad(..., create_graph=True)); rules for layers cannot, vectorised models "
-    'and records alone can. Fix: dpoptim.attach(..., isolation="vmap").',
+    'and records alone can. Fix: dpoptim.attach(..., isolation="vmap"), which attach chooses by '
+    "itself where it is given the loss, loss=.",
     "override the setup_context": "torch.func ran the attached model, whose layers form each "
     "record's gradient in autograd's own backward pass. Fix: keep to private.backward(losses); "
     "inner gradient steps on parameters (MAML) have no rule.",
@@ -65,10 +66,11 @@ HINTS_BY_TEXT = {
     "optimizer that SAM wraps, given to dpoptim.attach by itself; the noisy mean can be looked at "
     "after its step(), before zero_grad(), where private.finished_step is true.",
     "not have been used in the graph": "gradients of an attached model's parameters do not exist "
-    "outside of optimizer.step(), so nothing can be computed from them (SAM, gradient norms, "
-    "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...). "
-    "For derivatives by inputs that are differentiated again (gradient penalties, physics-informed "
-    'losses), dpoptim.attach(..., isolation="vmap").',
+    "outside of optimizer.step(), so nothing can be computed from them (inner steps, as in MAML; "
+    "SAM, gradient norms, influence). Fix: leave it out, or use the noisy mean: "
+    "optimizer.register_step_pre_hook(...). For derivatives by inputs that are differentiated "
+    'again (gradient penalties, physics-informed losses), dpoptim.attach(..., isolation="vmap"), '
+    "or loss=, which finds that out.",
 }
 
 # Attributes of wrappers around optimizers: Accelerate's and Lightning's, fastai's, Lookahead's.

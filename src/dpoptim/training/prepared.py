@@ -1,6 +1,7 @@
 """Findings of attaching about model, loss and data before anything is reserved or drawn."""
 
 import pickle
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -29,8 +30,18 @@ from dpoptim.training.tables import totals_of_tables
 from dpoptim.training.trials.costs import with_cost
 from dpoptim.training.trials.deterministic_runs import same_made_up_records
 from dpoptim.training.trials.first_passes import OutputsMixedError
-from dpoptim.training.trials.isolation import Chosen, after_loss, choose_isolation
-from dpoptim.training.trials.loss_check import LossCheck, check_loss
+from dpoptim.training.trials.isolation import (
+    Chosen,
+    IsolationWarning,
+    after_loss,
+    choose_isolation,
+)
+from dpoptim.training.trials.loss_check import (
+    NOT_CHECKED,
+    LossCheck,
+    LossNotCheckedWarning,
+    check_loss,
+)
 from dpoptim.training.trials.probe import positions_per_layer
 
 
@@ -200,6 +211,7 @@ class Prepared:
             self.wrapping,
             self._ranks,
             expected=-(-self.plan.batch_size // self._ranks.size),
+            by_name=request.isolation == "alone",
         )
 
     @property
@@ -224,6 +236,19 @@ class Prepared:
             positions=positions,
             placement=self.wrapping,
         )
+
+    def warn(self, *, released: bool) -> None:
+        """Tell of a slow way, and of a loss that nobody has checked.
+
+        Whoever makes errors of these has the model as it was.
+
+        Args:
+            released: whether the model may be, with a guarantee, and is told of in this process.
+        """
+        if self.chosen.message:
+            warnings.warn(self.chosen.message, IsolationWarning, stacklevel=5)
+        if released and self.loss is None and not self.chosen.isolation.alone:
+            warnings.warn(NOT_CHECKED, LossNotCheckedWarning, stacklevel=5)
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A model in private training: batches out, clipped sums in, only the gate's answers beyond."""
 
-import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +40,6 @@ from dpoptim.training.refusals import refuse_changed_parameters
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.request import Request
 from dpoptim.training.steps import Steps
-from dpoptim.training.trials.isolation import IsolationWarning
 
 
 class PrivateTraining(BatchLoop, HoldOutScores):
@@ -145,8 +143,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             BareLosses(self._engine, self._handed_over),
         )
         self._other_runs.warn()
-        if self._chosen.message:  # whoever makes an error of it has the model as it was
-            warnings.warn(self._chosen.message, IsolationWarning, stacklevel=4)
+        found.warn(released=told is not None and plan.noise_multiplier > 0)
         if earlier.contents is None:
             self._attached.put_on()
         else:

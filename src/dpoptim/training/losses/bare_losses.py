@@ -52,10 +52,8 @@ class BareLosses:
             except PrivacyError as error:
                 engine.refusal = error  # if this loss turns out to be the model's
         if scalar is None:
-            try:
+            with self._refusing(loss):
                 yield
-            finally:
-                engine.refusal = None
             return
         rows = engine.rows_open
         means = self._handed_over.own_means(engine, loss) if self._is_own(loss) else nullcontext()
@@ -65,6 +63,19 @@ class BareLosses:
                 yield
         if engine.rows_open != rows:
             self._handed_over.keep(self._engine, scalar)
+
+    @contextmanager
+    def _refusing(self, loss: Tensor) -> Iterator[None]:
+        """Raise what was found of a loss, if it turns out to be the model's."""
+        engine = self._engine
+        try:
+            yield
+        except PrivacyError as error:  # of the model's layers, which know less of the loss
+            if engine.refusal is None or not self._is_own(loss):
+                raise
+            raise engine.refusal from error
+        finally:
+            engine.refusal = None
 
     def refuse_scale(self, loss: Tensor) -> None:
         """Refuse a loss of this model that a GradScaler is to scale.

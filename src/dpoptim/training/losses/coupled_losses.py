@@ -27,6 +27,10 @@ LOOKED_AT = 1 << 20  # entries at a time: there may be no room for another copy 
 # Of the largest entry: what is left of the batch's largest score, which a loss took off and added
 # again. A mean over a batch leaves each record's share of it, which is more.
 ROUNDING = 5e-7
+OWN_PAIRS = (
+    "pairs that a record holds itself (or several rows of one record, rows_per_record=K), "
+    "negatives from public data, or a sigmoid loss of each pair"
+)
 KINKS = ("Abs", "Clamp", "Relu", "LeakyRelu", "Maximum", "Minimum", "Where", "NanToNum")
 Placed = tuple[int, GradientEdge]  # with its place among what was returned
 
@@ -84,8 +88,7 @@ def coupled() -> SamplesInteractError:
         "similarities or negatives within the batch, a mean or softmax over it, a root, "
         "ratio or limit of its sums (RMSE, dice, a correlation, flooding). One record would move "
         "the gradients of all. Fix: let each record's loss depend on that record alone, such as "
-        "its own dice, pairs that a record holds itself (or several rows of one record, "
-        "rows_per_record=K), negatives from public data, or a sigmoid loss of each pair."
+        f"its own dice, {OWN_PAIRS}."
     )
 
 

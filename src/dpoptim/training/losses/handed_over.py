@@ -9,10 +9,12 @@ from torch import Tensor
 
 from dpoptim.errors import PrivacyError, SamplesInteractError, axes_of
 from dpoptim.gradients.arithmetic.products import COMMON_FACTOR_ERROR
+from dpoptim.gradients.backward_pass import BY_INPUTS
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.losses import without_single_axes
-from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
+from dpoptim.training.losses.coupled_losses import coupled, refuse_coupled_losses
 from dpoptim.training.losses.label_means import own_means
+from dpoptim.training.losses.meeting_places import compares_outputs
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import (
     ONE_BY_ONE,
@@ -128,7 +130,12 @@ class HandedOver:
         if engine.partial_backward:  # of a part of the rows, nobody knows how many they are
             return None
         rows, records = engine.rows_open, engine.rows_open // engine.rows.per_record
-        return read_reduction(loss, rows, records, checked=self.checked)
+        try:
+            return read_reduction(loss, rows, records, checked=self.checked)
+        except SamplesInteractError:
+            if compares_outputs(loss):  # labels are places in the batch
+                raise coupled() from None
+            raise
 
     def _scalar_of(self, engine: Engine, loss: Tensor, reading: Reading | None) -> Scalar:
         reduction = self._agreed(reading)
@@ -236,7 +243,7 @@ def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
         "private.backward was called again for rows that went through it already, or without a "
         "batch from private.batches(): their gradients would count twice. Fix: add the losses of a "
         "row, and call private.backward(first + second) once for each batch; iterate over "
-        "private.batches() in place of a loader of your own."
+        f"private.batches() in place of a loader of your own; {BY_INPUTS}."
     )
 
 

@@ -19,6 +19,7 @@ from dpoptim.training.losses.label_nodes import (
     children_of,
     smoothed,
 )
+from dpoptim.training.losses.meeting_places import BROADCAST
 
 ONE_BY_ONE = (
     'Fix: compute the loss with reduction="none" and hand over the vector: '
@@ -283,10 +284,7 @@ def _of_labels(node: Any) -> Reading | None:
 def _of_elements(node: Any) -> Reading | None:
     """Losses element by element, such as MSE."""
     if any(node_name(child) == "ExpandBackward0" for child in children_of(node)):
-        raise SamplesInteractError(
-            "the loss compares tensors of different shapes, such as (rows, 1) and (rows,), so that "
-            "every output meets every record's target. Fix: give both the same shape."
-        )
+        raise SamplesInteractError(BROADCAST)
     if node._saved_reduction not in (MEAN, SUM):
         return None
     reduction: Reduction = "mean" if node._saved_reduction == MEAN else "sum"

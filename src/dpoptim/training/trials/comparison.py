@@ -1,5 +1,6 @@
 """The engine's clipped sum of a batch, held against its records taken one at a time."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,14 +19,23 @@ from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.few_rows import Vector, memory_of
 from dpoptim.runtime.torch_internals import pytree
+from dpoptim.training.losses.meeting_places import refuse_meeting
 from dpoptim.training.other_libraries import hint_of
 from dpoptim.training.trials.deterministic_runs import MOVED, other_weights
 from dpoptim.training.trials.fixed_noise import drawn_for
+from dpoptim.training.trials.interactions import (
+    mixed_records,
+    none_finite,
+    nothing_alone,
+    weighed_by_others,
+    weighted_mean,
+)
 from dpoptim.training.trials.isolation_words import first_sentence, fix_of
 from dpoptim.training.trials.tolerances import TOLERANCE, settled
 from dpoptim.training.trials.wider_copies import reads, widened, widened_batch
 
 LOST = torch.finfo(torch.float32).eps  # of the longest gradient, in float32
+NOTHING = 1e-6  # of the batch's gradient
 ONCE = "call the model on the whole batch, so that each layer has the records on its first axis"
 
 
@@ -105,7 +115,7 @@ class Comparison:
     Args:
         loss: of a batch, as a scalar.
         batches: of the records.
-        ways: of keeping records apart, see `Program`.
+        ways: of keeping records apart, see `Program`; none: records pass alone.
         placement: of the model's parameters.
         on_private: whether the records are private; then no error names a parameter.
         tolerance: `tolerance_of` the model.
@@ -136,9 +146,12 @@ class Comparison:
     def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
         """The candidate under which engine and truth agree.
 
+        With no way at all, the one by which autograd's gradient of the batch is its records' own.
+
         Raises:
             NotByThisWayError: none does, but autograd's gradient of the batch is that of its
                 records alone.
+            NothingAloneError: none does, as these have none.
             SamplesInteractError: none does.
         """
         gradients, worst, refused = self._gradients, "", None
@@ -153,10 +166,40 @@ class Comparison:
                 raise
             except Exception as error:  # whatever the user's code raises under hooks
                 refused = refused or meant_by(error)
-        mixed = self._interaction(gradients, worst) if worst or refused is None else refused
-        if any(self._adds_up(gradients, candidate) for candidate in candidates):
-            raise self._not_by_this_way(mixed)
-        raise mixed
+        added = next((each for each in candidates if self._adds_up(gradients, each)), None)
+        if added is None:
+            raise self._mixed(gradients, worst, refused)
+        if self._ways:
+            raise self._not_by_this_way(worst, refused)
+        return added
+
+    def _mixed(
+        self, gradients: RecordsAlone, worst: str, refused: PrivacyError | None
+    ) -> PrivacyError:
+        """The refusal of a loss whose batch has another gradient than its records.
+
+        Args:
+            refused: by what it was under hooks; what a layer asks for mends no such loss.
+        """
+        if self._nothing_alone(gradients):
+            return nothing_alone()
+        if not worst and refused is not None and refused.layer is None:
+            return refused
+        if not self._on_private:  # of which a graph may tell something
+            refuse_meeting(self.loss(self.model, self._batches.of(self._order)), self.rows)
+        weights = self._weights(gradients)
+        if weights is not None and abs(float(weights.sum()) - 1) < 1e-3:
+            return weighted_mean()
+        # in few dimensions gradients make up anything
+        many = sum(p.numel() for p in trainable(self.model).values()) > len(self._batches.records)
+        if weights is not None and many and not self._on_private:
+            return weighed_by_others()
+        return self._somewhere(worst)
+
+    def _somewhere(self, worst: str) -> SamplesInteractError:
+        """The refusal of gradients that differ at some parameter; which depends on the records."""
+        most = "" if self._on_private or not worst else f", most at parameter {worst!r}"
+        return mixed_records(self.rows, most)
 
     def _off(self, gradients: RecordsAlone, reduction: Reduction, way: Isolation) -> str | None:
         """The parameter whose sums are off in this way; None: none is; "": the loss is."""
@@ -201,7 +244,8 @@ class Comparison:
         same = torch.allclose(*norms, rtol=MOVED, atol=LOST * largest_of(gradients.squared))
         return same and all(share <= 1 for share in shares)
 
-    def _not_by_this_way(self, error: PrivacyError) -> NotByThisWayError:
+    def _not_by_this_way(self, worst: str, refused: PrivacyError | None) -> NotByThisWayError:
+        error = self._somewhere(worst) if worst or refused is None else refused
         reason = first_sentence(str(error)).split(". Usual causes: ", maxsplit=1)[0]
         vectorised = any(way.tier == "vmap" for way in self._ways)
         named = '"alone"' if vectorised else '"vmap", or "alone"; "auto" finds out which'
@@ -212,33 +256,10 @@ class Comparison:
             fix=ONCE if isinstance(error, SamplesInteractError) else fix_of(str(error)),
         )
 
-    def _interaction(self, gradients: RecordsAlone, worst: str) -> SamplesInteractError:
-        if self._weighs_records(gradients):
-            return SamplesInteractError(
-                "the loss is a weighted mean over the records of a batch, and how much a record "
-                "weighs depends on the others: a mean over the tokens of the whole batch that is "
-                "made by hand (masks, padding), or class weights in one; of cross_entropy and "
-                "nll_loss they are served, where labels come one record's after another's. Fix: "
-                "average over each record's own tokens first, "
-                'dpoptim.losses.per_sample_mean(losses, mask), of losses with reduction="none", '
-                "which may have class weights in them."
-            )
-        # which one it is depends on the records
-        most = "" if self._on_private else f", most at parameter {worst!r}"
-        return SamplesInteractError(
-            "records are mixed, or the first axis of some layer is not the record: the "
-            f"clipped sum of a batch of {self.rows} differs from that of its records taken alone"
-            f"{most}. Usual causes: a loss averaged over the tokens of the "
-            "whole batch (average in each record first), an in-batch contrastive loss, class "
-            "weights in a mean made by hand, batch statistics, positions of shape "
-            "(T,) instead of (1, T), a (T, B, ...) layout. Fix: make each record's loss depend on "
-            "that record alone."
-        )
-
     def _finite(self, gradients: RecordsAlone) -> list[int]:
         """The batch's order without records whose gradients by themselves are not finite.
 
-        One of these leaves nothing of a batch's gradient, and the engine leaves it out.
+        The engine leaves them out.
         """
         finite = gradients.squared.isfinite().tolist()
         return [i for i in self._order if finite[i]]
@@ -256,6 +277,8 @@ class Comparison:
     def _adds_up(self, gradients: RecordsAlone, reduction: Reduction) -> bool:
         """Whether the batch's gradient is the mean or sum of the records' own."""
         order = self._finite(gradients)
+        if len(order) < len(self._order) and math.isfinite(self._norm(self._together(self._order))):
+            return False  # the batch makes something of what is nothing, such as 0 / 0, alone
         if not order:
             return True  # there is nothing to add up
         rest: list[Vector] = [*self._together(order)]
@@ -265,16 +288,23 @@ class Comparison:
         size = float(gradients.squared[order].sqrt().sum())
         return self._norm(memory_of(rest)) <= max(1e-3, self._tolerance) * size
 
-    def _weighs_records(self, gradients: RecordsAlone) -> bool:
-        """Whether the batch's gradient is the records' own, with weights that add up to 1."""
+    def _nothing_alone(self, gradients: RecordsAlone) -> bool:
+        """Whether the batch has a gradient, and no record alone, down to rounding."""
+        own = float(gradients.squared[self._order].sqrt().max())
+        return own <= NOTHING * self._norm(self._together(self._order))
+
+    def _weights(self, gradients: RecordsAlone) -> Tensor | None:
+        """By which the batch's gradient is made of the records' own; None: it is not, above 0."""
         order = self._finite(gradients)
         target = torch.cat([part.flatten().cpu() for part in self._together(order)])
+        if not order:
+            return None
         rows = torch.cat([g.double().reshape(len(g), -1).cpu() for g in gradients.stacked()], 1)
         rows, added = rows[order], self._placement.added
         inverse = torch.linalg.pinv(added(rows @ rows.T), hermitian=True, rtol=1e-9)
         weights = inverse @ added(rows @ target)
         explained = self._norm([weights @ rows - target]) <= 1e-3 * self._norm([target])
-        return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3
+        return weights if explained and bool((weights > 0).all()) else None
 
     def _alone(self) -> RecordsAlone:
         return RecordsAlone(self.model, self.loss, self._batches.alone, self._placement)
@@ -319,13 +349,3 @@ def largest_of(squared: Tensor) -> float:
     """The largest finite norm; 0: there is none."""
     finite = squared[squared.isfinite()]
     return float(finite.max().sqrt()) if len(finite) else 0.0
-
-
-def none_finite() -> SamplesInteractError:
-    """The refusal of a loss where no record's own gradient is finite."""
-    return SamplesInteractError(
-        "no record by itself has a finite gradient, as where several are needed: "
-        "standardising by the mean and deviation of the batch, an unbiased variance, a "
-        "correlation. Fix: let each record's loss depend on that record alone; standardise "
-        "by public numbers, or with dpoptim.preprocessing before training."
-    )

@@ -26,6 +26,7 @@ from dpoptim.training.batches.streams import StreamRecords
 from dpoptim.training.losses.handed_over import disagreement, unclear_factor
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.other_libraries import hint_of
+from dpoptim.training.trials.alone import refuse_other_meaning
 from dpoptim.training.trials.check import CheckResult, NotFiniteError, Program, compare
 from dpoptim.training.trials.deterministic_runs import put_back
 from dpoptim.training.trials.loss_trials import BY_COLLATE, saying, try_made_up
@@ -42,6 +43,26 @@ TOKEN_MEAN = (
     "is what is trained, so that long records weigh as much as short ones. "
     "dpoptim.losses.per_sample_mean says the same in the loss itself."
 )
+
+
+NOT_CHECKED = (
+    "the loss was not checked: whether one record's loss depends on others is on trust, as where "
+    "they meet in what is not differentiated (weights over their mean, mixup). Fix: "
+    "dpoptim.attach(..., loss=loss), loss(model, batch) as the loop computes it. Where there is no "
+    'such function, warnings.simplefilter("ignore", dpoptim.LossNotCheckedWarning).'
+)
+
+
+class LossNotCheckedWarning(UserWarning):
+    """`attach` was not given the loss, which is then on trust."""
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Around the attaching of a loss that is tested elsewhere: without `LossNotCheckedWarning`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LossNotCheckedWarning)
+        yield
 
 
 class OwnMeansWarning(UserWarning):
@@ -84,6 +105,8 @@ def check_loss(
     wrapping: Wrapping,
     ranks: Ranks,
     expected: int,
+    *,
+    by_name: bool,
 ) -> LossCheck:
     """Check a loss on made-up records, of unequal lengths too, and a few of the data set's.
 
@@ -94,10 +117,11 @@ def check_loss(
         row: whose form made-up records have.
         declared: what a scalar was said to be.
         units: of the data set; the rows of one may meet each other.
-        isolation: how the model will keep records apart. Those that pass alone meet nobody, so
-            there is nothing to check.
+        isolation: how the model will keep records apart. Those that pass alone meet nobody: only
+            whether the loss stays what it is is checked.
         wrapping: of the model. ranks: that train it.
         expected: records of a batch, of one rank.
+        by_name: whether the user asked for this way.
 
     Raises:
         NotByThisWayError: each record's gradient is its own, but not in the model's way of keeping
@@ -115,6 +139,7 @@ def check_loss(
     collate = collate_records if collate_fn is None else collate_fn
     if isolation.alone:
         refuse_what_fails_alone(model, loss, collate, row, wrapping)
+        refuse_other_meaning(Program(model, loss, collate, (), wrapping), row, by_name=by_name)
         return LossCheck("none", collate_fn, "")
     program = Program(model, loss, collate, (isolation,), wrapping)
     tried = try_made_up(

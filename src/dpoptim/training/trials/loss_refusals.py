@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.watch.values import Values
+from dpoptim.training.losses.meeting_places import refuse_meeting
 from dpoptim.training.trials.comparison import Batches, shapes_in
 from dpoptim.training.trials.first_passes import refuse_written
 
 LOSSES_AGREE = 1e-3  # within this share
 DRAWS_ELSEWHERE = (
     "it draws from numpy's or Python's random generators, so that nobody can tell whether records "
-    "are mixed"
+    "are mixed (with records alone none is: mixup would mix each with itself)"
 )
 
 OF_OTHERS = "losses of the records depend on other records of the batch"
@@ -29,7 +30,7 @@ CAUSES = (
 )
 OWN_LOSSES = (
     "Fix: one loss a record, at the place where the record was delivered, made of that record "
-    'alone; or isolation="alone", in which no record meets another.'
+    "alone."
 )
 
 
@@ -122,6 +123,7 @@ def refuse_other_order(
         return
     if on_private:
         raise SamplesInteractError(f"{OF_OTHERS}, or come in another order: {CAUSES}. {OWN_LOSSES}")
+    refuse_meeting(losses, len(batches.order))
     if agree(found.sort().values, own.sort().values, within):
         raise SamplesInteractError(
             "losses are those of the records, but not in their order: the batch is sorted or "

@@ -1,0 +1,82 @@
+"""Where records meet in a loss, read off its graph: words for refusals, which decide nothing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from dpoptim.errors import SamplesInteractError
+from dpoptim.runtime.torch_internals import gradient_forms, node_name
+from dpoptim.training.losses.label_nodes import children_of
+
+ELEMENTWISE = ("SubBackward", "AddBackward", "MulBackward", "DivBackward", "RsubBackward")
+BROADCAST = (
+    "the loss compares tensors of different shapes, such as (rows, 1) and (rows,), so that every "
+    "output meets every record's target. Fix: give both the same shape."
+)
+ONE_TERM = (
+    "one term of the loss is already averaged or summed over the batch, and was added to a vector "
+    "of one loss a record. Fix: that term of each record, too; or the mean of both, "
+    "losses.mean() + term, if the term is a mean over records."
+)
+
+
+def refuse_meeting(losses: Tensor, records: int) -> None:
+    """Refuse losses where the graph shows how records meet; silent where it does not.
+
+    Args:
+        losses: of made-up records, refused for another reason; one a record, or a scalar.
+        records: of their batch, as many as no other axis has.
+    """
+    nodes = [*below(losses.grad_fn)]
+    if any(expands(node, records) for node in nodes):
+        raise SamplesInteractError(BROADCAST)
+    if losses.dim() and any(adds_scalar(node) for node in nodes if form(node) == losses.shape):
+        raise SamplesInteractError(ONE_TERM)
+
+
+def compares_outputs(loss: Tensor) -> bool:
+    """Whether a loss multiplies what layers returned with each other: similarities, say."""
+    return any(
+        node_name(node).startswith(("MmBackward", "CdistBackward", "EuclideanDistBackward"))
+        and sum(not is_leaf(child) for child in children_of(node)) > 1
+        for node in below(loss.grad_fn)
+    )
+
+
+def below(node: Any) -> Iterator[Any]:
+    """Nodes of a graph, down to hooked layers."""
+    left, met = [node], set[Any]()
+    while left:
+        node = left.pop()
+        if node is not None and node not in met and not isinstance(node, BackwardCFunction):
+            met.add(node)
+            left += children_of(node)
+            yield node
+
+
+def expands(node: Any, records: int) -> bool:
+    """Whether a record's axis of one became as long as there are records."""
+    shape, name = form(node), node_name(node)
+    before = [form(child) for child in children_of(node)]
+    if not name.startswith((*ELEMENTWISE, "ExpandBackward")) or shape.count(records) < 2:
+        return False
+    return any(each.count(records) == 1 for each in before)
+
+
+def adds_scalar(node: Any) -> bool:
+    """Whether a number that was computed from tensors was added to a vector."""
+    scalars = [c for c in children_of(node) if not form(c) and not is_leaf(c)]
+    return node_name(node).startswith(("AddBackward", "SubBackward")) and bool(scalars)
+
+
+def form(node: Any) -> tuple[int, ...]:
+    return (*gradient_forms(node)[0].shape,)
+
+
+def is_leaf(node: Any) -> bool:
+    """Whether a node is a parameter's, as it is or turned."""
+    return not children_of(node) or (
+        node_name(node).startswith("TBackward") and is_leaf(children_of(node)[0])
+    )

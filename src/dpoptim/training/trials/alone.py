@@ -1,0 +1,83 @@
+"""Losses of records that pass alone, held against those of the batches they were written for."""
+
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.errors import NotByThisWayError, SamplesInteractError
+from dpoptim.training.batches.records import made_up
+from dpoptim.training.losses.label_means import of_own_means
+from dpoptim.training.trials.check import Program, if_possible, in_turn
+from dpoptim.training.trials.comparison import Batches, Comparison
+from dpoptim.training.trials.fixed_noise import MIDDLE, see_one_row
+from dpoptim.training.trials.interactions import NothingAloneError
+from dpoptim.training.trials.isolation import IsolationWarning
+from dpoptim.training.trials.loss_trials import MADE_UP
+from dpoptim.training.trials.tolerances import computed_dtypes, tolerance_of
+from dpoptim.training.trials.variations import with_padding
+
+OTHER_LOSS = (
+    'isolation="alone" makes another loss of this one, since the gradient of a batch is neither '
+    "the mean nor the sum of its records' own: every record is trained as if it were the batch, "
+    "and nothing weighs it by others, or mixes or compares it with them."
+)
+
+
+def refuse_other_meaning(program: Program, form: Any, *, by_name: bool) -> None:
+    """Refuse a loss that records alone would make another one of, on made-up records.
+
+    What cannot be run on these, or cannot be compared, is let through: no record meets another.
+
+    Args:
+        form: a row, of which only the form is used.
+        by_name: whether the user asked for records alone; then a warning does, but for losses
+            that would have no gradient at all.
+
+    Raises:
+        NothingAloneError: no record alone has a gradient.
+        SamplesInteractError: the batch's gradient is neither the mean nor the sum of theirs.
+    """
+    generator = torch.Generator().manual_seed(0)
+    try:
+        records = [[made_up(form, generator)] for _ in range(MADE_UP)]
+    except TypeError:
+        return
+    try:
+        for tried in (records, *with_padding(records, sequences=False)):
+            if_possible(partial(compare_alone, program, tried))
+    except (NothingAloneError, NotByThisWayError):
+        raise
+    except SamplesInteractError as error:
+        if not by_name:
+            raise SamplesInteractError(
+                f"on made-up records: {error} Or, if every record is to be trained as if it were "
+                'the batch, isolation="alone".'
+            ) from None
+        warnings.warn(OTHER_LOSS, IsolationWarning, stacklevel=8)
+
+
+def compare_alone(program: Program, records: Sequence[Sequence[Any]]) -> None:
+    """Hold the gradient of a batch against its records' own, of a program without other ways."""
+    model, batches = (
+        program.model,
+        Batches(program.collate, records, in_turn(len(records), MADE_UP)),
+    )
+
+    def summed(model: nn.Module, batch: Any) -> Tensor:
+        return batches.loss_of(program.loss, model, batch).sum()
+
+    loss = partial(of_own_means, summed, lambda batch: len(batches.rows[id(batch)]))
+    one, together = batches.of([0]), batches.together
+    with program.quieting.quiet(model, lambda: [loss(model, together)], MIDDLE) as quieted:
+        if quieted.draws:
+            return
+        see_one_row(quieted.noise, lambda: loss(model, one))
+        dtypes = computed_dtypes(model, lambda: loss(model, together))
+        tolerance = tolerance_of(model, program.placement, dtypes)
+        Comparison(model, loss, batches, (), program.placement, False, tolerance).reduction(
+            program.reductions
+        )

@@ -1,0 +1,67 @@
+"""Refusals of losses whose batches have other gradients than their records alone."""
+
+from dpoptim.errors import SamplesInteractError
+from dpoptim.training.losses.coupled_losses import OWN_PAIRS
+
+
+class NothingAloneError(SamplesInteractError):
+    """A batch has a gradient, and no record that is alone in one."""
+
+
+def nothing_alone() -> NothingAloneError:
+    """The refusal of a loss that only several records make a gradient of."""
+    return NothingAloneError(
+        "no record alone has a gradient by this loss, which compares the records of a batch "
+        "(contrastive ones, as in SimCLR and CLIP; Cox's risk sets): one record would move the "
+        "gradients of all, and with records alone nothing would be learnt. Fix: let each record's "
+        f"loss depend on that record alone, by {OWN_PAIRS}."
+    )
+
+
+def none_finite() -> SamplesInteractError:
+    """The refusal of a loss where no record's own gradient is finite."""
+    return SamplesInteractError(
+        "no record by itself has a finite gradient, as where several are needed: "
+        "standardising by the mean and deviation of the batch, an unbiased variance, a "
+        "correlation. Fix: let each record's loss depend on that record alone; standardise "
+        "by public numbers, or with dpoptim.preprocessing before training."
+    )
+
+
+def weighted_mean() -> SamplesInteractError:
+    """The refusal of a loss by whose weights, which add up to 1, records are averaged."""
+    return SamplesInteractError(
+        "the loss is a weighted mean over the records of a batch, and how much a record "
+        "weighs depends on the others: a mean over the tokens of the whole batch that is "
+        "made by hand (masks, padding), or class weights in one; of cross_entropy and "
+        "nll_loss they are served, where labels come one record's after another's. Fix: "
+        "average over each record's own tokens first, "
+        'dpoptim.losses.per_sample_mean(losses, mask), of losses with reduction="none", '
+        "which may have class weights in them."
+    )
+
+
+def weighed_by_others() -> SamplesInteractError:
+    """The refusal of a loss by whose weights records are added up."""
+    return SamplesInteractError(
+        "how much a record weighs in the loss depends on the others: a root, ratio or "
+        "limit of sums over the batch (RMSE, a mean by a count of what is in it). Fix: of "
+        'each record, one loss a record, such as F.mse_loss(..., reduction="none").'
+    )
+
+
+def mixed_records(records: int, most: str) -> SamplesInteractError:
+    """The refusal of a loss that mixes them in no way that is known.
+
+    Args:
+        records: of a batch that was tried.
+        most: at which parameter it shows, in words.
+    """
+    return SamplesInteractError(
+        "records are mixed, or the first axis of some layer is not the record: the "
+        f"clipped sum of a batch of {records} differs from that of its records taken alone"
+        f"{most}. Usual causes: a loss averaged over the tokens of the whole batch (average in "
+        "each record first), a maximum or dice over it, an in-batch contrastive loss, class "
+        "weights in a mean made by hand, batch statistics, positions of shape (T,) instead of "
+        "(1, T), a (T, B, ...) layout. Fix: make each record's loss depend on that record alone."
+    )
