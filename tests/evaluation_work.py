@@ -41,12 +41,15 @@ def scored(rank: int, way: str, path: str) -> dict[str, Any]:
                 if private.steps_done in (1, 3):
                     scores.append(private.evaluate(hold_out, **COST))
             refused = said_of(lambda: private.evaluate(hold_out, **COST | {"epsilon": 20.0}))
+            theirs = dpoptim.Ledger()
+            private.evaluate(hold_out, **COST, ledger=theirs)
         return {
             "scores": [each.confusion for each in scores],
             "guarantees": [each.guarantee.epsilon for each in scores],
             "refused": refused,
             "left": str(ledger.remaining()),
             "entries": [entry.label for entry in ledger.entries()],
+            "of others": len(theirs.entries()),
         }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
+from dpoptim.accounting.public_numbers import public_number_of_records, relation_of, stated_delta
 from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.numbers import classes_of
@@ -79,7 +79,7 @@ def private_mean(
     *,
     epsilon: float,
     delta: Delta = "auto",
-    neighboring: str = "zero-out",
+    neighboring: str | None = None,
     n: int | None = None,
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
@@ -92,6 +92,7 @@ def private_mean(
             in it. Values beyond are cut to it. It must not be read off the values.
         epsilon, delta: the budget; delta ``"auto"``: at most 1e-5 and 1/(10 n).
         neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with ``n``.
+            None: as the ledger counts; else zero-out.
         n: public number of records; needed where the relation hides it.
         ledger: where it is charged; None: nowhere.
         noise_seed: repeatable noise, for tests.
@@ -134,7 +135,7 @@ def private_count(
     *,
     epsilon: float,
     delta: Delta = "auto",
-    neighboring: str = "zero-out",
+    neighboring: str | None = None,
     n: int | None = None,
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
@@ -178,7 +179,7 @@ def private_histogram(
     edges: Sequence[float] | None = None,
     epsilon: float,
     delta: Delta = "auto",
-    neighboring: str = "zero-out",
+    neighboring: str | None = None,
     n: int | None = None,
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
@@ -222,14 +223,15 @@ def private_histogram(
             raise ValueError("edges must be at least two numbers, rising.")
         places, bins = in_bins(number_array("values", column), ends), len(ends) - 1
     counts = np.bincount(places + 1, minlength=bins + 1)[1:].astype(np.float64)
-    price = _Price(epsilon, delta, neighboring, n, ledger, noise_seed)
+    relation = relation_of(neighboring, ledger)
+    price = _Price(epsilon, delta, relation, n, ledger, noise_seed)
     _, mu, stated, said = price.of(len(column))
     released = release_sum(
         counts,
-        norm_bound=histogram_bound(neighboring) if bins > 1 else bound_of_count(neighboring),
+        norm_bound=histogram_bound(relation) if bins > 1 else bound_of_count(relation),
         mu=mu,
         delta=stated,
-        neighboring=neighboring,
+        neighboring=relation,
         label=label,
         ledger=ledger,
         noise_seed=noise_seed,
@@ -252,7 +254,7 @@ def private_quantile(
     *,
     epsilon: float,
     delta: Delta = "auto",
-    neighboring: str = "zero-out",
+    neighboring: str | None = None,
     n: int | None = None,
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
@@ -290,7 +292,8 @@ def private_quantile(
         raise ValueError(f"quantile must be between 0 and 1, got {share:g}.")
     within = TargetRange.of((lower, upper))
     column = number_array("values", one_axis("values", values))
-    price = _Price(epsilon, delta, neighboring, n, ledger, noise_seed)
+    relation = relation_of(neighboring, ledger)
+    price = _Price(epsilon, delta, relation, n, ledger, noise_seed)
     records, mu, stated, said = price.of(len(column))
     candidates = candidates_of(-within.middle / within.half)
     scaled = np.where(np.isnan(column), np.nan, within.scaled(column))
@@ -298,10 +301,10 @@ def private_quantile(
     counts, rank = (below, share) if share < 0.5 else (above, 1 - share)
     scores = -np.abs(counts - rank * records)
     with paid_gate(
-        mu, neighboring, label="private quantile", ledger=ledger, noise_seed=noise_seed
+        mu, relation, label="private quantile", ledger=ledger, noise_seed=noise_seed
     ) as gate:
         chosen = gate.select(
-            scores.tolist(), norm_bound=bound_of_count(neighboring), epsilon=epsilon_of_choice(mu)
+            scores.tolist(), norm_bound=bound_of_count(relation), epsilon=epsilon_of_choice(mu)
         )
     guarantee = price.stated(guarantee_of(gate, stated, noise_seed=noise_seed), said)
     return Summary(float(within.unscaled(candidates[[chosen]])[0]), None, guarantee)

@@ -14,6 +14,7 @@ def test_all_ranks_get_what_one_process_would_release(way: str, tmp_path: Path) 
     (alone,) = run_ranks(1, work.scored, "bare", str(tmp_path / "alone.sqlite"))
     found = run_ranks(2, work.scored, way, str(tmp_path / "ledger.sqlite"))
     assert alone["entries"] == ["training run", "evaluation", "evaluation"]
+    assert [each.pop("of others") for each in found] == [1, 0]  # on rank 0's ledger
     for each in found:
         assert "BudgetExceeded" in each.pop("refused")
         for mine, one in zip(each.pop("scores"), alone["scores"], strict=True):

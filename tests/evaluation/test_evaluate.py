@@ -17,6 +17,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dpoptim
+from dpoptim.accounting import compute_epsilon
 from dpoptim.errors import PrivacyError
 from dpoptim.evaluation import evaluate_classifier, evaluate_regressor, regressor
 from dpoptim.evaluation.evaluate import classifier_rows
@@ -457,6 +458,24 @@ def test_a_training_scores_its_model_on_its_own_ledger() -> None:
             private.finish()
         with pytest.raises(PrivacyError, match="detached"):
             private.evaluate(hold_out, epsilon=0.1)
+
+
+def test_scores_of_other_people_are_charged_to_their_ledger() -> None:
+    """Under its relation; the training's, which holds none of them, counts nothing."""
+    hold_out = torch.utils.data.TensorDataset(torch.randn(90, 4), torch.arange(90) % 3)
+    theirs = dpoptim.Ledger(epsilon=2.0, delta=1e-4)  # under add-or-remove-one
+    with dpoptim.Ledger(neighboring="zero-out") as ledger, theirs, trained(ledger) as private:
+        with pytest.raises(ValueError, match="n is missing"):
+            private.evaluate(hold_out, epsilon=1.0, ledger=theirs)
+        found = private.evaluate(hold_out, epsilon=1.0, ledger=theirs, n=100)
+        assert not ledger.entries()
+        (entry,) = theirs.entries()
+        assert compute_epsilon(entry.event, 1e-5, entry.neighboring) == dataclasses.replace(
+            found.guarantee, notes=()
+        )
+        with pytest.raises(dpoptim.BudgetExceeded):
+            private.evaluate(Untouched(60), epsilon=8.0, ledger=theirs, n=100)
+        private.finish()
 
 
 def test_scores_of_persons_count_one_record_of_each() -> None:

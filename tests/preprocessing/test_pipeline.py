@@ -210,7 +210,9 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
     with pytest.raises(ValueError, match="sets, got 'passthrough'"):
         pipeline("passthrough").fit(x, y)
     with pytest.raises(ValueError, match="must have neighboring='replace-one'"):
-        pipeline(DPLogisticRegression(neighboring="replace-one")).fit(x, y)
+        pipeline(DPLogisticRegression(neighboring="replace-one")).set_params(
+            columns__numbers__neighboring="zero-out"
+        ).fit(x, y)
     free = PrivatePipeline(
         [("scale", DPMinMaxScaler(0, 10)), ("last", DPLogisticRegression(classes=[0, 1]))],
         delta=1e-5,

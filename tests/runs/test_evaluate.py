@@ -307,6 +307,17 @@ def test_a_ledger_knows_its_records_by_a_name_that_may_be_said(
     assert dpoptim.Ledger(tmp_path / "new.sqlite").dataset == "clinic, per person"
 
 
+def test_a_budget_of_a_hold_out_is_kept(trained: dict[str, Path], tmp_path: Path) -> None:
+    table, ledger = write_table(tmp_path / "h.csv", records(300, 5)), tmp_path / "h.sqlite"
+    folder = fresh(trained["record"], tmp_path / "run")
+    options = ("evaluate", folder, table, "--epsilon", 1, "--delta", 1e-5, "--budget", "1.1,1e-5")
+    assert "name one with --ledger" in run(*options, code=2)
+    run(*options, "--ledger", ledger)
+    assert "the budget" in run(*options, "--ledger", ledger, code=2)
+    assert "epsilon=1.1" in run("ledger", ledger)
+    assert len(dpoptim.Ledger(ledger).entries()) == 1
+
+
 def test_every_evaluation_is_kept_and_verified(trained: dict[str, Path], tmp_path: Path) -> None:
     table, ledger = write_table(tmp_path / "h.csv", records(300, 5)), tmp_path / "h.sqlite"
     folder = fresh(trained["record"], tmp_path / "run")

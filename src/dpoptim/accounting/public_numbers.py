@@ -1,10 +1,13 @@
 """Public numbers that a guarantee is stated with, and what a person should know of them."""
 
 import math
+from collections.abc import Sequence
+from typing import Protocol
 
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.arguments import real_number, whole_number
 
+RELATIONS = ("add-or-remove-one", "zero-out", "replace-one")
 LARGE_EPSILON = 10.0
 SMALL_EPSILON = 0.05
 
@@ -46,6 +49,32 @@ def doubts(epsilon: float, delta: float, n: int) -> tuple[str, ...]:
 def large_delta(delta: float, n: int) -> bool:
     """Whether delta is above 1/(10 n); not by rounding alone."""
     return delta * n > 0.1 * (1 + 1e-9)
+
+
+class Counts(Protocol):
+    """A `Ledger`, as far as `relation_of` needs it."""
+
+    neighboring: str
+
+
+def relation_of(
+    neighboring: str | None, ledger: Counts | None, has: Sequence[str] = RELATIONS
+) -> str:
+    """The neighbouring relation of a release on a table.
+
+    Args:
+        neighboring: as stated; None: the ledger's, if the release has it, else zero-out.
+        has: the relations that it has.
+
+    Examples:
+        >>> import dpoptim
+        >>> from dpoptim.accounting.public_numbers import relation_of
+        >>> relation_of(None, dpoptim.Ledger(neighboring="replace-one"))
+        'replace-one'
+    """
+    if neighboring is not None:
+        return neighboring
+    return ledger.neighboring if ledger is not None and ledger.neighboring in has else "zero-out"
 
 
 def public_number_of_records(n: object, records: int, neighboring: str) -> int:

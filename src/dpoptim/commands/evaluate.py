@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from dpoptim.runs.options import (
+    BudgetOption,
     DatasetOption,
     JsonOption,
     LedgerOption,
@@ -25,6 +26,7 @@ def evaluate(
     epsilon: Annotated[float, typer.Option(help="What the evaluation may cost: epsilon > 0.")],
     delta: Annotated[float, typer.Option(help="Failure probability, at most 1/(10 n).")],
     ledger: LedgerOption = None,
+    budget: BudgetOption = None,
     dataset: DatasetOption = None,
     records: Annotated[
         Literal["hold-out", "training"] | None,
@@ -58,7 +60,7 @@ def evaluate(
     in the run's evaluations.json, and shown by its report.html, with those before.
 
     Example: [bold]dpoptim evaluate runs/patients holdout.csv --epsilon 0.5 --delta 1e-6 --ledger
-    holdout.sqlite[/]
+    holdout.sqlite --budget 2,1e-6[/]
     """
     with clear_errors():
         from dpoptim.runs.evaluate import evaluate_run
@@ -72,6 +74,7 @@ def evaluate(
             epsilon=epsilon,
             delta=delta,
             ledger=ledger,
+            budget=budget,
             dataset=dataset,
             records=records,
             neighboring=neighboring,

@@ -44,7 +44,8 @@ def ledger(
             raise ValueError("--digest is compared by --verify; add it.")
         if not file.is_file():
             raise FileNotFoundError(
-                f"there is no ledger at {file}; `dpoptim train --ledger` makes one."
+                f"there is no ledger at {file}; `dpoptim train`, `tune` and `evaluate` make one: "
+                "--ledger FILE --budget EPSILON,DELTA."
             )
         opened = Ledger(file)
         say(opened.describe(events=events))

@@ -57,7 +57,8 @@ class DPLogisticRegression(FitsClasses, LinearFit):
             ``"accelerated-srgd"``, ``"one-pass-sgd"`` (independent gradients).
         steps, step_size, clip_norm: the solver's; None: from public numbers.
         solver_options: further arguments of the solver's function.
-        neighboring: ``"zero-out"`` (a record contributes nothing) or ``"replace-one"``.
+        neighboring: ``"zero-out"`` (a record contributes nothing) or ``"replace-one"``. None: as
+            the ledger counts, if it is one of them; else zero-out.
         warm_start: start from the weights of the last fit, whose guarantee then adds up with this
             one's.
         ledger: where fits are charged, so that several cannot exceed a budget; None: nowhere.
@@ -236,7 +237,7 @@ class DPLinearRegression(FitsNumbers, LinearFit):
             anew
             and by_itself
             and can_be_narrowed(
-                price_of_round(budget.gdp), ranks.all_sum(len(data[1])), self.neighboring
+                price_of_round(budget.gdp), ranks.all_sum(len(data[1])), self.relation
             )
         ):
             weights, guarantee, self._part = solve_in_part(
@@ -244,7 +245,7 @@ class DPLinearRegression(FitsNumbers, LinearFit):
                 data,
                 budget,
                 intercept=self.fit_intercept,
-                neighboring=self.neighboring,
+                neighboring=self.relation,
                 ledger=ledger,
                 noise_seed=self.noise_seed,
                 ranks=ranks,

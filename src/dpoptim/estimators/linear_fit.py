@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -60,6 +60,7 @@ class LinearFit(PrivateSettings):
     sharded: bool = False
     rows_per_person: int = 16
     weight_bound: float | None = None
+    relations: ClassVar[tuple[str, ...]] = ("zero-out", "replace-one")  # n is public
 
     def _stated_steps(self) -> int | None:
         if self.steps is None:
@@ -104,7 +105,7 @@ class LinearFit(PrivateSettings):
         ranks.arrive("fit")
         earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
         if earlier is not None:
-            refuse_change(self.privacy_, self.neighboring, by_person=owners is not None)
+            refuse_change(self.privacy_, self.relation, by_person=owners is not None)
         if owners is not None:
             x, y, shares, weights = of_persons(
                 owners,
@@ -139,7 +140,7 @@ class LinearFit(PrivateSettings):
             ),
             options=self.solver_options,
             start=start,
-            neighboring=self.neighboring,
+            neighboring=self.relation,
             noise_seed=self.noise_seed,
         )
         ledger = None if self.ledger is None else self.ledger.of_units(unit.name)
@@ -165,7 +166,7 @@ class LinearFit(PrivateSettings):
             self._chunks = earlier.followed_by(self._weights, n)
             guarantee = over_chunks(self.privacy_, guarantee)
         self._weights = self._chunks.weights
-        fit = Fit(budget.event(self.neighboring), guarantee, n)
+        fit = Fit(budget.event(self.relation), guarantee, n)
         self.privacy_ = ranks.from_first(lambda: self._counted(fit))
         return self._weights
 

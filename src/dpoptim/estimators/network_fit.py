@@ -106,10 +106,10 @@ class NetworkFit(PrivateSettings):
         earlier: Chunks | None = getattr(self, "_chunks", None) if given.chunk else None
         owners = owners_of(x, given.persons, self.rows_per_person)
         if earlier is not None:
-            refuse_change(self.privacy_, self.neighboring, by_person=owners is not None)
+            refuse_change(self.privacy_, self.relation, by_person=owners is not None)
         features, (unit, units) = x.shape[1], units_in(x, owners)
         weights = weights_of_rows(given.weights, rows=len(x))
-        n = public_number_of_records(self.n, units, self.neighboring)
+        n = public_number_of_records(self.n, units, self.relation)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         norm = public_norm(self.data_norm, features)
         epsilon = real_number("epsilon", self.epsilon)
@@ -240,7 +240,7 @@ class NetworkFit(PrivateSettings):
             else self.batch_size,
             epochs=real_number("epochs", self.epochs),
             delta=delta,
-            neighboring=self.neighboring,
+            neighboring=self.relation,
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
         )
@@ -287,9 +287,9 @@ class NetworkFit(PrivateSettings):
                 f"method={self.method!r} with method_options={self.method_options!r} has no proven "
                 "guarantee, so its cost does not compose with others. Fix: settings with a proof."
             )
-        noise = calibrate_event(whole, epsilon=epsilon, delta=delta, neighboring=self.neighboring)
+        noise = calibrate_event(whole, epsilon=epsilon, delta=delta, neighboring=self.relation)
         fit = self._event(self._plan(n, delta, noise_multiplier=noise))
-        return compute_epsilon(fit, delta, self.neighboring).epsilon
+        return compute_epsilon(fit, delta, self.relation).epsilon
 
     def _widths(self, features: int, outputs: int) -> list[int]:
         sizes: Any = self.hidden_layer_sizes

@@ -69,7 +69,8 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
             ``"dp-ftrl"``; public. A ``clip_norm`` among them, such as a `PrivateQuantile`,
             takes the place of the argument.
         neighboring: ``"zero-out"`` (a record contributes nothing; the number of rows is public) or
-            ``"add-or-remove-one"``, which hides how many rows there are and needs ``n``.
+            ``"add-or-remove-one"``, which hides how many rows there are and needs ``n``. None: as
+            the ledger counts; else zero-out.
         n: a public estimate of the number of rows, from which batches, steps and noise are
             computed.
         warm_start: start from the network of the last fit, whose guarantee then adds up with this
@@ -186,7 +187,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
             lambda noise: self._whole_event(replace(plan, noise_multiplier=noise)),
             epsilon=epsilon,
             delta=delta,
-            neighboring=self.neighboring,
+            neighboring=self.relation,
             start=plan.noise_multiplier,
         )
         return replace(plan, noise_multiplier=noise)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.public_numbers import RELATIONS, relation_of
 from dpoptim.estimators.repeats import CountsFits
 from dpoptim.opacus_words import KnowsOpacus
 
@@ -19,10 +20,16 @@ class PrivateSettings(KnowsOpacus, CountsFits):
 
     epsilon: float | None = None
     delta: Delta = "auto"
-    neighboring: str = "zero-out"
+    neighboring: str | None = None
     ledger: Ledger | None = None
     noise_seed: int | None = None
+    relations: ClassVar[tuple[str, ...]] = RELATIONS  # that it can protect records under
     reads_sparse: ClassVar[bool] = True  # tables of SciPy
+
+    @property
+    def relation(self) -> str:
+        """The neighbouring relation of its fits, by name."""
+        return relation_of(self.neighboring, self.ledger, self.relations)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

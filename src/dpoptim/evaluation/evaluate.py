@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
+from dpoptim.accounting.public_numbers import public_number_of_records, relation_of, stated_delta
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.numbers import classes_of
@@ -102,7 +102,7 @@ def evaluate_classifier(
     delta: Delta = "auto",
     bins: int = 20,
     confidence: float = 0.95,
-    neighboring: str = "zero-out",
+    neighboring: str | None = None,
     n: int | None = None,
     ledger: Ledger | None = None,
     label: str = LABEL,
@@ -119,7 +119,7 @@ def evaluate_classifier(
         bins: number of bins of scores, even in log-odds; public.
         confidence: of the intervals, in (0, 1).
         neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public
-            ``n``.
+            ``n``. None: as the ledger counts; else zero-out.
         n: public number of hold-out records, for delta; scores are relative to their noisy number
             where ``n`` does not have to be it.
         ledger: where it is charged; None: nowhere.
@@ -160,7 +160,8 @@ def evaluate_classifier(
     bins, level = whole_number("bins", bins, least=2), real_number("confidence", confidence)
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
-    records, mu, number, said = price_and_records(epsilon, delta, n, len(scores), neighboring)
+    relation = relation_of(neighboring, ledger)
+    records, mu, number, said = price_and_records(epsilon, delta, n, len(scores), relation)
     places = classes_of(list(classes), labels)
     rows = classifier_rows(scores, places[:, None] == np.arange(len(names)), bins)
     released = release_sum(
@@ -168,7 +169,7 @@ def evaluate_classifier(
         norm_bound=BOUND_ROUNDING,
         mu=mu,
         delta=number,
-        neighboring=neighboring,
+        neighboring=relation,
         label=label,
         ledger=ledger,
         noise_seed=noise_seed,
@@ -184,7 +185,7 @@ def evaluate_classifier(
     right, count, in_count = float(np.trace(confusion)), float(records), 0.0
     in_right = in_cells * math.sqrt(k)
     warn_of_other_labels(float(confusion.sum()), in_cells * k, records)
-    if neighboring == "add-or-remove-one":
+    if relation == "add-or-remove-one":
         # n says nothing of how many records there are, so their noisy number counts
         count, in_count = max(float(confusion.sum()), 1.0), in_cells * k
         wrong = min(max(1 - right / count, 0.0), 1.0)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.public_numbers import relation_of
 from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.evaluation.evaluate import LABEL, Delta, price_and_records, with_notes
@@ -74,7 +75,7 @@ def evaluate_regressor(
     epsilon: float,
     delta: Delta = "auto",
     confidence: float = 0.95,
-    neighboring: str = "zero-out",
+    neighboring: str | None = None,
     n: int | None = None,
     ledger: Ledger | None = None,
     label: str = LABEL,
@@ -120,9 +121,10 @@ def evaluate_regressor(
         raise ValueError("predictions and y must have one number for each record, of shape (n,).")
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
-    records, mu, number, said = price_and_records(epsilon, delta, n, len(true), neighboring)
-    counted = neighboring == "add-or-remove-one"
-    with paid_gate(mu, neighboring, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
+    relation = relation_of(neighboring, ledger)
+    records, mu, number, said = price_and_records(epsilon, delta, n, len(true), relation)
+    counted = relation == "add-or-remove-one"
+    with paid_gate(mu, relation, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
         sums, noise = released_sum(
             gate,
             regressor_rows(found, true, bound, counted=counted),
@@ -145,7 +147,7 @@ def evaluate_regressor(
         counts, noise = released_sum(
             gate,
             spread_rows(found, true, bound, error, mean, ratio, farthest),
-            histogram_bound(neighboring) * BOUND_ROUNDING,
+            histogram_bound(relation) * BOUND_ROUNDING,
             mu * math.sqrt(SPREAD),
         )
     scattered = [

@@ -66,7 +66,7 @@ class DPClassCounts(ChargedFit):
         places = classes_of(self.classes_.tolist(), labels)
         counts = np.bincount(places + 1, minlength=len(self.classes_) + 1)[1:].astype(np.float64)
         price = self._price(len(labels))
-        released = self._released(counts, histogram_bound(self.neighboring), price)
+        released = self._released(counts, histogram_bound(self.relation), price)
         known = float(released.values.sum())
         warn_of_other_labels(known, released.deviation * math.sqrt(len(counts)), price.n)
         self.counts_: Floats = np.maximum(released.values, 1.0)

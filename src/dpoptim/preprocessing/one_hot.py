@@ -82,7 +82,7 @@ class DPOneHot(SummedStep):
         counted = columns
         if self.categories is not None:
             counted = sum(names is None for names in self.categories)
-        return math.sqrt(counted) * histogram_bound(self.neighboring)
+        return math.sqrt(counted) * histogram_bound(self.relation)
 
     @whole_fit
     def fit(self, X: Any, y: Any = None) -> Self:

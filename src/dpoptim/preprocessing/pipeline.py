@@ -18,7 +18,7 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
+from dpoptim.accounting.public_numbers import public_number_of_records, relation_of, stated_delta
 from dpoptim.arguments import positive_number
 from dpoptim.data.input_arrays import NO_COLUMNS, refuse_dates
 from dpoptim.data.sparse_rows import TWO_AXES, shape_of
@@ -165,9 +165,8 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         return self.fit(X, y, **params).transform(X)
 
     def _learn(self, X: Any, y: Any, persons: Any, params: dict[str, Any]) -> None:
-        last, charged = self._steps_with_budgets()
+        last, charged, relation = self._steps_with_budgets()
         persons = self._persons_of_last(persons, params, charged)
-        relation = last.neighboring
         refuse_dates(X)  # and queries that have not run
         owners = None if persons is None else owners_of(X, persons, last.rows_per_person)
         unit, units = units_in(X, owners)
@@ -195,7 +194,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         with_budgets = partial(_budgets, delta=delta, n=n, relation=relation)
         epsilons[self.steps[-1][0]] = final
         # without these the last step refuses by itself, before anything is spent
-        last_event = self._try(X, y, params, epsilons, with_budgets) if before else None
+        last_event = self._try(X, y, params, epsilons, with_budgets, relation) if before else None
         parts = [*before, last_event] if last_event is not None else before
         with self._ledger_of_fit(parts, relation) as ledger:
             earlier = {entry.id for entry in ledger.entries()}
@@ -219,6 +218,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         params: dict[str, Any],
         epsilons: Mapping[str, float],
         with_budgets: Callable[..., AbstractContextManager[None]],
+        relation: str,
     ) -> Any:
         """Fit copies of all steps as far as the last one's charge: it says what it would refuse.
 
@@ -234,7 +234,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
 
         with warnings.catch_warnings(), only_tried(), uncounted():
             warnings.simplefilter("ignore")  # they come with the fit
-            return event_ahead(fit, copy[-1].neighboring)
+            return event_ahead(fit, relation)
 
     def _ledger_of_fit(self, parts: list[Any], relation: str) -> AbstractContextManager[Ledger]:
         """The ledger of the steps: several are charged as one run, being fixed beforehand.
@@ -265,8 +265,8 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         params[name] = persons
         return persons
 
-    def _steps_with_budgets(self) -> tuple[Any, dict[str, PrivateStep]]:
-        """The last step, and those before it that pay, by name; of one relation."""
+    def _steps_with_budgets(self) -> tuple[Any, dict[str, PrivateStep], str]:
+        """The last step, those before it that pay, by name, and the relation of all."""
         last = self.steps[-1][1]
         settings = last.get_params(deep=False) if hasattr(last, "get_params") else ()
         if not {"epsilon", "delta", "ledger", "neighboring"} <= set(settings):
@@ -274,14 +274,14 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                 "the last step must be an estimator of dpoptim.estimators, whose budget the "
                 f"pipeline sets, got {type(last).__name__ if settings else repr(last)}."
             )
+        relation = relation_of(last.neighboring, self.ledger, last.relations)
         charged = charged_steps(self)
         for name, step in charged.items():
-            if step.neighboring != last.neighboring:
+            if step.neighboring not in (None, relation):
                 raise ValueError(
-                    f"step {name!r} must have neighboring={last.neighboring!r}, as the last step "
-                    "has."
+                    f"step {name!r} must have neighboring={relation!r}, as the last step has."
                 )
-        return last, charged
+        return last, charged, relation
 
     def _divide(
         self, charged: Mapping[str, PrivateStep], x: Any, n: int, mu: float

@@ -81,7 +81,7 @@ class ChargedFit(PrivateSettings):
                 "epsilon=, or put it into a dpoptim.preprocessing.PrivatePipeline, which shares "
                 "its budget out."
             )
-        n = public_number_of_records(self.n, rows, self.neighboring)
+        n = public_number_of_records(self.n, rows, self.relation)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         return Price(n, price_of(real_number("epsilon", self.epsilon), delta), delta, said)
 
@@ -90,7 +90,7 @@ class ChargedFit(PrivateSettings):
         return Terms(
             mu=price.mu,
             delta=price.delta,
-            neighboring=self.neighboring,
+            neighboring=self.relation,
             label=type(self).__name__,
             ledger=self.ledger,
             noise_seed=self.noise_seed,
@@ -98,7 +98,7 @@ class ChargedFit(PrivateSettings):
 
     def _state(self, guarantee: Guarantee, price: Price) -> None:
         noted = replace(guarantee, notes=(*guarantee.notes, *price.said))
-        event = GaussianDpEvent(neighbours_differ_by(self.neighboring) / price.mu)
+        event = GaussianDpEvent(neighbours_differ_by(self.relation) / price.mu)
         self.privacy_: Guarantee | None = self._counted(Fit(event, noted, price.n))
 
     def _released(self, total: Floats, norm_bound: float, price: Price) -> NoisySum:
@@ -106,7 +106,7 @@ class ChargedFit(PrivateSettings):
         if trying():
             made_up = np.full(total.shape, float(price.n))
             return NoisySum(
-                made_up, 1.0, compute_epsilon(NoOpDpEvent(), price.delta, self.neighboring)
+                made_up, 1.0, compute_epsilon(NoOpDpEvent(), price.delta, self.relation)
             )
         released = release_sum(total, norm_bound=norm_bound, **self._terms(price))
         self._state(released.guarantee, price)

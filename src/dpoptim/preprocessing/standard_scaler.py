@@ -53,7 +53,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         missing: ``"keep"`` leaves missing values (NaN) missing; ``"mean"`` fills them with the
             column's mean, which is 0 after scaling (by ``with_mean``) and costs nothing more.
         neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public
-            ``n``.
+            ``n``. None: as the ledger counts; else zero-out.
         n: public number of records; needed where the relation hides it.
         ledger: where it is charged; None: nowhere.
         noise_seed: repeatable noise, for tests.
@@ -104,7 +104,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         else:
             with paid_gate(
                 price.mu,
-                self.neighboring,
+                self.relation,
                 label=type(self).__name__,
                 ledger=self.ledger,
                 noise_seed=self.noise_seed,

@@ -48,6 +48,7 @@ from dpoptim.runs.train import Optimization, train_privately
 from dpoptim.runs.train_solver import row_norm, solver_clip, train_by_solver
 from dpoptim.runs.train_without_privacy import comparison_epochs, train_without_privacy
 from dpoptim.runs.unfinished import plan_on_disk
+from dpoptim.runs.whole_budget import whole_budget
 from dpoptim.terminal import say
 from dpoptim.training.progress import StepsPerSecond
 
@@ -261,27 +262,15 @@ def refuse_views(request: TrainRequest, data: Data) -> None:
 def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:
     """The ledger of the data set, for its unit: the file named, or one in memory."""
     unit = "record" if data.persons is None else "person"
-    if request.budget is not None and request.ledger is None:
-        raise ValueError("--budget is kept by a ledger file; name one with --ledger.")
+    epsilon, delta = whole_budget(request.budget, request.ledger)
     if request.dataset is not None and request.ledger is None:
         raise ValueError("--dataset names a ledger's records; name their ledger with --ledger.")
-    if request.budget is None:
-        # a file belongs to one data set
-        dataset = None if request.ledger is None else charged_to(request, data)
-        return Ledger(request.ledger, dataset=dataset, neighboring=neighboring).of_units(unit)
-    try:
-        epsilon, delta = (float(part) for part in request.budget.split(","))
-    except ValueError:
-        raise ValueError(
-            f"--budget takes EPSILON,DELTA such as 3,1e-5, got {request.budget!r}."
-        ) from None
-    return Ledger(
-        request.ledger,
-        dataset=charged_to(request, data),
-        epsilon=epsilon,
-        delta=delta,
-        neighboring=neighboring,
-    ).of_units(unit)
+    # a file belongs to one data set
+    dataset = None if request.ledger is None else charged_to(request, data)
+    whole = Ledger(
+        request.ledger, dataset=dataset, epsilon=epsilon, delta=delta, neighboring=neighboring
+    )
+    return whole.of_units(unit)
 
 
 def charged_to(request: TrainRequest, data: Data) -> str:

@@ -41,6 +41,7 @@ from dpoptim.runs.predict import outputs_of
 from dpoptim.runs.result import LedgerEntry
 from dpoptim.runs.saved_model import SavedModel, load_model, model_file
 from dpoptim.runs.verify import read_certificate, read_document
+from dpoptim.runs.whole_budget import whole_budget
 from dpoptim.statistics import ask_first
 from dpoptim.target_range import TargetRange
 
@@ -54,6 +55,7 @@ def evaluate_run(
     epsilon: float,
     delta: float,
     ledger: Path | None = None,
+    budget: str | None = None,
     dataset: str | None = None,
     records: Records | None = None,
     neighboring: str | None = None,
@@ -67,8 +69,9 @@ def evaluate_run(
         run: a run directory, or its ``model.pt``, of a model of a table.
         data: the records, with every column of the run's schema, target included.
         epsilon, delta: what the evaluation may cost.
-        ledger: the file in which it is charged, made without a budget if it does not exist; None:
-            nowhere, which the guarantee then says.
+        ledger: the file in which it is charged, made if it does not exist; None: nowhere, which
+            the guarantee then says.
+        budget: of a new ledger, ``"EPSILON,DELTA"``; None: it writes down, and refuses nothing.
         dataset: the ledger's name for its records; None: its file's name, or as it is stored.
         records: ``"hold-out"``, or ``"training"``: among those that the model was trained on. None:
             a hold-out, where neither ledger nor file is known to be of the training.
@@ -110,7 +113,7 @@ def evaluate_run(
     try_writing(folder)
     model = hashlib.sha256(file.read_bytes()).hexdigest()
     unit = "record" if saved.encoding.person is None else "person"
-    with open_ledger(ledger, dataset, neighboring, unit, n) as charged:
+    with open_ledger(ledger, budget, dataset, neighboring, unit, n) as charged:
         relation = charged.neighboring
         if relation == "add-or-remove-one" and n is None:
             raise ValueError(
@@ -216,7 +219,12 @@ def event_of_training(folder: Path) -> dp_accounting.DpEvent | None:
 
 @contextmanager
 def open_ledger(
-    path: Path | None, dataset: str | None, neighboring: str | None, unit: str, n: int | None
+    path: Path | None,
+    budget: str | None,
+    dataset: str | None,
+    neighboring: str | None,
+    unit: str,
+    n: int | None,
 ) -> Iterator[Ledger]:
     """The ledger file, or one in memory.
 
@@ -233,7 +241,8 @@ def open_ledger(
     name = None if path is None or existing else dataset or path.stem
     name = dataset if name is None else name
     name = None if name is None else dataset_of_unit(name, unit)
-    with Ledger(path, dataset=name, neighboring=relation) as ledger:
+    epsilon, delta = whole_budget(budget, path)
+    with Ledger(path, dataset=name, epsilon=epsilon, delta=delta, neighboring=relation) as ledger:
         if path is not None and ledger.dataset.endswith(PERSONS) != (unit == "person"):
             raise ValueError(
                 f"{path} is the ledger of {ledger.dataset!r}, and this evaluation's guarantee is "

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.rank_signals import EVALUATE
 from dpoptim.errors import PrivacyError
 from dpoptim.evaluation import ClassifierScores, RegressorScores
@@ -35,19 +36,24 @@ class HoldOutScores(PublicFigures):
         persons: Sequence[Any] | None = None,
         outputs: Callable[[nn.Module, Any], tuple[Tensor, Tensor]] | None = None,
         confidence: float = 0.95,
+        ledger: Ledger | None = None,
         noise_seed: int | None = None,
     ) -> ClassifierScores | RegressorScores:
-        """Score the model as it is on *private* records, with noise, charged to this run's ledger.
+        """Score the model as it is on *private* records, with noise, charged to their ledger.
 
-        Of several processes all call it after the same step, with the same records; one scores.
+        Of several processes all call it after the same step, with the same records (and each with a
+        ledger, if any, of which rank 0's is charged); one scores.
 
         Args:
             hold_out: records with the target last, or dictionaries with "labels", collated as
                 attach was told; none of them in the training data. Which is which must have been
                 decided for each record (or person) by itself.
+            ledger: of the hold-out, where its records are other people's than the training's; None:
+                this run's, which then counts training and scores together.
             epsilon: what these scores may cost, on top of the training.
             delta: default the plan's.
-            n: public number of records in it (of persons); needed under add-or-remove-one.
+            n: public number of records in it (of persons); needed where the ledger counts under
+                add-or-remove-one.
             target_bound: public bound on |y|, or (lowest, highest), for a model with one output;
                 one with several is scored as a classifier, its outputs as logits.
             persons: the owner of each record; needed where the plan's unit is a person. Only the
@@ -71,8 +77,9 @@ class HoldOutScores(PublicFigures):
             BudgetExceeded: the ledger does not admit it; nothing is drawn.
             RankError: of several processes, not all call it after the same step; named.
 
-        **Guarantee.** The scores' ``guarantee``, under the plan's relation and unit, charged before
-        the noise is drawn. Scores may decide what happens next, such as `finish`, as outputs may.
+        **Guarantee.** The scores' ``guarantee``, under the ledger's relation and the plan's unit,
+        charged before the noise is drawn. Scores may decide what happens next, such as `finish`, as
+        outputs may.
         """
         self._require_attached()
         if self._steps.state not in ("idle", "released"):
@@ -98,7 +105,10 @@ class HoldOutScores(PublicFigures):
         else:
             refuse_repeated_records(hold_out, "hold_out")
         self._ranks.begin(EVALUATE, self.steps_done)
-        self._ranks.agree({"hold_out": f"{len(rows)} of {records}"})
+        whose = "this run's" if ledger is None else "of the hold-out"
+        self._ranks.agree({"hold_out": f"{len(rows)} of {records}", "ledger": whose})
+        own = None if ledger is None else self._ranks.ledger(ledger).of_units(self._units.name)
+        charged = self._ledger if own is None else own
         return evaluate_hold_out(
             self.model,
             hold_out,
@@ -108,10 +118,10 @@ class HoldOutScores(PublicFigures):
             outputs=outputs,
             epsilon=epsilon,
             delta=self.plan.delta if delta is None else delta,
-            neighboring=self.plan.neighboring,
+            neighboring=charged.neighboring,
             n=n,
             target_bound=target_bound,
             confidence=confidence,
-            ledger=self._ledger,
+            ledger=charged,
             noise_seed=noise_seed,
         )

@@ -23,7 +23,7 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.public_numbers import stated_delta
+from dpoptim.accounting.public_numbers import relation_of, stated_delta
 from dpoptim.arguments import positive_number, real_number, whole_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.atomic_fits import whole_fit
@@ -173,6 +173,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                     **classes,
                     epsilon=gdp_epsilon(base * LEFT, delta),
                     delta=delta,
+                    neighboring=relation,
                     noise_seed=seed,
                     ledger=ledger,
                     warm_start=False,
@@ -235,7 +236,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                 "event each. Fix: fit and charge transformers first, and search on what they make; "
                 "or fit a PrivatePipeline on public data like yours with several settings."
             )
-        relation = str(settings["neighboring"])
+        relation = relation_of(settings["neighboring"], self.ledger, self.estimator.relations)
         if relation == "add-or-remove-one":
             raise ValueError(
                 "neighboring must be 'zero-out' or 'replace-one': records are divided by their "
