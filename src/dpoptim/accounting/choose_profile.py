@@ -1,6 +1,7 @@
 """Choice of an event's accountant: exact, PLD (plain, tilted), Renyi, sampled, of a selection."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -28,6 +29,7 @@ from dpoptim.accounting.profiles import (
     Profile,
     RenyiProfile,
     rate_and_inner_event,
+    require_supported,
 )
 from dpoptim.accounting.selection import SelectionProfile, trials_of
 from dpoptim.accounting.tilted import TiltedDistribution
@@ -112,11 +114,11 @@ def why_not(
 
 
 def is_covered(leaves: Leaves, relation: dp.NeighboringRelation) -> bool:
-    try:
-        RenyiProfile(leaves, relation)
-    except NotCoveredError:
-        return False
-    return True
+    for refuse in (require_supported, RenyiProfile):
+        with suppress(NotCoveredError):
+            refuse(leaves, relation)
+            return True
+    return False
 
 
 @lru_cache(maxsize=32)

@@ -154,7 +154,7 @@ class LossDistribution:
         accuracy: float = FINE,
         guess: float | None = None,
     ) -> None:
-        _require_supported(leaves, relation)
+        require_supported(leaves, relation)
         self._leaves, self._relation = leaves, relation
         self._deltas = np.atleast_1d(np.asarray(deltas, dtype=float))
         self.steps = sum(count for _, count in leaves)
@@ -274,7 +274,8 @@ def rate_and_inner_event(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:
     return 1.0, leaf
 
 
-def _require_supported(leaves: Leaves, relation: dp.NeighboringRelation) -> None:
+def require_supported(leaves: Leaves, relation: dp.NeighboringRelation) -> None:
+    """Refuse what `LossDistribution` does not cover. Raises: NotCoveredError."""
     for leaf, _ in leaves:
         rate, inner = rate_and_inner_event(leaf)
         sampled_replacement = rate < 1 and relation is dp.NeighboringRelation.REPLACE_ONE
