@@ -160,6 +160,11 @@ def test_public_tables_show_scores(tmp_path: Path) -> None:
     assert "add-or-remove-one" in text
 
 
+def test_a_doubt_is_told_once(tmp_path: Path) -> None:
+    given = ["--data", "digits", "--delta", "1e-3", "--epochs", "1", "--no-compare"]
+    assert run("train", *given, "--out", str(tmp_path / "run")).count("is above 1/(10 n)") == 1
+
+
 def test_a_seeded_run_is_marked(tmp_path: Path) -> None:
     models = []
     for name in ("a", "b"):

@@ -1,6 +1,7 @@
 """What events cost: against published values, independent integrals, closed forms and limits."""
 
 import math
+import re
 
 import dp_accounting as dp
 import mpmath
@@ -451,9 +452,28 @@ def test_events_that_cannot_be_trusted_are_refused(event, match):
         compute_epsilon(event, 1e-5, "zero-out")
 
 
-def test_a_sampled_selection_under_replace_one_is_refused_with_both_reasons():
-    with pytest.raises(ValueError, match=r"PLD cannot evaluate.*replace-one; .*RDP"):
-        compute_epsilon(Sampled(0.1, Laplace(1.0)), 1e-5, "replace-one")
+@pytest.mark.parametrize(
+    ("event", "relation", "said"),
+    [
+        (
+            Sampled(0.1, Laplace(1.0)),
+            "replace-one",
+            "event: no accountant evaluates PoissonSampledDpEvent of LaplaceDpEvent under "
+            "replace-one; one does under add-or-remove-one and zero-out. Fix: "
+            "neighboring='add-or-remove-one' or neighboring='zero-out'.",
+        ),
+        (
+            dp.SampledWithoutReplacementDpEvent(1000, 100, Gaussian(1.0)),
+            "zero-out",
+            "event: no accountant evaluates SampledWithoutReplacementDpEvent under zero-out; one "
+            "does under replace-one. Fix: neighboring='replace-one'.",
+        ),
+    ],
+)
+def test_events_that_another_relation_covers_are_refused_with_its_name(event, relation, said):
+    """No number of the event: a search for the noise tries some that nobody gave."""
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        compute_epsilon(event, 1e-5, relation)
 
 
 def test_wrong_types_and_names_are_refused():

@@ -15,6 +15,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
+from sklearn.base import clone
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -23,6 +24,7 @@ from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon
 from dpoptim.clipping import SplitClipping
 from dpoptim.documents import with_digest
 from dpoptim.errors import LedgerError
+from dpoptim.estimators import DPSGDClassifier
 from dpoptim.gradients.engine import Engine
 from dpoptim.methods.error_feedback import ErrorFeedback, HiddenStateNoise
 from dpoptim.sampling import FixedBatches
@@ -634,3 +636,20 @@ def test_n_must_be_that_of_the_data() -> None:
             torch.optim.SGD(model.parameters(), lr=1.0),
             TensorDataset(torch.zeros(11, 2)),
         )
+
+
+@pytest.mark.filterwarnings("ignore:DiceSGD.accounting='paper'")
+def test_a_default_batch_is_one_that_the_papers_theorem_takes() -> None:
+    """Of a small table the usual batch is more than the fifth that it is for."""
+    x = np.random.default_rng(0).uniform(-1, 1, (700, 2))
+    model = DPSGDClassifier(
+        **{"epsilon": 2.0, "delta": 1e-5, "classes": [0, 1], "hidden_layer_sizes": (), "epochs": 1},
+        method="dice-sgd",
+        method_options={"accounting": "paper"},
+        noise_seed=0,
+    )
+    with pytest.raises(ValueError, match="Fix: a batch_size of at most n / 5"):
+        clone(model).set_params(batch_size=141).fit(x, x[:, 0] > 0)
+    assert model.fit(x, x[:, 0] > 0).privacy_.status == "unproven (counterexample known)"
+    assert dpoptim.DiceSGD(1.0).batch_within(512, 700) == 512
+    assert dpoptim.DiceSGD(1.0, accounting="paper").batch_within(512, 35) == 7

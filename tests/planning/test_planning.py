@@ -210,7 +210,7 @@ def test_training_says_it_before_anything_is_spent(tmp_path: Path) -> None:
     )
     notes = text[: text.index("results")]
     assert "Note: epsilon" in notes
-    assert "Note: delta 0.5 is above 1/(10 n)" in notes
+    assert "delta 0.5 is above 1/(10 n)" in notes
 
 
 def test_the_command_says_what_to_run_next_and_that_runs(tmp_path: Path) -> None:

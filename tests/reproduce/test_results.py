@@ -329,3 +329,17 @@ def test_evaluation_intervals(
     assert again["r2_held"] > 0.85
     assert again["r2_length"] == pytest.approx(float(row["r2_length"]), rel=0.15)
     assert again["plain_r2_length"] == pytest.approx(float(row["plain_r2_length"]), rel=0.15)
+
+
+@pytest.mark.figures
+def test_a_private_clip_norm_is_scored_again(bench: Callable[[str], ModuleType]) -> None:
+    made = bench("private_clip")
+    _, x, y = next(made.tables(made.NETWORK_SHAPES, classes=True))
+    found = made.of_table(x, y, 4.0, 0.5, made.FOLLOWS)
+    (ours,) = (
+        float(row["accuracy"])
+        for row in rows_of("private_clip.csv")
+        if row["data"] == "600 x 12, few" and row["quantile"] == "0.5"
+        if row["learning_rate"] == made.FOLLOWS
+    )
+    assert np.mean(found) == pytest.approx(ours, abs=1.0)

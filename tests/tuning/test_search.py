@@ -3,6 +3,7 @@ winner leaves.
 """
 
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,12 @@ import dpoptim
 from dpoptim.accounting import compute_epsilon, event_from_json, event_to_json, renyi_divergence
 from dpoptim.accounting.gaussian import gdp_mu
 from dpoptim.data.parquet_rows import ParquetRows
-from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier
+from dpoptim.estimators import (
+    DPLinearRegression,
+    DPLogisticRegression,
+    DPSGDClassifier,
+    RepeatedFitWarning,
+)
 from dpoptim.estimators.table import READ_OFF
 from dpoptim.estimators.weights import TRUSTED
 from dpoptim.gate import TrialsGate
@@ -417,3 +423,18 @@ def test_a_pipeline_is_refused_by_its_name_before_its_table_is_looked_at() -> No
     search = DPSearchCV(pipeline, {"model__steps": [5]}, epsilon=1.0)
     with pytest.raises(ValueError, match=r"got PrivatePipeline: .* Fix: "):
         search.fit(np.array([["north"], ["south"]] * 20, dtype=object), np.arange(40) % 2)
+
+
+def test_the_estimators_own_epsilon_is_not_dropped_without_a_word() -> None:
+    x, y = table_with("y", 1)
+    told = DPLogisticRegression(epsilon=3.0, classes=[0, 1])
+    search = DPSearchCV(told, [{}, {"l2": [0.1]}], epsilon=1.0, delta=1e-5, noise_seed=0)
+    with pytest.warns(UserWarning, match=r"epsilon=3.0 is not used: .* its own, epsilon=1.0"):
+        search.fit(x, y)
+    (said,) = (note for note in search.privacy_.notes if "each trial is" in note)
+    trial, alone = (float(each) for each in re.findall(r"([\d.]+)-GDP", said))
+    assert trial < alone / 1.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", RepeatedFitWarning)
+        clone(search).set_params(estimator__epsilon=1.0).fit(x, y)

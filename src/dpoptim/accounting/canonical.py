@@ -22,6 +22,10 @@ Leaves = tuple[tuple[dp.DpEvent, int], ...]
 """Pairs (event, count >= 1); no two events are equal, and at most one is a plain Gaussian."""
 
 
+class NotCoveredError(ValueError):
+    """An event that an accountant does not evaluate under a relation, whatever its numbers."""
+
+
 def canonical(event: dp.DpEvent) -> Leaves:
     """`event` without its composition: nothing nested, equal events merged, Gaussians made one.
 
@@ -74,7 +78,7 @@ def relative_to_sensitivity(event: dp.DpEvent, relation: dp.NeighboringRelation)
         return RepeatAndSelectDpEvent(
             relative_to_sensitivity(event.event, relation), event.mean, event.shape
         )
-    raise ValueError(
+    raise NotCoveredError(
         f"event: {type(event).__name__} cannot be evaluated by RDP under replace-one; "
         'use neighboring="zero-out" or "add-or-remove-one"'
     )

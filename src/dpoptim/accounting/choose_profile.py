@@ -1,6 +1,7 @@
 """Choice of an event's accountant: exact, PLD (plain, tilted), Renyi, sampled, of a selection."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -8,8 +9,8 @@ from typing import Literal
 import dp_accounting as dp
 
 from dpoptim.accounting.balls_in_bins import AllocationProfile, BallsInBinsDpEvent
-from dpoptim.accounting.canonical import Leaves, canonical
-from dpoptim.accounting.guarantee import neighbours_differ_by
+from dpoptim.accounting.canonical import Leaves, NotCoveredError, canonical
+from dpoptim.accounting.guarantee import neighboring_name, neighbours_differ_by
 from dpoptim.accounting.min_separation import (
     MinSeparationDpEvent,
     SeparationProfile,
@@ -27,6 +28,8 @@ from dpoptim.accounting.profiles import (
     LossDistribution,
     Profile,
     RenyiProfile,
+    rate_and_inner_event,
+    require_supported,
 )
 from dpoptim.accounting.selection import SelectionProfile, trials_of
 from dpoptim.accounting.tilted import TiltedDistribution
@@ -35,6 +38,11 @@ Accountant = Literal["auto", "PLD", "RDP", "order statistics"]
 
 
 MANY_STEPS = 1_000_000
+RELATIONS = (
+    dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    dp.NeighboringRelation.REPLACE_SPECIAL,
+    dp.NeighboringRelation.REPLACE_ONE,
+)
 
 
 def profile_of(
@@ -75,13 +83,42 @@ def profile_of(
         attempts.insert(
             0, lambda: LossDistribution(leaves, relation, deltas, accuracy=30 * FINE, guess=guess)
         )
-    reasons = []
+    reasons: list[ValueError] = []
     for attempt in attempts:
         try:
             return attempt()
         except ValueError as error:
-            reasons.append(str(error))
-    raise ValueError("; ".join(reasons))
+            reasons.append(error)
+    raise ValueError(why_not(leaves, relation, reasons, all_tried=accountant == "auto"))
+
+
+def why_not(
+    leaves: Leaves,
+    relation: dp.NeighboringRelation,
+    reasons: Sequence[ValueError],
+    *,
+    all_tried: bool,
+) -> str:
+    """The reasons for which there is no profile; one where no accountant covers the event."""
+    if not all_tried or not all(isinstance(each, NotCoveredError) for each in reasons):
+        return "; ".join(dict.fromkeys(map(str, reasons)))
+    # a search for the noise evaluates events that nobody gave
+    kinds = (dict.fromkeys(map(type, (leaf, rate_and_inner_event(leaf)[1]))) for leaf, _ in leaves)
+    names = dict.fromkeys(" of ".join(kind.__name__ for kind in each) for each in kinds)
+    others = [neighboring_name(each) for each in RELATIONS if is_covered(leaves, each)]
+    said = f"event: no accountant evaluates {', '.join(names)} under {neighboring_name(relation)}"
+    if not others:
+        return f"{said}. Fix: Gaussian or Laplace noise, on all records or Poisson samples."
+    fixes = " or ".join(f"neighboring={name!r}" for name in others)
+    return f"{said}; one does under {' and '.join(others)}. Fix: {fixes}."
+
+
+def is_covered(leaves: Leaves, relation: dp.NeighboringRelation) -> bool:
+    for refuse in (require_supported, RenyiProfile):
+        with suppress(NotCoveredError):
+            refuse(leaves, relation)
+            return True
+    return False
 
 
 @lru_cache(maxsize=32)

@@ -18,7 +18,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from dpoptim.accounting.canonical import Leaves, relative_to_sensitivity
+from dpoptim.accounting.canonical import Leaves, NotCoveredError, relative_to_sensitivity
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from dpoptim.accounting.guarantee import neighboring_name, neighbours_differ_by
 
@@ -125,7 +125,7 @@ def _renyi_at(
         try:
             accountant.compose(relative_to_sensitivity(leaf, relation), count)
         except dp.UnsupportedEventError as error:
-            raise ValueError(f"event: RDP cannot evaluate it: {error}") from None
+            raise NotCoveredError(f"event: RDP cannot evaluate it: {error}") from None
         # A sampled Gaussian's divergence is the logarithm of a number near 1: it may round to 0,
         # and is then read as perfect privacy.
         reserve += count * 4 * sys.float_info.epsilon / (np.asarray(orders) - 1)
@@ -154,7 +154,7 @@ class LossDistribution:
         accuracy: float = FINE,
         guess: float | None = None,
     ) -> None:
-        _require_supported(leaves, relation)
+        require_supported(leaves, relation)
         self._leaves, self._relation = leaves, relation
         self._deltas = np.atleast_1d(np.asarray(deltas, dtype=float))
         self.steps = sum(count for _, count in leaves)
@@ -274,14 +274,15 @@ def rate_and_inner_event(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:
     return 1.0, leaf
 
 
-def _require_supported(leaves: Leaves, relation: dp.NeighboringRelation) -> None:
+def require_supported(leaves: Leaves, relation: dp.NeighboringRelation) -> None:
+    """Refuse what `LossDistribution` does not cover. Raises: NotCoveredError."""
     for leaf, _ in leaves:
         rate, inner = rate_and_inner_event(leaf)
         sampled_replacement = rate < 1 and relation is dp.NeighboringRelation.REPLACE_ONE
         if not isinstance(inner, dp.GaussianDpEvent) and (
             sampled_replacement or not isinstance(inner, dp.LaplaceDpEvent)
         ):
-            raise ValueError(
+            raise NotCoveredError(
                 f"event: PLD cannot evaluate {leaf!r} under {neighboring_name(relation)}"
             )
 

@@ -24,7 +24,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from dpoptim.accounting.canonical import Leaves
+from dpoptim.accounting.canonical import Leaves, NotCoveredError
 from dpoptim.accounting.discretised import StepLosses, discretised_losses
 from dpoptim.accounting.guarantee import neighboring_name
 from dpoptim.accounting.profiles import (
@@ -55,12 +55,12 @@ class TiltedDistribution:
         self, leaves: Leaves, relation: dp.NeighboringRelation, deltas: tuple[float, ...]
     ) -> None:
         if relation not in _RELATIONS:
-            raise ValueError(
+            raise NotCoveredError(
                 f"event: tilted PLD cannot evaluate it under {neighboring_name(relation)}"
             )
         steps = [(*rate_and_inner_event(leaf), count) for leaf, count in leaves]
         if not steps or not all(isinstance(inner, dp.GaussianDpEvent) for _, inner, _ in steps):
-            raise ValueError("event: tilted PLD evaluates Poisson-sampled Gaussians only")
+            raise NotCoveredError("event: tilted PLD evaluates Poisson-sampled Gaussians only")
         total = sum(count for _, _, count in steps)
         log_mass = math.log(1e-4 * min(deltas) / total)
         renyi = RenyiProfile(leaves, relation)

@@ -104,10 +104,10 @@ def calibrate(
     """How much noise does a budget need? The smallest noise multiplier that keeps to it.
 
     Example: [bold]dpoptim calibrate --n 60000 --batch-size 4096 --epochs 40 --epsilon 2 --delta
-    1e-5[/]
+    1e-6[/]
 
     With correlated noise on sampled batches: [bold]dpoptim calibrate --n 60000 --batch-size 500
-    --epochs 10 --epsilon 2 --delta 1e-5 --method dp-ftrl --set sampling=cyclic-poisson[/]
+    --epochs 10 --epsilon 2 --delta 1e-6 --method dp-ftrl --set sampling=cyclic-poisson[/]
     """
     with clear_errors():
         from dpoptim.runs.plans import plan_by_numbers

@@ -235,7 +235,7 @@ class NetworkFit(PrivateSettings):
         made: TrainingMethod = chosen.make(**{"clip_norm": clip_norm} | settings)
         return made.plan(
             n=n,
-            batch_size=min(recipe("mlp", n).batch_size, n)
+            batch_size=made.batch_within(recipe("mlp", n).batch_size, n)
             if self.batch_size is None
             else self.batch_size,
             epochs=real_number("epochs", self.epochs),

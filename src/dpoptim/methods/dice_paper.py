@@ -21,6 +21,7 @@ from dpoptim.clipping import AUTOMATIC_GAMMA, SMALLEST_FACTOR, Directions, Units
 from dpoptim.gate import GaussianSum
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 
+LARGEST_SHARE = 0.2  # of the records in a step, by Theorem 3.7
 REFUTED = "unproven (counterexample known)"
 
 
@@ -58,9 +59,10 @@ def product_of_epsilon_and_noise(
     Raises:
         ValueError: outside the theorem's conditions.
     """
-    if sample_rate > 0.2:
+    if sample_rate > LARGEST_SHARE:
         raise ValueError(
-            f"batch_size / n = {sample_rate:.3g}, but the paper's theorem needs at most 1/5."
+            f"batch_size / n = {sample_rate:.3g}, but the paper's theorem needs at most 1/5. "
+            "Fix: a batch_size of at most n / 5."
         )
     constant = 96.0 if automatic else 32 * (1 + 2 * (feedback / clip) ** 2)
     return sample_rate * math.sqrt(constant * steps * math.log(1 / delta))

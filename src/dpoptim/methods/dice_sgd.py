@@ -24,7 +24,7 @@ from dpoptim.arguments import number_from_zero, one_of, real_number
 from dpoptim.assumptions import Assumption
 from dpoptim.clipping import AUTOMATIC_GAMMA, ClippingRule, SplitClipping, Style
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
-from dpoptim.methods.dice_paper import PublishedNoise, PublishedSplit
+from dpoptim.methods.dice_paper import LARGEST_SHARE, PublishedNoise, PublishedSplit
 from dpoptim.methods.error_feedback import ErrorFeedback, HiddenStateNoise
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.sensitive_state import ClipNormPolicy
@@ -142,6 +142,10 @@ class DiceSGD(TrainingMethod):
         if self.residual_clip is not None:
             return self.residual_clip
         return math.inf if self.accounting == "paper" else 2 * self._clip
+
+    @property
+    def largest_share(self) -> float:
+        return LARGEST_SHARE if self.accounting == "paper" else 1.0
 
     def rule_of(self, clip_norm: float) -> ClippingRule:
         """Return the clipped part of each gradient, and the rest of it."""

@@ -1,5 +1,6 @@
 """A training method: a sampler, clipping, a mechanism and what a run must remember."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields
@@ -74,6 +75,11 @@ class TrainingMethod(KnowsOpacus, ABC):
         """Return what else this method's guarantee rests on."""
         return ()
 
+    @property
+    def largest_share(self) -> float:
+        """The largest share of the records that its theorem lets a step expect."""
+        return 1.0
+
     # ---- what follows from these ----------------------------------------------------------------
 
     def check(self) -> None:
@@ -107,6 +113,10 @@ class TrainingMethod(KnowsOpacus, ABC):
     def norm_bound(self) -> float:
         """The bound on a record's part of a release; moving clip norms divide sums by theirs."""
         return self.rule.norm if self.policy is None else 1.0
+
+    def batch_within(self, batch_size: int, n: int) -> int:
+        """Return a batch size that nobody told, or the largest that the method's theorem takes."""
+        return max(1, min(batch_size, n, math.floor(self.largest_share * n)))
 
     def settled(
         self, run: RunShape, *, epsilon: float | None, delta: float | None

@@ -161,7 +161,8 @@ def batch_sizes(question: Question, method: TrainingMethod) -> list[int]:
         return [question.batch_size]
     shares = BATCHES_OF if is_independent(method) else BATCHES_CORRELATED
     least = min(SMALLEST_BATCH, question.n)
-    return sorted({size for over in shares if (size := question.n // over) >= least})
+    sizes = {method.batch_within(question.n // over, question.n) for over in shares}
+    return sorted(size for size in sizes if size >= least)
 
 
 def is_independent(method: TrainingMethod) -> bool:

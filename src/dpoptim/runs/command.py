@@ -87,6 +87,8 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                 folder = prepare_folder(request, data)
                 try_writing(folder)  # before anything is spent
                 doubts = [*warnings_about_plan(plan, parameters_of(model)), *no_room(ledger, plan)]
+                # the plan itself is printed with the notes of its guarantee
+                doubts = [each for each in doubts if each not in plan.guarantee.notes]
                 introduce(
                     plan, optimization, notes_on(request, data, ledger, doubts), console=console
                 )

@@ -16,9 +16,7 @@ Relation = Literal["add-or-remove-one", "zero-out", "replace-one"]  # which data
 ModelName = Literal["softmax", "mlp", "cnn"]
 
 # Options that several commands take, each declared once.
-DataDirOption = Annotated[
-    Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")
-]
+DataDirOption = Annotated[Path | None, typer.Option(help="Of Fashion-MNIST; default Debian's.")]
 SchemaOption = Annotated[
     Path | None,
     typer.Option(

@@ -145,7 +145,9 @@ def entry_of(request: TrainRequest, ledger: Ledger, trained: Trained) -> LedgerE
 def print_summary(console: Console, result: RunResult, folder: Path) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     measure, form = result.measure, ".2%" if result.classes else ".4f"
-    table.add_row("guarantee", str(result.guarantee))
+    said = result.plan.guarantee.notes  # before the run
+    notes = tuple(note for note in result.guarantee.notes if note not in said)
+    table.add_row("guarantee", str(replace(result.guarantee, notes=notes)))
     if result.private_scores is not None:
         table.add_row(
             f"{measure}, private", f"{result.private_scores[-1]:{form}} (hold-out of public data)"

@@ -113,7 +113,9 @@ def plan_of(
     if options.clip_quantile is not None:
         bound = PrivateQuantile(options.clip_quantile, start=clip_norm)
     method = chosen.make(clip_norm=bound, **settings_of(chosen, options))
-    batch_size = min(defaults.batch_size, n) if options.batch_size is None else options.batch_size
+    batch_size = options.batch_size
+    if batch_size is None:
+        batch_size = method.batch_within(defaults.batch_size, n)
     sampler = method.sampler(n, min(batch_size, n))
     epochs = epochs_of(chosen, options, sampler, defaults)
     relation = relation_of(options, bundled, sampler.relations, kept)

@@ -4,6 +4,7 @@ Before spending anything, tune on public or made-up data like yours: that is fre
 good.
 """
 
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.accountant import compute_epsilon
-from dpoptim.accounting.gaussian import gdp_epsilon
+from dpoptim.accounting.gaussian import gdp_epsilon, gdp_mu
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import relation_of, stated_delta
@@ -53,8 +54,10 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
 
     Args:
         estimator: `DPLogisticRegression` or `DPLinearRegression`: every candidate's fit must be
-            one Gaussian event at the same epsilon, whatever else it sets.
-        param_grid: as for ``GridSearchCV``; public, and not of the estimator's budget.
+            one Gaussian event at the same epsilon, whatever else it sets. Its own epsilon and delta
+            are not used, as a warning says of an epsilon that was set.
+        param_grid: as for ``GridSearchCV``; public, and not of the estimator's budget. ``[{},
+            {"steps": [5, 20]}]`` has the estimator as it is among the candidates.
         epsilon, delta: of the whole search; delta ``"auto"``: at most 1e-5 and 1/(10 n).
         mean_trials: expected number of trials, > 1. Twice the candidates find the best of them in
             most searches.
@@ -202,7 +205,10 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
             found = [each for best in ranks.all_gather(mine) for each in best]
             gate.finish()
         self.best_score_, _, self.best_estimator_, self.best_params_ = max(found, key=_by_score)
+        alone_mu = gdp_mu(self.epsilon, delta)
+        of_trials = f"each trial is {base:.2g}-GDP, where one fit alone would be {alone_mu:.2g}-GDP"
         notes = (*said, *read_off, *notes_of_weights(records.weights), *self._notes(ranks))
+        notes = (*notes, of_trials)
         guarantee = replace(compute_epsilon(event, delta, relation), notes=notes)
         guarantee = per_person(guarantee, owners)
         self.privacy_ = ranks.from_first(lambda: self._counted(Fit(event, guarantee, n)))
@@ -235,6 +241,13 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                 f"{type(self.estimator).__name__}: the search needs fits that are one Gaussian "
                 "event each. Fix: fit and charge transformers first, and search on what they make; "
                 "or fit a PrivatePipeline on public data like yours with several settings."
+            )
+        usual = inspect.signature(type(self.estimator)).parameters["epsilon"].default
+        if settings["epsilon"] not in (usual, self.epsilon):
+            warnings.warn(
+                f"the estimator's epsilon={settings['epsilon']!r} is not used: the search shares "
+                f"out its own, epsilon={self.epsilon!r}.",
+                stacklevel=5,
             )
         relation = relation_of(settings["neighboring"], self.ledger, self.estimator.relations)
         if relation == "add-or-remove-one":
