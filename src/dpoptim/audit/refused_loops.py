@@ -14,7 +14,7 @@ from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice
 from dpoptim.gradients.oracle import Loss
 from dpoptim.methods.dp_sgd import DPSGD
-from dpoptim.training.attach import attach
+from dpoptim.training.attach import attach_own
 
 RECORDS, FEATURES, WIDE = 12, 4, 32
 LARGE = 50.0
@@ -245,7 +245,7 @@ def in_scalars(reduced: Callable[[Tensor], Tensor], declared: Reduction) -> None
     plan = DPSGD(clip_norm=1.0).plan(
         n=RECORDS, batch_size=6, steps=8, noise_multiplier=1.0, delta=1e-5
     )
-    with attach(
+    with attach_own(
         plan, model, optimizer, TensorDataset(x), loss_reduction=declared, noise_seed=1
     ) as private:
         for (batch,) in private.batches():
@@ -269,7 +269,7 @@ def train(
     plan = DPSGD(clip_norm=1.0).plan(
         n=RECORDS, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
     )
-    with attach(
+    with attach_own(
         plan, model, optimizer, records, loss=loss, collate_fn=collate_fn, isolation=isolation
     ) as private:
         before()
