@@ -24,6 +24,7 @@ from dpoptim.gradients.watch.model_watch import ModelWatch
 from dpoptim.gradients.watch.values import Values
 from dpoptim.training.batches import batch_loader
 from dpoptim.training.losses import coupled_losses, handed_over
+from dpoptim.training.losses.bare_losses import BareLosses
 from dpoptim.training.losses.handed_over import HandedOver
 from dpoptim.training.losses.reduction import Reading
 from dpoptim.training.prepared import Prepared
@@ -83,6 +84,11 @@ def changes_of_factors_unseen() -> AbstractContextManager[Any]:
         return honest(self, reading)
 
     return patch.object(HandedOver, "_agreed", agreed)
+
+
+def own_scalars_unread() -> AbstractContextManager[Any]:
+    """What a loop differentiates by itself is taken for a mean."""
+    return patch.object(BareLosses, "_read", lambda self, loss, everywhere: None)
 
 
 def means_over_all_labels() -> AbstractContextManager[Any]:

@@ -393,6 +393,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "a loop's own scalar taken for a mean",
+        "training.losses.bare_losses.BareLosses",
+        _i.own_scalars_unread,
+        "isolation",
+    ),
+    Mutant(
         "means over all labels of a batch",
         "training.losses.handed_over.HandedOver",
         _i.means_over_all_labels,

@@ -95,6 +95,7 @@ def accepted() -> list[str]:
         multiplies_losses,
         takes_the_root,
         floods,
+        averages_one_by_one,
         trains_weights_of_the_loss,
         turns_on_batch_statistics,
     )
@@ -220,6 +221,11 @@ def floods() -> None:
     in_scalars(lambda losses: (losses.mean() - 0.5).abs(), "mean")
 
 
+def averages_one_by_one() -> None:
+    """A ratio that the loop differentiates itself, and whose graph shows no sum over the batch."""
+    in_scalars(lambda losses: torch.stack([*losses]).cumsum(0)[-1] / losses.detach().sum(), None)
+
+
 def trains_weights_of_the_loss() -> None:
     """A loss with weights that are not the model's, and whose gradients nobody clips."""
     weights = linear_of_zeros(1, 1)
@@ -239,7 +245,8 @@ def turns_on_batch_statistics() -> None:
     train(model.eval(), records, None, before=model.train)
 
 
-def in_scalars(reduced: Callable[[Tensor], Tensor], declared: Reduction) -> None:
+def in_scalars(reduced: Callable[[Tensor], Tensor], declared: Reduction | None) -> None:
+    """Train on scalars; the loop differentiates them itself where nothing was declared."""
     model, x = linear_of_zeros(FEATURES, 1), torch.ones(RECORDS, FEATURES)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(
@@ -249,7 +256,8 @@ def in_scalars(reduced: Callable[[Tensor], Tensor], declared: Reduction) -> None
         plan, model, optimizer, TensorDataset(x), loss_reduction=declared, noise_seed=1
     ) as private:
         for (batch,) in private.batches():
-            private.backward(reduced((model(batch)[:, 0] - 1).square()))
+            loss = reduced((model(batch)[:, 0] - 1).square())
+            loss.backward() if declared is None else private.backward(loss)
             optimizer.step()
 
 
