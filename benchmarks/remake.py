@@ -17,6 +17,7 @@ from pathlib import Path
 
 REPRODUCE = "dpoptim reproduce"
 COMMANDS = {
+    "private_search.csv": "python benchmarks/private_search.py --out {out}",
     "private_clip.csv": "python benchmarks/private_clip.py --out {out}",
     **{
         f"accuracy_{name}.csv": f"python benchmarks/accuracy.py {name} --out {{out}} "

@@ -411,8 +411,20 @@ def test_experiments_are_reproduced_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of as few passes as show that it ran; reproduce/test_dice.py runs as many as it takes."""
+    folder = tmp_path / "new" / "folder"
+    mark = folder / "dice-bias.unfinished"  # a table that grows is not taken for a whole one
+
+    def ends_early(out: Path) -> None:
+        assert mark.is_file()
+        raise ValueError("killed")
+
+    monkeypatch.setattr(dice_bias, "bias_of_clipping", ends_early)
+    said = run("reproduce", "dice-bias", "--data-dir", "here", "--out", str(folder), code=2)
+    assert f"is running; until it ends, {mark} stands beside" in said
+    assert mark.is_file()
     monkeypatch.setattr(dice_bias, "bias_of_clipping", partial(bias_of_clipping, passes=5))
-    text = run("reproduce", "dice-bias", "--out", str(tmp_path / "new" / "folder"))
+    text = run("reproduce", "dice-bias", "--out", str(folder))
+    assert not mark.exists()
     assert "expected" in text  # a table of what was found beside what the paper's analysis says
     assert "dice_bias.csv, dice_bias.png" in text
     assert (tmp_path / "new" / "folder" / "dice_bias.csv").exists()

@@ -178,7 +178,8 @@ def reproduce(
         bool, typer.Option("--quick", help="Fewer settings and seeds: minutes instead of tens.")
     ] = False,
     data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of Fashion-MNIST; default Debian's.")
+        Path | None,
+        typer.Option("--data-dir", "--data", help="Of Fashion-MNIST; default Debian's."),
     ] = None,
     tweets: Annotated[
         Path | None,

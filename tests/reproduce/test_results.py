@@ -343,3 +343,14 @@ def test_a_private_clip_norm_is_scored_again(bench: Callable[[str], ModuleType])
         if row["learning_rate"] == made.FOLLOWS
     )
     assert np.mean(found) == pytest.approx(ours, abs=1.0)
+
+
+def test_private_searches_have_the_committed_rows(bench: Callable[[str], ModuleType]) -> None:
+    made, rows = bench("private_search"), rows_of("private_search.csv")
+    tables = [name for name, _, _ in made.tables(made.SHAPES, classes=True)]
+    assert [(row["data"], float(row["epsilon"])) for row in rows] == list(
+        product(tables, made.EPSILONS)
+    )
+    for row in rows:
+        event = made.search_event(float(row["epsilon"]), made.DELTA, "zero-out", made.TRIALS).event
+        assert float(row["mu_of_a_trial"]) == pytest.approx(1 / event.noise_multiplier, abs=1e-3)

@@ -86,11 +86,17 @@ MOST_ROWS = 30  # of a table that is shown; its file has all
 
 @contextmanager
 def shown(experiment: str, out: Path, console: Console) -> Iterator[None]:
-    """Say that an experiment runs, and when it is over what it has written into ``out``."""
+    """Say that an experiment runs, and when it is over what it has written into ``out``.
+
+    Tables grow while it runs: a file says that they are not complete, also where it is killed.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    before = versions(out)
+    before, mark = versions(out), out / f"{experiment}.unfinished"
+    mark.write_text(f"Tables that {experiment} has written here are not complete.\n")
+    say(f"{experiment} is running; until it ends, {mark} stands beside what it has", to=console)
     with console.status(f"{experiment} is running"):
         yield
+    mark.unlink()
     written = sorted(path for path, of in versions(out).items() if before.get(path) != of)
     for path in written:
         if path.suffix == ".csv":

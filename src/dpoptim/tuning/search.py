@@ -59,8 +59,8 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         param_grid: as for ``GridSearchCV``; public, and not of the estimator's budget. ``[{},
             {"steps": [5, 20]}]`` has the estimator as it is among the candidates.
         epsilon, delta: of the whole search; delta ``"auto"``: at most 1e-5 and 1/(10 n).
-        mean_trials: expected number of trials, > 1. Twice the candidates find the best of them in
-            most searches.
+        mean_trials: expected number of trials, > 1. Far fewer are likely: twice the candidates try
+            the best of them in about half of the searches.
         holdout: share of the records that score, in (0, 1).
         random_state: of the division into parts, a whole number; public.
         ledger: where the search is charged, as one event; None: nowhere.
