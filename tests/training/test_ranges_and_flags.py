@@ -187,6 +187,23 @@ def test_a_mask_that_says_that_nothing_counts_shows_the_others() -> None:
     assert "on made-up records" in attach(loss, TensorDataset(x, padding), layer)
 
 
+def test_masks_of_which_each_record_has_as_many_are_tried() -> None:
+    """Of a masked autoencoder's records, what is seen is put in one tensor."""
+    model, masks = nn.Linear(1, 1), torch.tensor([True, False, True, False])
+
+    def loss(m: nn.Module, b: Any) -> Tensor:
+        x, hidden = b
+        seen = x[~hidden].reshape(len(x), -1, 1)
+        return (m(seen).mean(1) - x[hidden].reshape(len(x), -1)).square().mean(1)
+
+    data = TensorDataset(WITHIN[:, :4], masks.repeat(N, 1))
+    said = attach(loss, data, model)
+    assert "on made-up records, in batches" in said
+    assert "not on ones with flags that are False" in said
+    with pytest.raises(dpoptim.SamplesInteractError, match="made-up records"):
+        attach(lambda m, b: loss(m, b) * loss(m, b).mean(), data, model)
+
+
 def test_flags_that_a_program_does_not_take_are_named() -> None:
     def loss(m: nn.Module, b: Any) -> Tensor:
         if not b[1].all():

@@ -133,17 +133,14 @@ def in_sizes(few: int, more: int | None) -> str:
 def first_compared(program: Program, invented: Units) -> tuple[CheckResult | None, Units, str]:
     """Compare records, or others of their form where these show nothing; None, and why, if all do.
 
-    Ordinary ones; those with gaps where flags say what counts (all may say that nothing does); of
-    positive numbers, for losses that take logarithms.
+    Ordinary ones; those with gaps where flags say what counts (all may say that nothing does), also
+    of one length; of positive numbers, for losses that take logarithms.
     """
     flags, reasons = missing_flags(invented[0][0]), list[str]()
-    for records in (
-        invented,
-        *([] if flags is None else [flags.mixed(invented)]),
-        with_ranges(invented, POSITIVE),
-    ):
-        tried = list[CheckResult]()
-        with saying("on made-up records"):
+    others = [] if flags is None else [flags.mixed(invented), flags.half(invented)]
+    for records in (invented, *others, with_ranges(invented, POSITIVE)):
+        tried, gaps = list[CheckResult](), any(records is each for each in others)
+        with saying("on made-up records" + ", with flags that are False" * gaps):
             skipped = if_possible(lambda: tried.append(compare(program, records)))  # noqa: B023
         if not skipped and not tried[0].zero:
             return tried[0], records, ""

@@ -62,6 +62,10 @@ class Missing:
         of_many = ever_more if self.whole or self.flags else ever_more_of_every_other
         return self._filled(records, of_many, lambda i, _: i % 2)
 
+    def half(self, records: Units) -> Units:
+        """Records of which half is missing, for programs that want equally much of each."""
+        return self._filled(records, lambda _, n: 0.5, lambda i, _: i % 2)
+
     def nearly_all(self, records: Units) -> Units:
         """Records of which all is missing, but for the first one."""
         return self._filled(records, but_the_first, but_the_first)
