@@ -32,6 +32,13 @@ def test_keywords_lead_on() -> None:
         dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), data_loader=[])  # type: ignore[call-arg]
 
 
+def test_only_what_is_similar_is_proposed() -> None:
+    known = ["warm_start", "steps", "clip_norm"]
+    assert opacus_words.hint_of_keyword("random_state", known) == ""  # once warm_start
+    assert opacus_words.hint_of_keyword("clipnorm", known) == " Fix: clip_norm=...?"
+    assert opacus_words.hint_of_keyword("num_steps", known) == " Fix: steps=...?"
+
+
 @pytest.mark.parametrize(
     ("word", "ours"), [("C", r"l2 = 1 / \(C n\)"), ("bounds_y", "target_bound="), ("tol", "steps=")]
 )

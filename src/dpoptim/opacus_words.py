@@ -97,7 +97,7 @@ def hint_of_keyword(name: str, known: list[str]) -> str:
     if meant:
         return f" Fix: {name} is here {meant}."
     begun = [argument for argument in known if argument.startswith(name)]
-    similar = begun or difflib.get_close_matches(name, known, n=1)
+    similar = begun or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f" Fix: {similar[0]}=...?" if similar else ""
 
 

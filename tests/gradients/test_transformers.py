@@ -182,11 +182,12 @@ def test_frozen_layers_enter_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(entries) == 4
 
 
-def test_the_loss_inside_the_model_is_refused() -> None:
+def test_the_loss_inside_the_model_is_taken_of_each_record() -> None:
     torch.manual_seed(0)
-    with pytest.raises(dpoptim.SamplesInteractError, match="Hugging Face.*per_sample_mean"):
-        dpoptim.check(llama(), lambda model, batch: model(**batch).loss, texts())
-    assert dpoptim.check(llama(), next_token, texts()).loss_reduction == "mean"
+    found = dpoptim.check(llama(), lambda model, batch: model(**batch).loss, texts())
+    assert found.loss_reduction == "mean"
+    assert found.labels > 1
+    assert dpoptim.check(llama(), next_token, texts()).labels == 0
 
 
 def test_weight_decomposed_adapters_are_more_than_rules_can_tell_apart() -> None:

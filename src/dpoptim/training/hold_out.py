@@ -18,6 +18,7 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.runtime.torch_internals import pytree
 from dpoptim.statistics import Floats, ask_first
 from dpoptim.target_range import TargetBound
+from dpoptim.training.batches.user_code import Quiet, QuietCall
 from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.randomness.secret_randomness import secret_randomness
 
@@ -99,6 +100,7 @@ def outputs_alone(
 ) -> tuple[Floats, Floats]:
     """Outputs for each record by itself, (records, outputs), and the targets; private."""
     device = next(model.parameters()).device
+    hold_out, collate = Quiet(hold_out), QuietCall(collate, "collate_fn")
     was = [(module, module.training) for module in model.modules()]
     found, targets = [], []
     model.eval()

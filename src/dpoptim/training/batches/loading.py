@@ -18,6 +18,7 @@ from dpoptim.training.batches.microbatches import Microbatch, MicrobatchSampler
 from dpoptim.training.batches.privacy_units import CollateRows, rows_of_tensors
 from dpoptim.training.batches.slots import SlotSampler
 from dpoptim.training.batches.streams import StreamRecords
+from dpoptim.training.batches.user_code import Quiet, quiet_collate
 from dpoptim.training.batches.worker_messages import IndexMessage, Sending
 
 Collate = Callable[[list[Any]], Any]
@@ -67,7 +68,8 @@ def load_microbatches(
             "part twice. Fix: num_workers=0, and workers inside the stream (iterate over a "
             "DataLoader with batch_size=None in it)."
         )
-    collate_fn = options.collate_fn if stacked == 1 else CollateRows(stacked, options.collate_fn)
+    given = quiet_collate(options.collate_fn)
+    collate_fn: Collate | None = given if stacked == 1 else CollateRows(stacked, given)
     if type(dataset) is TensorDataset and options.collate_fn is None:
         whole = WholeBatches(dataset, stacked)
         if options.plain:
@@ -75,8 +77,10 @@ def load_microbatches(
                 yield whole.batch(torch.from_numpy(indices)), sampler.drawn.popleft()
             return
         dataset, collate_fn = whole, as_read
-    elif fixed_items is not None:
-        dataset, collate_fn = fixed_shape(dataset, collate_fn, fixed_items)
+    else:
+        dataset = Quiet(dataset)
+        if fixed_items is not None:
+            dataset, collate_fn = fixed_shape(dataset, collate_fn, fixed_items)
     collate_fn = CollatePresent(collate_fn or collate_records)
     loader = DataLoader(
         dataset,
