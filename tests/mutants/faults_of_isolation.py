@@ -154,7 +154,7 @@ def large_numbers_untried() -> AbstractContextManager[Any]:
 
 def other_ranges_untried() -> AbstractContextManager[Any]:
     """Losses are tried on normal numbers, and no others."""
-    return patch.object(loss_trials, "with_ranges", lambda records, ranges: records)
+    return patch.object(loss_trials, "with_ranges", lambda records, *_, **__: records)
 
 
 def false_flags_untried() -> AbstractContextManager[Any]:

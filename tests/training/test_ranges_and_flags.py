@@ -133,6 +133,20 @@ def test_a_loss_of_positive_numbers_is_tried_on_these() -> None:
         attach(lambda m, b: loss(m, b) * bytes_or_not(b[0]).max(), TensorDataset(WITHIN, LABELS))
 
 
+def test_a_loss_of_probabilities_is_tried_on_these() -> None:
+    """It raises on labels that are none, and so on all that were normal numbers."""
+
+    def loss(m: nn.Module, b: Any) -> Tensor:
+        return F.binary_cross_entropy(m(b[0])[:, 0].sigmoid(), b[1], reduction="none")
+
+    data = TensorDataset(WITHIN.repeat(1, 8), WITHIN[:, 0])
+    said = attach(loss, data, nn.Linear(48, 1))
+    assert "on made-up records, in batches of 1" in said
+    assert "not on ones within 0 and 1" not in said
+    with pytest.raises(dpoptim.SamplesInteractError, match="made-up records"):
+        attach(lambda m, b: loss(m, (bytes_or_not(b[0]), b[1])), data, nn.Linear(48, 1))
+
+
 def squares(m: nn.Module, b: Any) -> Tensor:
     return m(b[0]).square().mean(1)
 

@@ -31,6 +31,7 @@ from dpoptim.training.trials.shared_draws import compare_shared_draws
 from dpoptim.training.trials.variations import (
     POSITIVE,
     RANGES,
+    WITHIN_ONE,
     Units,
     with_a_blank,
     with_a_large_one,
@@ -110,7 +111,7 @@ def try_made_up(
         if sequences:
             compare_lone_lengths(program, invented)
     with saying("on made-up records, one of them large"):
-        compare_each(program, with_a_large_one(invented))
+        any(not compare_if_possible(program, large) for large in with_a_large_one(invented))
     watched = watch_loss(program, invented)
     size, not_tried = try_ranges(program, invented, larger(program, watched.work, expected))
     on = ["made-up records" + ", also of unequal lengths" * padded + in_sizes(found.records, size)]
@@ -134,11 +135,12 @@ def first_compared(program: Program, invented: Units) -> tuple[CheckResult | Non
     """Compare records, or others of their form where these show nothing; None, and why, if all do.
 
     Ordinary ones; those with gaps where flags say what counts (all may say that nothing does), also
-    of one length; of positive numbers, for losses that take logarithms.
+    of one length; of positive numbers, and within 0 and 1, for losses that take no others.
     """
     flags, reasons = missing_flags(invented[0][0]), list[str]()
     others = [] if flags is None else [flags.mixed(invented), flags.half(invented)]
-    for records in (invented, *others, with_ranges(invented, POSITIVE)):
+    within = [with_ranges(invented, ranges) for ranges in (POSITIVE, WITHIN_ONE)]
+    for records in (invented, *others, *within):
         tried, gaps = list[CheckResult](), any(records is each for each in others)
         with saying("on made-up records" + ", with flags that are False" * gaps):
             skipped = if_possible(lambda: tried.append(compare(program, records)))  # noqa: B023
@@ -165,6 +167,7 @@ def try_ranges(program: Program, records: Units, more: Program | None) -> tuple[
         of how many the larger batch was, if it could be compared; what to say if no others could.
     """
     others = [with_ranges(records, ranges) for ranges in (RANGES, POSITIVE)]
+    others.append(with_ranges(records, RANGES, labels=False))  # these may be probabilities
     others = [] if others[0] is records else others
     size, reasons = None if more is None else len(more.order), list[str]()
     for changed in others:

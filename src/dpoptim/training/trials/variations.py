@@ -24,6 +24,7 @@ RANGES: tuple[Range, ...] = (
     lambda x: 1.1 + x.abs(),
     lambda x: (x > 0).to(x),
 )
+WITHIN_ONE: tuple[Range, ...] = (torch.sigmoid,)  # for those that take probabilities alone
 # for programs that take logarithms, or divide
 POSITIVE: tuple[Range, ...] = (
     torch.sigmoid,
@@ -72,25 +73,35 @@ def with_a_blank(records: Units) -> Units | None:
 def with_a_large_one(records: Units) -> Iterator[Units]:
     """The same records, the last of them with numbers of size `LARGE`; nothing if it has none.
 
-    A leaf of one number is positive, as weights are; others are of either sign.
+    And without large labels, which a loss may not take. A leaf of one number is positive, as
+    weights are; others are of either sign.
     """
-
-    def large(path: forms.Path, x: Tensor) -> Tensor:
-        return (x.abs() if x.numel() == 1 else x) * LARGE if is_number(path, x) else x
-
     *others, last = records
-    if any(is_number(path, leaf) for row in last for path, leaf in forms.leaves_of(row)):
-        yield [*others, [forms.map_tensors(row, large) for row in last]]
+    floats = [path for path, leaf in forms.leaves_of(last[0]) if is_number(path, leaf)]
+    data = [path for path in floats if not forms.is_label(path)]
+    for paths in (floats, data) if floats != data else (data,):
+
+        def large(path: forms.Path, x: Tensor, paths: Sequence[forms.Path] = paths) -> Tensor:
+            return (x.abs() if x.numel() == 1 else x) * LARGE if path in paths else x
+
+        if paths:
+            yield [*others, [forms.map_tensors(row, large) for row in last]]
 
 
-def with_ranges(records: Units, ranges: Sequence[Range] = RANGES) -> Units:
-    """The records, each with its floats in the next range; themselves, if they have none."""
+def with_ranges(records: Units, ranges: Sequence[Range] = RANGES, *, labels: bool = True) -> Units:
+    """The records, each with its floats in the next range; themselves, if they have none.
+
+    Args:
+        labels: whether those are changed, too.
+    """
     if not any(is_number(path, leaf) for path, leaf in forms.leaves_of(records[0][0])):
         return records
 
     def within(place: int) -> Callable[[forms.Path, Tensor], Tensor]:
         change = ranges[place % len(ranges)]
-        return lambda path, x: change(x) if is_number(path, x) else x
+        return lambda path, x: (
+            change(x) if is_number(path, x) and (labels or not forms.is_label(path)) else x
+        )
 
     return [
         [forms.map_tensors(row, within(place)) for row in rows]
