@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from dpoptim.assumptions import enforced
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import wrapping_of
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
@@ -43,6 +44,10 @@ from dpoptim.training.trials.loss_check import (
     check_loss,
 )
 from dpoptim.training.trials.probe import positions_per_layer
+
+JOINED = enforced(
+    "the gradients of a record's several inputs in one call of the model are clipped as one"
+)
 
 
 class Prepared:
@@ -151,7 +156,8 @@ class Prepared:
         axis = chosen.isolation.batch_axis
         if not (chosen.isolation.alone or axis):
             for joined in ("by batches", "by records"):
-                yield replace(chosen, isolation=replace(chosen.isolation, joined=joined))
+                isolation = replace(chosen.isolation, joined=joined)
+                yield replace(chosen, isolation=isolation, basis=(*chosen.basis, JOINED))
         if axis == 0 and self._request.batch_axis is None:
             with suppress(PrivacyError):
                 turned = self._chosen_isolation(self._row, batch_axis=1)
