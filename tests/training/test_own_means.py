@@ -188,3 +188,36 @@ def test_labels_that_are_not_one_records_after_anothers_are_refused(loop: Loss) 
 def test_unless_attach_is_given_the_loss_it_is_refused() -> None:
     with pytest.raises(dpoptim.SamplesInteractError, match=r"attach\(..., loss=...\)"):
         released(flat)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_parts_of_a_batch_are_refused(bare: bool) -> None:
+    """How many rows a part has, nobody knows: class weights moved the sum by 2.9 clip norms."""
+
+    def weighted(m: nn.Module, b: Any) -> Tensor:
+        return F.cross_entropy(scores(m, b)[:, 0], b[1], weight=WEIGHTS)
+
+    model = model_of_tokens()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
+    )
+    data = TensorDataset(IDS, IDS[:, 0])
+    with (
+        pytest.raises(dpoptim.SamplesInteractError, match="mean over labels"),
+        dpoptim.attach(
+            plan, model, optimizer, data, loss=weighted, partial_backward=True
+        ) as private,
+    ):
+        for batch in private.batches():
+            value = weighted(model, [each[: N // 2] for each in batch])
+            value.backward() if bare else private.backward(value)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_mean_that_is_divided_by_a_whole_number_is_warned_of(checked: bool) -> None:
+    def divided(m: nn.Module, b: Any) -> Tensor:
+        return F.cross_entropy(scores(m, b)[:, 0], b[0][:, 0]) / 4
+
+    with pytest.warns(UserWarning, match="divided by a whole number"):
+        released(divided, loss=divided if checked else None)

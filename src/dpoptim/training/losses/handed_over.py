@@ -118,10 +118,11 @@ class HandedOver:
     def keep(self, engine: Engine, scalar: Scalar) -> None:
         """Note the factors of the first scalar that was differentiated; warn of some means."""
         reading = scalar.reading
-        if scalar.reduction == "mean" and not self._warned:
+        if not self._warned and (scalar.reduction == "mean" or is_divided(reading)):
             self._warned = True
-            warn_of_large_means(engine)
-            if reading is not None and reading.reduction == "mean" and reading.divided:
+            if scalar.reduction == "mean":
+                warn_of_large_means(engine)
+            if is_divided(reading):
                 warn_of_divided_means()
         if self._factors is None and reading is not None:
             self._factors = reading.factors
@@ -139,7 +140,9 @@ class HandedOver:
 
     def _scalar_of(self, engine: Engine, loss: Tensor, reading: Reading | None) -> Scalar:
         reduction = self._agreed(reading)
-        if not engine.takes_bare and not means_of_labels(loss.grad_fn):  # the checked loss had some
+        # the checked loss had some; whose labels a part of the rows has, nobody knows
+        seen = means_of_labels(loss.grad_fn) and not engine.partial_backward
+        if not engine.takes_bare and not seen:
             raise SamplesInteractError(f"{UNSEEN}{ONE_BY_ONE}")
         if reading is not None and self._whole and not self.checked:
             refuse_lengths(reading, {engine.rows_open, engine.rows_open // engine.rows.per_record})
@@ -197,6 +200,11 @@ def refuse_complex_losses(losses: Tensor) -> None:
             "losses are complex, and have no order in which to go down. Fix: hand over real "
             "numbers, such as output.abs().square(), or losses.real."
         )
+
+
+def is_divided(reading: Reading | None) -> bool:
+    """Whether a mean, that of labels too, was divided by a whole number."""
+    return reading is not None and reading.reduction == "mean" and reading.divided
 
 
 def warn_of_large_means(engine: Engine) -> None:
