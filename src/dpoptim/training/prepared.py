@@ -226,6 +226,11 @@ class Prepared:
         found = None if self.loss is None else self.loss.scalar_reduction
         return self._request.loss_reduction or found
 
+    @property
+    def checked_scalar(self) -> bool:
+        """Whether the loss was tried, and is a scalar."""
+        return self.loss is not None and self.loss.scalar_reduction is not None
+
     def _engine(self, positions: dict[str, int]) -> Engine:
         totals = self.wrapping.totals(self._ranks)
         if isinstance(self.plan.query, SelectedRows):

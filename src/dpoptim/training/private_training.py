@@ -69,11 +69,14 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         self.plan, self.model, self.optimizers = plan, found.model, found.optimizers
         self._units, self._engine, self._chosen = found.units, found.engine, found.chosen
         self._loss, self._reduction = found.loss, found.reduction
-        checked = found.loss is not None and found.loss.scalar_reduction is not None
         sample = found.chosen.sample
         returned = () if sample is None else sample.returned
         self._handed_over = HandedOver(
-            found.reduction, checked=checked, whole=plan.batch_size >= plan.n, returned=returned
+            found.reduction,
+            checked=found.checked_scalar,
+            whole=plan.batch_size >= plan.n,
+            returned=returned,
+            means=0 if found.loss is None else found.loss.means,
         )
         self._ranks, self._sharded, self._key = ranks, request.sharded, request.checkpoint_key
         self._streams = streams = RunStreams(ranks, request.noise_seed, earlier)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Collection
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -13,13 +13,12 @@ from dpoptim.gradients.backward_pass import BY_INPUTS
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.losses import without_single_axes
 from dpoptim.training.losses.coupled_losses import coupled, refuse_coupled_losses
-from dpoptim.training.losses.label_means import own_means
+from dpoptim.training.losses.label_means import LabelMeans, own_means
 from dpoptim.training.losses.meeting_places import compares_outputs
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import (
     ONE_BY_ONE,
     Reading,
-    means_of_labels,
     read_reduction,
 )
 from dpoptim.training.trials.made_up_records import Returned
@@ -53,6 +52,7 @@ class HandedOver:
         checked: whether it did find out, with batches of several sizes.
         whole: whether every record is in every batch, so that no other length will show itself.
         returned: where records were found in what the model returns.
+        means: over labels, that the checked loss has; see `label_means`.
     """
 
     def __init__(
@@ -62,8 +62,10 @@ class HandedOver:
         checked: bool,
         whole: bool = False,
         returned: Collection[Returned] = (),
+        means: int = 0,
     ) -> None:
         self.declared, self.checked, self._whole = declared, checked, whole
+        self._means = means  # over labels, in the loss; unless checked, of the first batch; private
         self.returned = returned
         self._factors: tuple[float, ...] | None = None  # of the first scalar; private
         self._warned = False
@@ -104,8 +106,10 @@ class HandedOver:
 
     def own_means(self, engine: Engine, loss: Tensor) -> AbstractContextManager[Reduction | None]:
         """Around the differentiation of a scalar: see `label_means.each_its_own`."""
+        if engine.partial_backward:  # whose labels a part of the rows has, nobody knows
+            return nullcontext()
         rows, records = engine.rows_open, engine.rows_open // engine.rows.per_record
-        return own_means(loss, rows, records, checked=self.checked)
+        return own_means(loss, rows, records, self._means if self.checked else None)
 
     def read(self, engine: Engine, loss: Tensor) -> Scalar:
         """A scalar, by its graph and what was declared.
@@ -130,6 +134,8 @@ class HandedOver:
     def _reading(self, engine: Engine, loss: Tensor) -> Reading | None:
         if engine.partial_backward:  # of a part of the rows, nobody knows how many they are
             return None
+        if self.checked and not self._means and len(LabelMeans.of(loss)):
+            return None  # a mean for each record, say, which was checked as it is
         rows, records = engine.rows_open, engine.rows_open // engine.rows.per_record
         try:
             return read_reduction(loss, rows, records, checked=self.checked)
@@ -140,13 +146,29 @@ class HandedOver:
 
     def _scalar_of(self, engine: Engine, loss: Tensor, reading: Reading | None) -> Scalar:
         reduction = self._agreed(reading)
-        # the checked loss had some; whose labels a part of the rows has, nobody knows
-        seen = means_of_labels(loss.grad_fn) and not engine.partial_backward
-        if not engine.takes_bare and not seen:
-            raise SamplesInteractError(f"{UNSEEN}{ONE_BY_ONE}")
+        self._refuse_other_means(engine, loss, reading)
         if reading is not None and self._whole and not self.checked:
             refuse_lengths(reading, {engine.rows_open, engine.rows_open // engine.rows.per_record})
         return Scalar(reading, reduction)
+
+    def _refuse_other_means(self, engine: Engine, loss: Tensor, reading: Reading | None) -> None:
+        """Refuse another number of means over labels than in the check, or the first batch."""
+        number = 0 if engine.partial_backward else len(LabelMeans.of(loss))
+        if self.checked:
+            plain = number == 0 and reading is not None  # as of losses for each record
+            if self._means and number != self._means and not plain:
+                raise SamplesInteractError(f"{UNSEEN}{ONE_BY_ONE}")
+            return
+        counts = {engine.rows_open, engine.rows_open // engine.rows.per_record}
+        one_each = not self._means and number > 1 and number in counts
+        if number and (one_each or self._means not in (0, number)):
+            raise SamplesInteractError(
+                "the loss adds up means over labels, as many as there are records or in another "
+                "number than before: whose labels they are over, its graph does not show. Fix: "
+                "give attach the loss, dpoptim.attach(..., loss=...), which finds out; or hand "
+                'over one loss for each record, by reduction="none".'
+            )
+        self._means = self._means or number
 
     def _agreed(self, reading: Reading | None) -> Reduction:
         """The reduction of a scalar loss, by what was read and what was declared.

@@ -6,6 +6,7 @@ Each is differentiated as the mean over records of each record's own mean: as to
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -17,7 +18,7 @@ from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.oracle import Loss
 from dpoptim.losses import without_single_axes
 from dpoptim.training.losses.label_nodes import LabelMean
-from dpoptim.training.losses.reduction import is_of_label_means, means_of_labels
+from dpoptim.training.losses.reduction import terms_of
 
 Gradients = Sequence[Tensor | None]
 
@@ -36,23 +37,21 @@ class OwnMeans:
     """
 
     def __init__(self, mean: LabelMean, records: int, share: Fraction) -> None:
-        self._node, self._smoothing = mean.node, mean.smoothing
-        labels: Tensor = mean.node._saved_target
-        self._ignored = labels == mean.ignored
+        self._mean, self._ignored = mean, mean.ignored
         own = (~self._ignored).reshape(records, -1)
         counted = own.sum(1, keepdim=True).clamp(min=1) * share.denominator
-        self._counted = counted.expand_as(own).reshape(labels.shape)
+        self._counted = counted.expand_as(own).reshape(mean.labels.shape)
         self._times = share.numerator
         self._came: dict[str, Tensor | None] = {}  # gradients of the two scalars
 
     def hooks(self) -> list[RemovableHandle]:
         """Put this around the nodes."""
         found = [
-            self._node.register_prehook(lambda came: self._keep("labels", came)),
-            self._node.register_hook(self._of_labels),
+            self._mean.node.register_prehook(lambda came: self._keep("labels", came)),
+            self._mean.node.register_hook(self._of_labels),
         ]
-        if self._smoothing is not None:
-            divided, left_out = self._smoothing
+        if self._mean.smoothing is not None:
+            divided, left_out = self._mean.smoothing
             found.append(divided.register_prehook(lambda came: self._keep("classes", came)))
             found.append(left_out.register_prehook(self._of_classes))
         return found
@@ -68,8 +67,8 @@ class OwnMeans:
         came, gradient = self._came.pop("labels", None), found[0]
         if came is None or gradient is None:
             return tuple(found)
-        labels = self._node._saved_target.masked_fill(self._ignored, 0)
-        each, weights = -self._each(came), self._node._saved_weight
+        labels, weights = self._mean.labels.masked_fill(self._ignored, 0), self._mean.weights
+        each = -self._each(came)
         if weights is not None:
             each = each * weights[labels]
         classes = min(1, gradient.dim() - 1)
@@ -84,41 +83,70 @@ class OwnMeans:
         return (self._each(scalar).view_as(came[0]),)
 
 
+@dataclass(frozen=True)
+class LabelMeans:
+    """The means over labels of which a scalar loss is a sum, each times a number.
+
+    Attributes:
+        means: each once. whole: whether the loss is a sum of nothing else.
+    """
+
+    means: tuple[LabelMean, ...]
+    whole: bool
+
+    @classmethod
+    def of(cls, loss: Tensor) -> "LabelMeans":
+        terms = terms_of(loss.grad_fn)
+        found = {each.node: each for each in terms if each is not None}
+        return cls(tuple(found.values()), None not in terms)
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    @property
+    def reduction(self) -> Reduction:
+        """That of the loss by `each_its_own`: a sum over records has no factor of them."""
+        return "sum" if self.whole else "mean"
+
+    def each(self, records: int) -> int:
+        """The labels that each record has in a mean, at most."""
+        return max((mean.count // records for mean in self.means), default=0)
+
+
 def each_its_own(
-    loss: Tensor, rows: int, records: int, *, checked: bool
+    loss: Tensor, rows: int, records: int, checked: int | None
 ) -> tuple[list[RemovableHandle], Reduction | None]:
     """Let a loss's means over labels be differentiated as made of the records' own.
 
-    Of those over one label a row or record, whose other labels, if any, are nobody else's;
-    ``checked``: of all, as it is known that labels come one record's after another's.
+    Args:
+        checked: how many means the loss has, over labels that come one record's after another's;
+            None: that is not known. Then those over one label a row or record are, whose other
+            labels, if any, are nobody else's.
 
     Returns:
-        also what the loss is then: of nothing but such means the sum over records, which has no
-        factor of them; with other terms their mean; None: there is none.
+        also what the loss is then; None: there are no such means, and it stays as it is.
     """
-    means = {each.node: each for each in means_of_labels(loss.grad_fn)}.values()
-    if not all(_is_known(each, rows, records, checked=checked) for each in means):
-        return [], None
-    reduction, handles = reduction_by_own_means(loss, records), list[RemovableHandle]()
-    for mean in means:
-        groups = records if checked else mean.labels
+    found = LabelMeans.of(loss)
+    if checked is None:
+        known = len(found) > 0 and all(mean.count in (rows, records) for mean in found.means)
+    else:
+        known = len(found) == checked > 0 and not any(mean.count % records for mean in found.means)
+    handles = list[RemovableHandle]()
+    for mean in found.means if known else ():
+        groups = mean.count if checked is None else records
         # an engine takes the loss of a row, which it is given once for each, as K of a record's
-        added = rows // records if checked and mean.labels != records else 1
-        share = Fraction(added) if reduction == "sum" else Fraction(1, groups)
+        added = 1 if checked is None or mean.count == records else rows // records
+        share = Fraction(added) if found.whole else Fraction(1, groups)
         handles += OwnMeans(mean, groups, share).hooks()
-    return handles, reduction
-
-
-def _is_known(mean: LabelMean, rows: int, records: int, *, checked: bool) -> bool:
-    return mean.labels % records == 0 if checked else mean.labels in (rows, records)
+    return handles, found.reduction if known else None
 
 
 @contextmanager
 def own_means(
-    loss: Tensor, rows: int, records: int, *, checked: bool
+    loss: Tensor, rows: int, records: int, checked: int | None
 ) -> Iterator[Reduction | None]:
     """`each_its_own`, while a loss is differentiated; yields what it is."""
-    handles, reduction = each_its_own(loss, rows, records, checked=checked)
+    handles, reduction = each_its_own(loss, rows, records, checked)
     try:
         yield reduction
     finally:
@@ -126,20 +154,20 @@ def own_means(
             handle.remove()
 
 
-def of_own_means(loss: Loss, records: Callable[[Any], int], model: nn.Module, batch: Any) -> Tensor:
+def of_own_means(
+    loss: Loss, records: Callable[[Any], int], means: int, model: nn.Module, batch: Any
+) -> Tensor:
     """The loss of a batch of so many records, with `each_its_own`."""
     value = without_single_axes(loss(model, batch))
-    each_its_own(value, records(batch), records(batch), checked=True)
+    each_its_own(value, records(batch), records(batch), means)
     return value
 
 
-def labels_each(loss: Tensor, records: int) -> int:
-    """The labels that each record has in means over them, at most; 0: there is no such mean."""
-    return max((mean.labels // records for mean in means_of_labels(loss.grad_fn)), default=0)
+def means_for_all(together: Tensor, alone: Tensor) -> LabelMeans:
+    """The means over labels of a loss, but for those that it has for each record.
 
-
-def reduction_by_own_means(loss: Tensor, records: int) -> Reduction | None:
-    """The reduction of a loss by `each_its_own`; None: it has no means over labels."""
-    if not labels_each(loss, records):
-        return None
-    return "sum" if is_of_label_means(loss.grad_fn) else "mean"
+    Args:
+        together: of several records. alone: of one of them.
+    """
+    found = LabelMeans.of(together)
+    return found if len(found) == len(LabelMeans.of(alone)) else LabelMeans((), whole=False)

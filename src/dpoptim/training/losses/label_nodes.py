@@ -1,8 +1,9 @@
 """Nodes of torch's cross-entropy and NLL in a graph: with class weights, smoothed, plain."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from dpoptim.runtime.torch_internals import node_name
 
@@ -21,23 +22,31 @@ class LabelMean:
     """A mean over labels that torch divides by those not ignored, or by class weights.
 
     Attributes:
-        node: that saved the labels.
+        node: that has it.
+        labels, weights: that the node saved: inside of `torch.utils.checkpoint` they may be read
+            once in a backward pass, by the node.
         smoothing: with label smoothing, the node that divides the sum over all classes, and the one
             that leaves out ignored labels.
     """
 
     node: Any
+    labels: Tensor
+    weights: Tensor | None
     smoothing: tuple[Any, Any] | None = None
 
-    @property
-    def labels(self) -> int:
-        return math.prod(self.node._saved_target.shape)
+    @classmethod
+    def at(cls, node: Any, smoothing: tuple[Any, Any] | None = None) -> "LabelMean":
+        return cls(node, node._saved_target, node._saved_weight, smoothing)
 
     @property
-    def ignored(self) -> int:
-        """The label that does not count."""
+    def count(self) -> int:
+        return self.labels.numel()
+
+    @property
+    def ignored(self) -> Tensor:
+        """The labels that do not count."""
         index: int = self.node._saved_ignore_index  # saved as an unsigned number
-        return index - 2**64 if index >= 2**63 else index
+        return self.labels == (index - 2**64 if index >= 2**63 else index)
 
 
 def children_of(node: Any) -> list[Any]:
@@ -64,4 +73,5 @@ def smoothed(terms: list[Any]) -> LabelMean | None:
     scores = children_of(labels)[0]
     while node_name(scores) in RESHAPED and scores != other:
         scores = children_of(scores)[0]
-    return LabelMean(labels, (path[0], path[-3 - len(weighed)])) if other == scores else None
+    left_out = path[-3 - len(weighed)]
+    return LabelMean.at(labels, (path[0], left_out)) if other == scores else None

@@ -98,29 +98,19 @@ def read_graph(loss: Tensor) -> Reading | None:
     return None if loss.grad_fn is None else _of_node(loss.grad_fn)
 
 
-def means_of_labels(node: Any) -> list[LabelMean]:
-    """Means over labels of which a scalar is a sum, each times a number."""
-    return [each for each in _terms_of(node) if each is not None]
-
-
-def is_of_label_means(node: Any) -> bool:
-    """Whether a scalar is a sum of nothing else."""
-    return None not in _terms_of(node)
-
-
-def _terms_of(node: Any) -> list[LabelMean | None]:
-    """The terms of a scalar; None: another one than a mean over labels."""
+def terms_of(node: Any) -> list[LabelMean | None]:
+    """The terms of which a scalar is a sum, each times a number; None: no mean over labels."""
     if node is None:
         return [None]
     read, children = READERS.get(node_name(node)), children_of(node)
     found = smoothed(children) if read is _of_terms else None
     if read is _of_labels:
-        found = LabelMean(node)
+        found = LabelMean.at(node)
     if found is not None:
         return [found if found.node._saved_reduction == MEAN else None]
     linear = read in (_of_only_child, _of_terms, _of_sum, _of_mean) or is_multiple(node)
     if (linear or node_name(node) in JOINED) and children:
-        return [each for child in children for each in _terms_of(child)]
+        return [each for child in children for each in terms_of(child)]
     return [None]
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from dpoptim.errors import NotByThisWayError, SamplesInteractError
 from dpoptim.training.batches.records import made_up
-from dpoptim.training.losses.label_means import of_own_means
+from dpoptim.training.losses.label_means import means_for_all, of_own_means
 from dpoptim.training.trials.check import Program, if_possible, in_turn
-from dpoptim.training.trials.comparison import Batches, Comparison
+from dpoptim.training.trials.compared_batches import Batches
+from dpoptim.training.trials.comparison import Comparison
 from dpoptim.training.trials.fixed_noise import MIDDLE, see_one_row
 from dpoptim.training.trials.interactions import NothingAloneError
 from dpoptim.training.trials.isolation import IsolationWarning
@@ -70,13 +71,14 @@ def compare_alone(program: Program, records: Sequence[Sequence[Any]]) -> None:
     def summed(model: nn.Module, batch: Any) -> Tensor:
         return batches.loss_of(program.loss, model, batch).sum()
 
-    loss = partial(of_own_means, summed, lambda batch: len(batches.rows[id(batch)]))
     one, together = batches.of([0]), batches.together
-    with program.quieting.quiet(model, lambda: [loss(model, together)], MIDDLE) as quieted:
+    with program.quieting.quiet(model, lambda: [summed(model, together)], MIDDLE) as quieted:
         if quieted.draws:
             return
-        see_one_row(quieted.noise, lambda: loss(model, one))
-        dtypes = computed_dtypes(model, lambda: loss(model, together))
+        see_one_row(quieted.noise, lambda: summed(model, one))
+        dtypes = computed_dtypes(model, lambda: summed(model, together))
+        means = means_for_all(summed(model, together), summed(model, batches.alone[0]))
+        loss = partial(of_own_means, summed, batches.records_in, len(means))
         tolerance = tolerance_of(model, program.placement, dtypes)
         Comparison(model, loss, batches, (), program.placement, False, tolerance).reduction(
             program.reductions

@@ -21,15 +21,15 @@ from dpoptim.training.batches import records as forms
 from dpoptim.training.batches.loading import Collate
 from dpoptim.training.losses.handed_over import refuse_complex_losses
 from dpoptim.training.losses.label_means import (
-    labels_each,
+    means_for_all,
     of_own_means,
-    reduction_by_own_means,
 )
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import read_graph
 from dpoptim.training.other_libraries import refuse_nothing_to_train, uncompiled
 from dpoptim.training.randomness.drawing_collates import DRAWS, HeldDraws
-from dpoptim.training.trials.comparison import Batches, Comparison
+from dpoptim.training.trials.compared_batches import Batches
+from dpoptim.training.trials.comparison import Comparison
 from dpoptim.training.trials.deterministic_runs import Quieting, Remembered, autocast_seen
 from dpoptim.training.trials.fixed_noise import MIDDLE, RARE, see_one_row
 from dpoptim.training.trials.loss_refusals import (
@@ -96,7 +96,7 @@ class CheckResult:
         multiplied: whether a scalar, all of it, was multiplied or divided by a number after it was
             reduced.
         labels: that a record has in a mean over them, of which its own is taken, see
-            `label_means`; 0: there is no such mean.
+            `label_means`; 0: there is no such mean. means: how many of them.
         zero: whether the losses were, with any random numbers, as those of images without any box:
             they show nothing.
     """
@@ -106,6 +106,7 @@ class CheckResult:
     skipped: str = ""
     multiplied: bool = False
     labels: int = 0
+    means: int = 0
     zero: bool = False
 
     @property
@@ -280,10 +281,10 @@ def compare_drawn(
         tolerance = tolerance_of(model, program.placement, dtypes)
         how = program.ways, program.placement, program.on_private, tolerance
         if losses.dim() == 0:
-            of_labels = reduction_by_own_means(losses, count)
-            apart = partial(of_own_means, loss, lambda b: len(batches.rows[id(b)]) // per_record)
-            compared = Comparison(model, apart if of_labels else loss, batches, *how)
-            found = compared.reduction((of_labels,) if of_labels else program.reductions)
+            means = means_for_all(losses, loss(model, alone[0]))
+            apart = partial(of_own_means, loss, batches.records_in, len(means))
+            compared = Comparison(model, apart, batches, *how)
+            found = compared.reduction((means.reduction,) if len(means) else program.reductions)
         else:
             refuse_other_losses(losses, (count, count * per_record), on_private=program.on_private)
             each = EachLoss(loss)
@@ -298,8 +299,9 @@ def compare_drawn(
             compared.reduction(("sum",))
             return CheckResult("none", count, zero=zero), quieted.shares
     # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
-    if labels := labels_each(losses, count):
-        return CheckResult("mean", count, labels=labels, zero=zero), quieted.shares
+    if labels := means.each(count):
+        checked = CheckResult("mean", count, labels=labels, means=len(means), zero=zero)
+        return checked, quieted.shares
     reading = read_graph(losses)
     scaled = reading is not None and reading.scaled
     return CheckResult(found, count, multiplied=scaled, zero=zero), quieted.shares

@@ -1,10 +1,8 @@
 """The engine's clipped sum of a batch, held against its records taken one at a time."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +16,10 @@ from dpoptim.gradients.oracle import Loss, RecordsAlone, engine_sums, trainable,
 from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.few_rows import Vector, memory_of
-from dpoptim.runtime.torch_internals import pytree
 from dpoptim.training.losses.meeting_places import refuse_meeting
 from dpoptim.training.other_libraries import hint_of
+from dpoptim.training.trials.compared_batches import Batches
 from dpoptim.training.trials.deterministic_runs import MOVED, other_weights
-from dpoptim.training.trials.fixed_noise import drawn_for
 from dpoptim.training.trials.interactions import (
     mixed_records,
     none_finite,
@@ -32,7 +29,7 @@ from dpoptim.training.trials.interactions import (
 )
 from dpoptim.training.trials.isolation_words import first_sentence, fix_of
 from dpoptim.training.trials.tolerances import TOLERANCE, settled
-from dpoptim.training.trials.wider_copies import reads, widened, widened_batch
+from dpoptim.training.trials.wider_copies import reads, widened
 
 LOST = torch.finfo(torch.float32).eps  # of the longest gradient, in float32
 NOTHING = 1e-6  # of the batch's gradient
@@ -45,68 +42,6 @@ def meant_by(error: Exception) -> PrivacyError:
         return error
     hint = hint_of(error, error.__traceback__)
     return PrivacyError(hint or f"{type(error).__name__} was raised where layers were hooked")
-
-
-def shapes_in(batch: Any) -> list[torch.Size]:
-    return [leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-
-
-@dataclass(frozen=True)
-class Batches:
-    """A few records, together and one at a time.
-
-    Attributes:
-        collate: makes a batch of a list of rows, the same again of the same.
-        records: the rows of each, of all equally many.
-        order: which record is at each place of the batch; all are in it, some more than once.
-        rows: of each batch that was made, by its id.
-    """
-
-    collate: Callable[[list[Any]], Any]
-    records: Sequence[Sequence[Any]]
-    order: Sequence[int]
-    rows: dict[int, list[int]] = field(default_factory=dict)
-
-    def of(self, order: Sequence[int]) -> Any:
-        """A batch of these records."""
-        per_record = len(self.records[0])
-        rows = [i * per_record + row for i in order for row in range(per_record)]
-        with drawn_for(rows):
-            batch = self.collate([row for i in order for row in self.records[i]])
-        self.rows[id(batch)] = rows
-        return batch
-
-    def loss_of(self, loss: Loss, model: nn.Module, batch: Any) -> Tensor:
-        """The loss of a batch that was made here, whose rows draw what they draw in any other."""
-        with drawn_for(self.rows[id(batch)]):
-            return loss(model, batch)
-
-    @cached_property
-    def together(self) -> Any:
-        return self.of(self.order)
-
-    def widened(self) -> "Batches":
-        """The same, with numbers in float64."""
-        return replace(self, collate=lambda rows: widened_batch(self.collate(rows)))
-
-    def beside_others(self) -> Iterator[tuple[slice, Any]]:
-        """Batches as `together`, but for every other place, which has the next record.
-
-        Of the same shapes, in which what is kept is rounded alike. With the places that are kept.
-        """
-        for kept in (0, 1):
-            order = [
-                i if place % 2 == kept else (i + 1) % len(self.records)
-                for place, i in enumerate(self.order)
-            ]
-            batch = self.of(order)
-            if shapes_in(batch) == shapes_in(self.together):
-                yield slice(kept, None, 2), batch
-
-    @cached_property
-    def alone(self) -> list[Any]:
-        """A batch of one of each record."""
-        return [self.of([i]) for i in range(len(self.records))]
 
 
 class Comparison:

@@ -79,13 +79,14 @@ class LossCheck:
         collate_fn: what made the batches; None: torch's.
         text: on what records, for the list of what a guarantee rests on.
         labels: that a record has in a mean over them, of which its own is taken, see
-            `label_means`; 0: there is no such mean.
+            `label_means`; 0: there is no such mean. means: how many of them.
     """
 
     loss_reduction: str
     collate_fn: Collate | None
     text: str
     labels: int = 0
+    means: int = 0
 
     @property
     def scalar_reduction(self) -> Reduction | None:
@@ -163,7 +164,7 @@ def check_loss(
         on.append(found.skipped)
     if tried.skipped:
         on.append(f"not on made-up ones: {tried.skipped}{READ_OFF}")
-    return LossCheck(found.loss_reduction, collate_fn, "; ".join(on), found.labels)
+    return LossCheck(found.loss_reduction, collate_fn, "; ".join(on), found.labels, found.means)
 
 
 def refuse_what_fails_alone(

@@ -10,7 +10,7 @@ from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.watch.values import Values
 from dpoptim.training.losses.meeting_places import refuse_meeting
-from dpoptim.training.trials.comparison import Batches, shapes_in
+from dpoptim.training.trials.compared_batches import Batches, shapes_in
 from dpoptim.training.trials.first_passes import refuse_written
 
 LOSSES_AGREE = 1e-3  # within this share

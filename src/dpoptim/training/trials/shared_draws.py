@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dpoptim.training.randomness.drawing_collates import HeldDraws, same
 from dpoptim.training.trials.check import Program, compare_held, if_possible
-from dpoptim.training.trials.comparison import Batches
+from dpoptim.training.trials.compared_batches import Batches
 from dpoptim.training.trials.lone_lengths import tensors
 from dpoptim.training.trials.variations import Units
 
