@@ -136,6 +136,62 @@ def test_no_record_moves_the_sum_by_more_than_the_clip_norm(loop: Loss) -> None:
         assert 0.9 * bound < float((whole - less).norm()) <= bound
 
 
+class Masked(Pooled):
+    """Is given a mask of places, which one day is as long as a batch, or all of them."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(mask @ x)
+
+
+class Coded(Pooled):
+    """Also returns a constant table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.arange(12.0)[:, None].sin())
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), self.codes
+
+
+@pytest.mark.filterwarnings("ignore:records pass alone")
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_tensors_that_are_no_records_are_not_taken_for_some(count: int) -> None:
+    """Whatever their lengths are, in this batch: records pass alone."""
+    mask = torch.tril(torch.ones(2, 2))
+
+    def masked(m: nn.Module, b: Any) -> Tensor:
+        a, c = m(torch.cat(b[:2]), mask).chunk(2)
+        return (a - c).square().sum(1)
+
+    def coded(m: nn.Module, b: Any) -> Tensor:
+        found, codes = m(torch.cat(b[:2]))
+        a, c = found.chunk(2)
+        return (a - c).square().sum(1) * (1 + codes[3])
+
+    for loop, build in ((masked, Masked), (coded, Coded)):
+        for keep in (range(count), range(count - 1)):
+            sums = [released(loop, keep, build=build), released(loop, [*keep][1:], build=build)]
+            assert float((sums[0] - sums[1]).norm()) <= 1.0
+
+
+def test_evaluations_between_steps_stay_as_they_are() -> None:
+    torch.manual_seed(0)
+    model = Pooled()
+    x = torch.randn(2 * N, 2, FEATURES)
+    expected = model(x).detach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
+    )
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(*INPUTS), loss=by_batches) as private:
+        for batch in private.batches():
+            private.backward(by_batches(model, batch))
+            with torch.no_grad():
+                torch.testing.assert_close(model(x), expected)
+            optimizer.step()
+
+
 def test_pairs_of_different_records_are_refused() -> None:
     def rolled(m: nn.Module, b: Any) -> Tensor:
         a, c = m(torch.cat((b[0], b[1].roll(1, 0)))).chunk(2)

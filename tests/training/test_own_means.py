@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import dpoptim
@@ -66,25 +67,25 @@ def released(
     clip_norm: float = 1e4,
     loss: Loss | None = None,
     bare: bool = False,
+    n: int = N,
+    **batches: Any,
 ) -> Tensor:
     """The sum of one step, without noise."""
     torch.manual_seed(0)
     model, sums = model_of_tokens(), list[Tensor]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     plan = dpoptim.DPSGD(clip_norm=clip_norm).plan(
-        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
+        n=n, batch_size=n, steps=1, noise_multiplier=0.0, delta=1e-5
     )
     data = TensorDataset(IDS[list(keep)], LABELS[list(keep)])
     with dpoptim.attach(plan, model, optimizer, data, loss=loss) as private:
-        optimizer.register_step_pre_hook(
-            lambda *_: sums.append(
-                N * torch.cat([p.grad.double().flatten() for p in model.parameters()])
-            )
-        )
-        for batch in private.batches():
+        for batch in private.batches(**batches):
             value = loop(model, batch)
             value.backward() if bare else private.backward(value)
             optimizer.step()
+            if private.finished_step:
+                parts = [p.grad.double().flatten() for p in model.parameters()]  # type: ignore[union-attr]
+                sums.append(n * torch.cat(parts))
     return sums[0]
 
 
@@ -163,6 +164,46 @@ def test_counts_of_other_records_are_found_out(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(OwnMeans, "__init__", of_all)
     with pytest.raises(dpoptim.SamplesInteractError, match="on made-up records"):
         released(flat, loss=flat)
+
+
+def one_after_another(m: nn.Module, b: Any) -> list[Tensor]:
+    """Each record's own mean by itself, which is nobody else's to divide."""
+    return [F.cross_entropy(o, y) for o, y in zip(scores(m, b), b[1].clamp(min=0), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("loop", "size"),
+    [
+        (lambda m, b: torch.stack(one_after_another(m, b)).mean(), 4),
+        (lambda m, b: torch.stack(one_after_another(m, b)).mean(), LENGTH),
+        (lambda m, b: torch.stack(one_after_another(m, b)).sum(), LENGTH),
+        (lambda m, b: sum(one_after_another(m, b)) / len(b[0]), 8),
+    ],
+)
+def test_lists_of_the_records_own_means_are_no_means_over_all(loop: Loss, size: int) -> None:
+    """Also where there are as many records as labels in each."""
+    expected = released(lambda m, b: torch.stack(one_after_another(m, b)), clip_norm=1e-2)
+    found = released(loop, loss=loop, clip_norm=1e-2, physical_batch_size=size)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    for keep in (range(size), range(1, size)):
+        with pytest.raises(dpoptim.PrivacyError, match="give attach the loss"):
+            released(loop, keep, n=size)
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHTS])
+def test_in_a_checkpoint(weight: Tensor | None) -> None:
+    """Where what was saved is computed again, and may be read once."""
+
+    def loop(m: nn.Module, b: Any) -> Tensor:
+        def head(o: Tensor) -> Tensor:
+            return F.cross_entropy(o.view(-1, CLASSES), b[1].view(-1), weight=weight)
+
+        return checkpoint(head, scores(m, b), use_reentrant=False)
+
+    options = {} if weight is None else {"weight": weight}
+    for bare in (False, True):
+        found = released(loop, loss=loop, bare=bare)
+        torch.testing.assert_close(found, one_by_one(flat, options), rtol=1e-5, atol=1e-6)
 
 
 def time_first(m: nn.Module, b: Any) -> Tensor:

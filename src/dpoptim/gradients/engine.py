@@ -226,7 +226,8 @@ class Engine:
             rows = uses[0][0].records
             if not self.rows_open:
                 self.recorder.refuse_undelivered(finished)
-            inputs = self.isolation.inputs_of_each(rows, self.rows_open)
+            turned = isinstance(self.hooks, HookManager) and self.hooks.turned
+            inputs = self.isolation.inputs_of_each(rows, self.rows_open, turned=turned)
             rows //= inputs
             allowed = rows <= self.rows_open if self.partial_backward else rows == self.rows_open
             if not allowed:

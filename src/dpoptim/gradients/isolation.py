@@ -80,10 +80,14 @@ class Isolation:
         """Whether no record can see another one, whatever the model does with its inputs."""
         return self.alone or WHOLE_MODEL in self.by_vmap
 
-    def inputs_of_each(self, rows: int, delivered: int) -> int:
-        """How many inputs of each delivered row went through the model at once."""
-        several = self.joined and delivered and rows % delivered == 0
-        return max(1, rows // delivered) if several else 1
+    def inputs_of_each(self, rows: int, delivered: int, *, turned: bool) -> int:
+        """How many inputs of each delivered row went through the model at once.
+
+        Args:
+            turned: whether batches of them were put in the order of records.
+        """
+        several = self.joined == "by records" or (self.joined == "by batches" and turned)
+        return max(1, rows // delivered) if several and delivered and rows % delivered == 0 else 1
 
     @classmethod
     def of(cls, tier: Tier, batch_axis: int = 0) -> "Isolation":

@@ -69,7 +69,8 @@ class HookManager:
         self._hooked: set[nn.Module] = set()  # a module may stand in several places
         self.outputs = SeenOutputs()
         self._inside = False  # of the model's forward pass
-        self._joined: tuple[int, int] | None = None  # in this pass, see `_batches_joined`
+        self._joined = 0  # inputs in this pass, where a record has several
+        self.turned = False  # whether a pass on what is delivered had such, in batches
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
         self._computed: dict[str, ComputedWeights] = {}  # by the names of their modules
         self._state: ModelWatch | None = None
@@ -103,7 +104,7 @@ class HookManager:
     def see_microbatch(self, rows: int) -> None:
         """A microbatch is delivered."""
         self.rows = self._delivered = rows
-        self._inside = False  # of one that raised
+        self._inside, self._joined, self.turned = False, 0, False  # of one that raised
         self.outputs.begin()
         iterates = self._still or self._computed
         if iterates and (self._state is None or self._state.step_begins):
@@ -114,6 +115,7 @@ class HookManager:
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note how many records the model is given; what it shall have instead, or None."""
         self._inside = True
+        given = self._of_records(args, kwargs)
         one = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         leaves = args if one else pytree.tree_leaves((args, kwargs))
         refusals.refuse_nested(leaves)
@@ -126,30 +128,27 @@ class HookManager:
         ]
         # The first tensor may be no batch, but positions; what was delivered tells.
         if sizes:
-            self.rows = self._delivered if self._delivered in sizes else sizes[0]
+            plain = self._delivered in sizes and not self._joined
+            self.rows = self._delivered if plain else sizes[0]
         if self._outside.owners:
             self._outside.begin(self.rows)
         if self._state is not None:
             self._state.before_forward()
-        self._joined = self._batches_joined()
-        return by_records((args, kwargs), *self._joined) if self._joined else None
+        return given if self._joined else None
 
-    def _batches_joined(self) -> tuple[int, int] | None:
-        """The rows of a call that has several batches of the delivered rows, and how many these."""
-        total, rows = self.rows, self._delivered
-        if self.isolation.joined != "by batches" or not total or not rows:
-            return None
-        return (total, rows) if total > rows and total % rows == 0 else None
+    def _of_records(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call is given, turned where it has several batches of the delivered rows."""
+        given, self._joined = (args, kwargs), 0
+        if self.isolation.joined == "by batches" and self._delivered and torch.is_grad_enabled():
+            given, self._joined = by_records(given, self._delivered)
+        self.turned |= self._joined > 0
+        return given
 
     def see_output(self, output: Any) -> Any:
-        """Tell layers that are called by themselves how many records the forward pass had.
-
-        Returns:
-            what the model shall return instead, or None.
-        """
+        """Tell layers called by themselves how many records there are; what is returned instead."""
         self._inside = False
         if self._joined:
-            output = by_batches(output, *self._joined)
+            output = by_batches(output, self._joined, self._delivered or 1)
         self.outputs.see(output)
         if self._outside.owners:
             self._outside.end()
