@@ -520,9 +520,9 @@ def refused(rank: int) -> dict[str, str]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         plan = plan_for(METHODS[method](), steps=2)
         with dpoptim.attach(plan, model, optimizer, TensorDataset(x, y), **options) as private:
-            scalar = options.get("loss_reduction", "none")
             for a, b in private.batches():
-                private.backward(F.cross_entropy(model(a).float(), b, reduction=scalar))
+                losses = F.cross_entropy(model(a).float(), b, reduction="none")
+                private.backward(losses.mean() if "loss_reduction" in options else losses)
                 optimizer.step()
 
     def sharded(model: nn.Module, **options: Any) -> nn.Module:

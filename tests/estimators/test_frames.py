@@ -64,7 +64,7 @@ STEPS = {
 
 def test_a_search_is_what_its_estimator_is() -> None:
     for one in (CLASSIFIERS["linear"], REGRESSORS["linear"]):
-        search = DPSearchCV(one, {"l2": [0.0]}, noise_seed=0)
+        search = DPSearchCV(one, {"l2": [0.0]}, epsilon=one.epsilon, noise_seed=0)
         tags, its = get_tags(search), get_tags(one)
         assert is_classifier(search) == is_classifier(one)
         assert tags.input_tags.sparse

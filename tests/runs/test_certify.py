@@ -114,7 +114,7 @@ def test_what_the_loop_releases_instead_is_said(tmp_path: Path) -> None:
     mean = {name: torch.zeros_like(w) for name, w in private.model.state_dict().items()}
     folder = dpoptim.certify(private, tmp_path / "run", data="made up", weights=mean)
     assert not torch.load(folder / "model.pt", weights_only=True)["weight"].any()
-    assert "handed over by the loop" in read(folder)["training"]["weights"]
+    assert "not those that the run left" in read(folder)["training"]["weights"]
     verify_run(folder)
 
 
@@ -144,3 +144,25 @@ def test_it_is_audited(tmp_path: Path) -> None:
     found = audit_run(folder, trials=2_000, seed=0)
     assert found
     assert not any("refuted" in str(each).lower() for each in found)
+
+
+def test_a_model_that_was_changed_since_is_not_said_to_be_the_runs(tmp_path: Path) -> None:
+    private = trained()
+    assert (
+        "weights"
+        not in read(dpoptim.certify(private, tmp_path / "one", data="made up"))["training"]
+    )
+    private.model.bias.data += 1  # type: ignore[operator,union-attr]
+    folder = dpoptim.certify(private, tmp_path / "two", data="made up", settings={"weights": "own"})
+    assert "not those that the run left" in read(folder)["training"]["weights"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"settings": {"lr": 0.1}}, "settings: names"), ({"weights": nn.Linear(1, 1)}, "weights: ")],
+)
+def test_what_is_no_text_and_no_state_is_refused(
+    options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError, match=said):
+        dpoptim.certify(trained(), tmp_path / "run", data="made up", **options)

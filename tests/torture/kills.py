@@ -114,6 +114,7 @@ def _train(plan: Plan, place: Path, writer: int) -> None:
     code = 1
     try:
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", dpoptim.LossNotCheckedWarning)
         original = Gate.release_sum
 
         def observed(gate: Gate, sums: list[torch.Tensor]) -> list[torch.Tensor]:

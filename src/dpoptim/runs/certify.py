@@ -41,8 +41,9 @@ def certify(
             keep it as ``private``.
         folder: made if it is not there; files of an earlier certificate are replaced.
         data: the data set's name, for people.
-        weights: what is to be released, as a state dict; None: the model's, as it is now. Of a
-            model spread by ``fully_shard``, a whole one.
+        weights: what is to be released, as a state dict; None: the model's, as it is now (the
+            certificate says so if it was changed since the run was left). Of a model spread by
+            ``fully_shard``, a whole one.
         settings: other settings for people, all public: learning rate, schedule, preparation.
 
     Returns:
@@ -50,12 +51,13 @@ def certify(
 
     Raises:
         PrivacyError: nothing was released yet.
-        ValueError: weights that are spread over processes; a name that is empty.
+        TypeError, ValueError: weights or settings that are none, or spread over processes; a name
+            that is empty.
         OSError: the folder cannot be written; the run is as it was.
 
     **Guarantee.** That of the run, which `PrivateTraining.spent` says, for everything in the
-    folder: model and figures are what was released, or public. What ``weights`` and ``settings``
-    are made of is the caller's word, and stands so in the certificate.
+    folder: model and figures are what was released, or public. What ``settings``, and weights
+    that are not those that the run left, are made of is the caller's word, and stands so there.
 
     Examples:
         >>> import torch
@@ -79,11 +81,11 @@ def certify(
         )
     if not data.strip():
         raise ValueError("data: the certificate needs a name of the data set, for people.")
+    own = weights is None and private.model_is_as_left
     content = file_of(private.model.state_dict() if weights is None else weights)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try_writing(folder)
-    own = weights is None
     result = result_of(private, data, settings or {}, hashlib.sha256(content).hexdigest(), own)
     page = report(result)
     write_atomically(folder / "model.pt", content)
@@ -95,7 +97,9 @@ def certify(
 
 
 def file_of(weights: Mapping[str, Any]) -> bytes:
-    """A state dict as a file. ValueError if it is spread over processes."""
+    """A state dict as a file. ValueError: it is spread over processes; TypeError: it is none."""
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights: expected a state dict, got {type(weights).__name__}.")
     if any(isinstance(each, Tensor) and hasattr(each, "full_tensor") for each in weights.values()):
         raise ValueError(
             "weights: the model is spread over processes. Fix: gather a whole state dict in all of "
@@ -113,16 +117,22 @@ def result_of(
     """Public figures of the run.
 
     Args:
-        own: whether the file has the model's own weights.
+        own: whether the file has the weights that the run left.
     """
+    if not all(isinstance(each, str) for pair in settings.items() for each in pair):
+        raise TypeError("settings: names and values are text, such as {'learning rate': '0.1'}.")
     optimizers = ", ".join(type(each).__name__ for each in private.optimizers)
     done, planned = private.steps_done, private.plan.steps
     said = {
+        **{printable(name): printable(value) for name, value in settings.items()},
         "loop": "of one's own, around dpoptim.attach",
         "optimizer": optimizers,
-        **({} if own else {"weights": "handed over by the loop, such as a mean of iterates"}),
+        **(
+            {}
+            if own
+            else {"weights": "of the loop, not those that the run left, such as a mean of iterates"}
+        ),
         **({} if done == planned else {"ended": f"after {done} of {planned} steps"}),
-        **{printable(name): printable(value) for name, value in settings.items()},
     }
     return RunResult(
         data_name=printable(data),

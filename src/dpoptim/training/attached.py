@@ -8,6 +8,7 @@ import torch
 
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.watch.values import Values
 from dpoptim.runtime.torch_internals import checkpointing_served
 from dpoptim.runtime.watched_calls import backward_watched, scaling_watched
 from dpoptim.training.iterates import Iterates
@@ -47,6 +48,7 @@ class Attached:
         self._engine, self._chosen = engine, chosen
         self._steps, self._gradients, self._iterates = steps, gradients, iterates
         self._hooks: OptimizerHooks | None = None
+        self._left_as: Values | None = None
         self._meanwhile = ExitStack()
 
     @property
@@ -80,6 +82,16 @@ class Attached:
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
+            self._left_as = self._values()
+
+    def _values(self) -> Values:
+        model = self._engine.model
+        return Values([*model.named_buffers(), *model.named_parameters()])
+
+    @property
+    def is_as_left(self) -> bool:
+        """Whether the model holds what it held when the run was left, or the run is not left."""
+        return self.on or self._left_as is None or self._left_as.changed() is None
 
     def state(self) -> dict[str, Any]:
         """Model, optimizers, iterates, unused releases, for a checkpoint.

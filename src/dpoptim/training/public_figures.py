@@ -25,6 +25,7 @@ from dpoptim.training.assumptions import (
     caveats_of,
     in_order,
 )
+from dpoptim.training.attached import Attached
 from dpoptim.training.batches.batch_loader import BatchLoader
 from dpoptim.training.batches.privacy_units import Units
 from dpoptim.training.batches.slots import basis_of_slots, less_lost_delta
@@ -51,6 +52,7 @@ class PublicFigures:
     _owns_ledger: bool
     _other_runs: OtherRuns
     _loader: BatchLoader
+    _attached: Attached
     _chosen: Chosen
     _loss: LossCheck | None
     _reduction: Reduction | None
@@ -134,6 +136,11 @@ class PublicFigures:
     def ledger(self) -> Ledger:
         """The ledger that the run is charged to: in memory, where none was given."""
         return self._ledger
+
+    @property
+    def model_is_as_left(self) -> bool:
+        """Whether the model still is what the run made of it: see `Attached.is_as_left`."""
+        return self._attached.is_as_left
 
     @property
     def stated_plan(self) -> Plan:

@@ -137,7 +137,7 @@ class HookManager:
         return given if self._joined else None
 
     def _of_records(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a call is given, turned where it has several batches of the delivered rows."""
+        """The arguments of a call, turned where there are several batches of what is delivered."""
         given, self._joined = (args, kwargs), 0
         if self.isolation.joined == "by batches" and self._delivered and torch.is_grad_enabled():
             given, self._joined = by_records(given, self._delivered)
