@@ -166,3 +166,4 @@ def test_what_is_no_text_and_no_state_is_refused(
 ) -> None:
     with pytest.raises(TypeError, match=said):
         dpoptim.certify(trained(), tmp_path / "run", data="made up", **options)
+    assert not (tmp_path / "run").exists()

@@ -207,6 +207,22 @@ def test_other_losses_stay_as_they_are() -> None:
     assert torch.equal(before[0], expected)
 
 
+def test_another_models_means_are_not_counted_for_this_one() -> None:
+    """Which has two, where the other has one, in a loop whose losses were not checked."""
+    torch.manual_seed(0)
+    model, other = nn.Linear(FEATURES, 6), nn.Linear(FEATURES, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=N, steps=2, noise_multiplier=0.0, delta=1e-5
+    )
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(X, Y, Z, V)) as private:
+        for batch in private.batches():
+            F.cross_entropy(other(X), Y).backward(inputs=[*other.parameters()])
+            two_heads(model, batch, "mean").backward()
+            optimizer.step()
+    assert private.steps_done == 2
+
+
 def test_where_the_graph_does_not_show_them_it_is_refused() -> None:
     loop = mean_of(two_heads)
     for bare in (False, True):

@@ -83,11 +83,10 @@ def certify(
         raise ValueError("data: the certificate needs a name of the data set, for people.")
     own = weights is None and private.model_is_as_left
     content = file_of(private.model.state_dict() if weights is None else weights)
-    folder = Path(folder)
+    result = result_of(private, data, settings or {}, hashlib.sha256(content).hexdigest(), own)
+    page, folder = report(result), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try_writing(folder)
-    result = result_of(private, data, settings or {}, hashlib.sha256(content).hexdigest(), own)
-    page = report(result)
     write_atomically(folder / "model.pt", content)
     write_atomically(folder / "plan.json", result.plan.to_json() + "\n")
     files = {"report.html": sha256_of(page)}

@@ -38,10 +38,12 @@ class Scalar:
     Attributes:
         reading: of its graph; None: it shows nothing.
         reduction: how it was made of the records' losses.
+        means: over labels that it has, see `label_means`. Private.
     """
 
     reading: Reading | None
     reduction: Reduction
+    means: int
 
 
 class HandedOver:
@@ -130,6 +132,7 @@ class HandedOver:
                 warn_of_divided_means()
         if self._factors is None and reading is not None:
             self._factors = reading.factors
+        self._means = self._means if self.checked else self._means or scalar.means
 
     def _reading(self, engine: Engine, loss: Tensor) -> Reading | None:
         if engine.partial_backward:  # of a part of the rows, nobody knows how many they are
@@ -146,19 +149,19 @@ class HandedOver:
 
     def _scalar_of(self, engine: Engine, loss: Tensor, reading: Reading | None) -> Scalar:
         reduction = self._agreed(reading)
-        self._refuse_other_means(engine, loss, reading)
+        means = self._means_in(engine, loss, reading)
         if reading is not None and self._whole and not self.checked:
             refuse_lengths(reading, {engine.rows_open, engine.rows_open // engine.rows.per_record})
-        return Scalar(reading, reduction)
+        return Scalar(reading, reduction, means)
 
-    def _refuse_other_means(self, engine: Engine, loss: Tensor, reading: Reading | None) -> None:
-        """Refuse another number of means over labels than in the check, or the first batch."""
+    def _means_in(self, engine: Engine, loss: Tensor, reading: Reading | None) -> int:
+        """The means over labels, of which the check, or the first batch, had as many."""
         number = 0 if engine.partial_backward else len(LabelMeans.of(loss))
         if self.checked:
             plain = number == 0 and reading is not None  # as of losses for each record
             if self._means and number != self._means and not plain:
                 raise SamplesInteractError(f"{UNSEEN}{ONE_BY_ONE}")
-            return
+            return number
         counts = {engine.rows_open, engine.rows_open // engine.rows.per_record}
         one_each = not self._means and number > 1 and number in counts
         if number and (one_each or self._means not in (0, number)):
@@ -168,7 +171,7 @@ class HandedOver:
                 "give attach the loss, dpoptim.attach(..., loss=...), which finds out; or hand "
                 'over one loss for each record, by reduction="none".'
             )
-        self._means = self._means or number
+        return number
 
     def _agreed(self, reading: Reading | None) -> Reduction:
         """The reduction of a scalar loss, by what was read and what was declared.
