@@ -405,6 +405,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "outputs of another record in a record's own loss",
+        "training.losses.per_sample.by_record",
+        _i.others_rows_in_losses,
+        "isolation",
+    ),
+    Mutant(
         "weights of a loss learn unprotected",
         "training.losses.other_parameters",
         _i.other_parameters_unseen,

@@ -169,7 +169,7 @@ def entropies(model: nn.Module, batch: Any) -> Tensor:
         (
             Temperature(),
             lambda m, b: entropies(m, b) * m.scale,
-            "let what the loss reads be a module's own, which is called with the losses",
+            "else dpoptim.per_sample(loss), in which each record has a row of what the loss reads",
         ),
         (
             nn.Sequential(nn.Linear(D, 2), Squares()),

@@ -14,6 +14,7 @@ from dpoptim.audit.finding import refuted_by
 from dpoptim.audit.refused_loops import FEATURES, accepted
 from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, sum_of_a_step
 from dpoptim.errors import PrivacyError
+from dpoptim.training.losses.per_sample import per_sample
 from dpoptim.training.trials.isolation import IsolationWarning
 from dpoptim.training.trials.loss_check import OwnMeansWarning
 
@@ -56,6 +57,7 @@ def isolation() -> str:
         norms_that_count_microbatches,
         flags_of_one_record,
         counts_of_others_labels,
+        labels_of_others_in_own_losses,
     )
     found = [*accepted(), *filter(None, (measure() for measure in sums))]
     return refuted_by(found)
@@ -255,6 +257,23 @@ def counts_of_others_labels() -> str:
             data = TensorDataset(some)
             sums.append(sum_of_a_step(linear_of_zeros(FEATURES, 2), data, loss, n=6, checked=loss))
     return moved_beyond_bound("labels of one record", *sums)
+
+
+def labels_of_others_in_own_losses() -> str:
+    """A record that pulls the other way, where a loss is taken of each record by itself."""
+
+    @per_sample
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        x = batch if isinstance(batch, Tensor) else batch[0]
+        return 1e3 * (model(x)[..., 0] - x[..., 0]).square().sum().add(1).sqrt()
+
+    x = torch.ones(6, POSITIONS, FEATURES)
+    x[-1, :, 0] = -1.0
+    sums = [
+        sum_of_a_step(linear_of_zeros(FEATURES, 1), TensorDataset(some), loss, n=6)
+        for some in (x, x[:-1])
+    ]
+    return moved_beyond_bound("a record that others are compared with", *sums)
 
 
 def moved_beyond_bound(what: str, one: Tensor, other: Tensor) -> str:

@@ -326,8 +326,8 @@ class HookManager:
                 "F.linear(x, layer.weight), a weight of tasks that the loss reads, or a penalty on "
                 "the weights): that part of its gradient would escape clipping. Fix: in place of a "
                 "penalty, c * p.square().sum(), the optimizer's weight_decay=2 * c, which acts "
-                "after the noise and costs no privacy; else call the module itself; let what the "
-                "loss reads be a module's own, which is called with the losses; "
+                "after the noise and costs no privacy; else dpoptim.per_sample(loss), in which "
+                "each record has a row of what the loss reads; call the module itself; "
                 'or dpoptim.attach(..., isolation="alone").',
                 layer=name.rpartition(".")[0],
             )

@@ -15,12 +15,24 @@ WHOLE = (torch.int64, torch.int32, np.dtype("int64"), np.dtype("int32"))
 Path = tuple[str, ...]
 
 
-def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
-    """The record with ``change(path, leaf)`` for each leaf; a list of numbers is a leaf."""
+def map_leaves(
+    record: Any,
+    change: Callable[[Path, Any], Any],
+    path: Path = (),
+    *,
+    whole: Callable[[Any], bool] = lambda _: False,
+) -> Any:
+    """The record with ``change(path, leaf)`` for each leaf; a list of numbers is a leaf.
+
+    Args:
+        whole: whether something that holds others is a leaf, too.
+    """
 
     def below(key: object, value: Any) -> Any:
-        return map_leaves(value, change, (*path, str(key)))
+        return map_leaves(value, change, (*path, str(key)), whole=whole)
 
+    if whole(record):
+        return change(path, record)
     if isinstance(record, Mapping):
         changed = {key: below(key, value) for key, value in record.items()}
         return changed if type(record) is dict else type(record)(changed)  # type: ignore[call-arg]
@@ -28,16 +40,21 @@ def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ())
         changed = change(path, np.asarray(record))
         return changed.tolist() if isinstance(changed, np.ndarray) else changed
     if isinstance(record, tuple | list):
-        fields = getattr(record, "_fields", None)
-        values = map(below, places_in(record) if fields is None else fields, record)
-        # a class of such tuples may take other arguments, as PackedSequence does
-        return type(record)(values) if fields is None else type(record)._make(values)  # type: ignore[union-attr]
+        return map_items(record, below)
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         names = [field.name for field in dataclasses.fields(record) if field.init]
         return dataclasses.replace(
             record, **{name: below(name, getattr(record, name)) for name in names}
         )
     return change(path, record)
+
+
+def map_items(record: Sequence[Any], below: Callable[[object, Any], Any]) -> Any:
+    """A tuple or list with what is below each of its places, or names."""
+    fields = getattr(record, "_fields", None)
+    values = map(below, places_in(record) if fields is None else fields, record)
+    # a class of such tuples may take other arguments, as PackedSequence does
+    return type(record)(values) if fields is None else type(record)._make(values)  # type: ignore[call-arg,attr-defined]
 
 
 def places_in(record: Sequence[Any]) -> list[object]:

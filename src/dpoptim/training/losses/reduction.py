@@ -24,7 +24,8 @@ from dpoptim.training.losses.meeting_places import BROADCAST
 ONE_BY_ONE = (
     'Fix: compute the loss with reduction="none" and hand over the vector: '
     "private.backward(losses), one loss for each "
-    "record; dpoptim.losses.per_sample_mean averages over each record's own tokens."
+    "record; dpoptim.losses.per_sample_mean averages over each record's own tokens, and "
+    "dpoptim.per_sample(loss) makes one for each record of any loss(model, batch)."
 )
 
 

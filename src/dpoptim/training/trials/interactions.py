@@ -3,6 +3,8 @@
 from dpoptim.errors import SamplesInteractError
 from dpoptim.training.losses.coupled_losses import OWN_PAIRS
 
+EACH = "dpoptim.per_sample(loss), which takes it of each record by itself"
+
 
 class NothingAloneError(SamplesInteractError):
     """A batch has a gradient, and no record that is alone in one."""
@@ -37,7 +39,7 @@ def weighted_mean() -> SamplesInteractError:
         "nll_loss they are served, where labels come one record's after another's. Fix: "
         "average over each record's own tokens first, "
         'dpoptim.losses.per_sample_mean(losses, mask), of losses with reduction="none", '
-        "which may have class weights in them."
+        f"which may have class weights in them; or use {EACH}."
     )
 
 
@@ -46,7 +48,8 @@ def weighed_by_others() -> SamplesInteractError:
     return SamplesInteractError(
         "how much a record weighs in the loss depends on the others: a root, ratio or "
         "limit of sums over the batch (RMSE, a mean by a count of what is in it). Fix: of "
-        'each record, one loss a record, such as F.mse_loss(..., reduction="none").'
+        'each record, one loss a record, such as F.mse_loss(..., reduction="none"); or '
+        f"{EACH}."
     )
 
 
@@ -63,5 +66,6 @@ def mixed_records(records: int, most: str) -> SamplesInteractError:
         f"{most}. Usual causes: a loss averaged over the tokens of the whole batch (average in "
         "each record first), a maximum or dice over it, an in-batch contrastive loss, class "
         "weights in a mean made by hand, batch statistics, positions of shape (T,) instead of "
-        "(1, T), a (T, B, ...) layout. Fix: make each record's loss depend on that record alone."
+        "(1, T), a (T, B, ...) layout. Fix: make each record's loss depend on that record alone, "
+        f"or use {EACH}."
     )
