@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.gradients.hooks import joined_inputs
+from released_sums import sum_of_one_step
 
 N, FEATURES = 9, 6
 generator = torch.Generator().manual_seed(0)
@@ -86,21 +87,9 @@ def released(
 ) -> Tensor:
     """The sum of one step, without noise."""
     torch.manual_seed(0)
-    model, sums = build(), list[Tensor]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    plan = dpoptim.DPSGD(clip_norm=clip_norm).plan(
-        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
-    )
     data = TensorDataset(*(each[list(keep)] for each in INPUTS))
-    with dpoptim.attach(plan, model, optimizer, data, loss=loss or loop) as private:
-        for batch in private.batches(**batches):
-            value = loop(model, batch)
-            value.backward() if bare else private.backward(value)
-            optimizer.step()
-            if private.finished_step:
-                parts = [p.grad.double().flatten() for p in model.parameters()]  # type: ignore[union-attr]
-                sums.append(N * torch.cat(parts))
-    return sums[0]
+    how = {"n": N, "clip_norm": clip_norm, "bare": bare, "batches": batches}
+    return sum_of_one_step(build(), data, loop, loss=loss or loop, **how)
 
 
 @pytest.mark.parametrize("build", [Pooled, Custom])

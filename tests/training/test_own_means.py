@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.losses import per_sample_mean
 from dpoptim.training.losses.label_means import OwnMeans
+from released_sums import sum_of_one_step
 
 N, LENGTH, CLASSES = 8, 5, 4
 WEIGHTS = torch.tensor([1.0, 9.0, 0.1, 2.0])
@@ -72,21 +73,9 @@ def released(
 ) -> Tensor:
     """The sum of one step, without noise."""
     torch.manual_seed(0)
-    model, sums = model_of_tokens(), list[Tensor]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    plan = dpoptim.DPSGD(clip_norm=clip_norm).plan(
-        n=n, batch_size=n, steps=1, noise_multiplier=0.0, delta=1e-5
-    )
     data = TensorDataset(IDS[list(keep)], LABELS[list(keep)])
-    with dpoptim.attach(plan, model, optimizer, data, loss=loss) as private:
-        for batch in private.batches(**batches):
-            value = loop(model, batch)
-            value.backward() if bare else private.backward(value)
-            optimizer.step()
-            if private.finished_step:
-                parts = [p.grad.double().flatten() for p in model.parameters()]  # type: ignore[union-attr]
-                sums.append(n * torch.cat(parts))
-    return sums[0]
+    how = {"n": n, "clip_norm": clip_norm, "bare": bare, "batches": batches}
+    return sum_of_one_step(model_of_tokens(), data, loop, loss=loss, **how)
 
 
 def one_by_one(form: Any, options: dict[str, Any]) -> Tensor:

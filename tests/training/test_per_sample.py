@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from mutants.faults_of_isolation import others_rows_in_losses
+from released_sums import sum_of_one_step
 
 N, LENGTH, WIDTH = 9, 5, 3
 generator = torch.Generator().manual_seed(0)
@@ -85,27 +86,19 @@ def released(
     keep: Sequence[int] = range(N),
     *,
     clip_norm: float = 1e4,
-    loss: Loss | None = None,
     model: nn.Module | None = None,
-    data: Dataset[Any] = DATA,
-    **batches: Any,
+    cut: int | None = None,
 ) -> Tensor:
     """The sum of one step, without noise."""
-    model, sums = network() if model is None else model, list[Tensor]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    plan = dpoptim.DPSGD(clip_norm=clip_norm).plan(
-        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
+    return sum_of_one_step(
+        network() if model is None else model,
+        torch.utils.data.Subset(DATA, [*keep]),
+        loop,
+        n=N,
+        clip_norm=clip_norm,
+        batches={"physical_batch_size": cut},
+        loss=loop,
     )
-    some = torch.utils.data.Subset(data, [*keep])
-    with dpoptim.attach(plan, model, optimizer, some, loss=loss or loop) as private:
-        assert not private.describe().count("alone, one")  # by rules
-        for batch in private.batches(**batches):
-            private.backward(loop(model, batch))
-            optimizer.step()
-            if private.finished_step:
-                parts = [p.grad.double().flatten() for p in model.parameters()]  # type: ignore[union-attr]
-                sums.append(N * torch.cat(parts))
-    return sums[0]
 
 
 def one_by_one(loss: Loss, model: nn.Module | None = None) -> Tensor:
@@ -123,7 +116,7 @@ def one_by_one(loss: Loss, model: nn.Module | None = None) -> Tensor:
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("cut", [None, 4])
 def test_each_record_has_the_gradient_of_its_own_batch(loss: Loss, cut: int | None) -> None:
-    found = released(dpoptim.per_sample(loss), physical_batch_size=cut)
+    found = released(dpoptim.per_sample(loss), cut=cut)
     torch.testing.assert_close(found, one_by_one(loss), rtol=1e-4, atol=1e-5)
 
 
@@ -334,7 +327,7 @@ READING = [weighted_tasks, penalties, whole_catalogue, catalogue_beside_lookups]
 @pytest.mark.parametrize("cut", [None, 4])
 def test_parameters_that_a_loss_reads(loss: Loss, cut: int | None) -> None:
     """Each record's gradient by them is its own, and one with that by the model."""
-    found = released(dpoptim.per_sample(loss), model=Weighted(), physical_batch_size=cut)
+    found = released(dpoptim.per_sample(loss), model=Weighted(), cut=cut)
     torch.testing.assert_close(found, one_by_one(loss, Weighted()), rtol=1e-4, atol=1e-5)
 
 

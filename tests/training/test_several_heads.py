@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.training.losses.label_means import OwnMeans
+from released_sums import sum_of_one_step
 
 N, FEATURES = 9, 5
 WEIGHTS = torch.tensor([1.0, 9.0, 0.1])
@@ -112,31 +113,15 @@ def released(
     labels: tuple[Tensor, Tensor] = (Y, Z),
     *,
     clip_norm: float = 1.0,
-    bare: bool = False,
     fixed_shape: bool = False,
-    between: Callable[[], object] = lambda: None,
     loss: Loss | None = None,
+    **how: Any,
 ) -> Tensor:
     """The sum of one step, without noise."""
     torch.manual_seed(0)
-    model, sums = nn.Linear(FEATURES, 6), list[Tensor]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    plan = dpoptim.DPSGD(clip_norm=clip_norm).plan(
-        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
-    )
     data = TensorDataset(*(each[list(keep)] for each in (X, *labels, V)))
-    with dpoptim.attach(plan, model, optimizer, data, loss=loss or loop) as private:
-        optimizer.register_step_pre_hook(
-            lambda *_: sums.append(
-                N * torch.cat([p.grad.double().flatten() for p in model.parameters()])
-            )
-        )
-        for batch in private.batches(fixed_shape=fixed_shape):
-            between()
-            value = loop(model, batch)
-            value.backward() if bare else private.backward(value)
-            optimizer.step()
-    return sums[0]
+    how |= {"n": N, "clip_norm": clip_norm, "batches": {"fixed_shape": fixed_shape}}
+    return sum_of_one_step(nn.Linear(FEATURES, 6), data, loop, loss=loss or loop, **how)
 
 
 def one_by_one(form: Form, labels: tuple[Tensor, Tensor] = (Y, Z)) -> Tensor:
