@@ -59,13 +59,16 @@ def keep_evaluation(folder: Path, found: Evaluation, classes: Sequence[str]) -> 
         section = section + all_of_them(entries, sums)
         report = folder / REPORT
         parts = parts_of(text_of(report)) if report.is_file() else None
+        shown = None if parts is None else sha256_of(parts[1])
         document = {
             "format": FORMAT,
             "evaluations": entries,
             "together": sums,
             "report_section_sha256": None if parts is None else sha256_of(section),
             # which the report shows until it is written: for ever, after a power cut
-            "section_before_sha256": None if parts is None else shown_digest(parts[1], before),
+            "section_before_sha256": shown
+            if shown in [before[name] for name in SECTIONS]
+            else None,
         }
         (folder / NAME).with_suffix(".sig").unlink(missing_ok=True)
         write_atomically(folder / NAME, dump(with_digest(document)) + "\n")
@@ -73,12 +76,6 @@ def keep_evaluation(folder: Path, found: Evaluation, classes: Sequence[str]) -> 
             page = f"{parts[0]}{BEGIN}{section}{END}{parts[2]}"
             write_atomically(report, page.encode("utf-8", "surrogateescape"))
     return parts is not None
-
-
-def shown_digest(section: str, document: Mapping[str, Any]) -> str | None:
-    """Digest of a report's section, if the record of evaluations names it."""
-    shown = sha256_of(section)
-    return shown if shown in [document[name] for name in SECTIONS] else None
 
 
 def text_of(path: Path) -> str:

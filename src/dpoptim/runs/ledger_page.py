@@ -43,7 +43,8 @@ def top(ledger: Ledger, entries: list[Reservation]) -> str:
     """The guarantee, and a meter of the budget."""
     budget = ledger.budget
     if budget is None:
-        kind, badge, number = "unproven", "No budget", spent_so_far(ledger, entries)
+        number = shown(ledger.spent(delta_of(budget)).epsilon) if entries else "0"
+        kind, badge = "unproven", "No budget"
         reading = (
             "Runs are written down, and none is refused. The figure holds only if no run's "
             "settings depended on what an earlier one released."
@@ -72,10 +73,6 @@ def top(ledger: Ledger, entries: list[Reservation]) -> str:
 
 def shown(epsilon: float) -> str:
     return rounded_up(epsilon) if math.isfinite(epsilon) else "∞"
-
-
-def spent_so_far(ledger: Ledger, entries: list[Reservation]) -> str:
-    return shown(ledger.spent(delta_of(ledger.budget)).epsilon) if entries else "0"
 
 
 def key_facts(ledger: Ledger, entries: list[Reservation]) -> str:

@@ -47,7 +47,10 @@ def spending_figure(axes: Axes, plan: Plan, point: str, caveat: str = "") -> Non
     # Epsilon grows about like the square root of the steps; squares spread the points evenly along
     # the curve.
     steps = sorted({max(1, round(plan.steps * (part / 8) ** 2)) for part in range(1, 9)})
-    epsilons = [_epsilon_after(plan, count) for count in steps[:-1]] + [plan.guarantee.epsilon]
+    delta, whole = plan.guarantee.delta, plan.guarantee.epsilon
+    shorter = (replace(plan, steps=count).event for count in steps[:-1])
+    epsilons = [compute_epsilon(each, delta, plan.neighboring).epsilon for each in shorter]
+    epsilons.append(whole)
     axes.plot(steps, epsilons, color=ACCENT, marker="o", markersize=3.5)
     axes.set_xlim(0, plan.steps * 1.04)
     axes.set_ylim(0, max(epsilons) * 1.16)
@@ -127,8 +130,3 @@ def accuracy_figure(
         axes.text(1.02, height, text, color=colour, va="center", transform=where, linespacing=1.25)
     axes.set_position((0.115, 0.16, 0.555, 0.71))
     titles(axes, f"{measure} on data declared public", "epoch")
-
-
-def _epsilon_after(plan: Plan, steps: int) -> float:
-    event = replace(plan, steps=steps).event
-    return compute_epsilon(event, plan.guarantee.delta, plan.neighboring).epsilon
