@@ -279,9 +279,6 @@ def test_ids_and_digests_that_no_ledger_could_read_are_refused(wrong: dict[str, 
     ledger = Ledger()
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected text in the form"):
         ledger.reserve(
-            dp.GaussianDpEvent(20.0),
-            neighboring="add-or-remove-one",
-            label="run",
-            **wrong,
+            dp.GaussianDpEvent(20.0), neighboring="add-or-remove-one", label="run", **wrong
         )
     assert not ledger.entries()

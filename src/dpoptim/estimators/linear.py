@@ -16,18 +16,8 @@ from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
 from dpoptim.estimators.linear_fit import LinearFit, Run
 from dpoptim.estimators.persons import owners_of
 from dpoptim.estimators.shards import all_ranks, classes_of_all, own_part
-from dpoptim.estimators.table import (
-    READ_OFF,
-    class_numbers,
-    one_label_a_row,
-    public_weights,
-)
-from dpoptim.estimators.target_spread import (
-    WHOLE,
-    can_be_narrowed,
-    price_of_round,
-    solve_in_part,
-)
+from dpoptim.estimators.table import READ_OFF, class_numbers, one_label_a_row, public_weights
+from dpoptim.estimators.target_spread import WHOLE, can_be_narrowed, price_of_round, solve_in_part
 from dpoptim.estimators.weights import weights_of_rows
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel

@@ -17,12 +17,7 @@ from torch import nn
 
 from dpoptim.methods import DPSGD
 from dpoptim.plan import Plan
-from dpoptim.reproduce.das_published import (
-    EPSILONS,
-    NETWORKS,
-    NETWORKS_WITHOUT_PRIVACY,
-    printed,
-)
+from dpoptim.reproduce.das_published import EPSILONS, NETWORKS, NETWORKS_WITHOUT_PRIVACY, printed
 from dpoptim.reproduce.dice_table import UNCLIPPED
 from dpoptim.reproduce.one_pass import DELTA, SCALE, load_split
 from dpoptim.reproduce.private_runs import Arrays, record_losses, train_to_tail_mean

@@ -17,12 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpoptim.methods import DPSGD, PrivateQuantile, ValueClippedSGD
 from dpoptim.plan import Plan
 from dpoptim.reproduce.one_pass import DELTA, load_split
-from dpoptim.reproduce.private_runs import (
-    Arrays,
-    private_steps,
-    record_losses,
-    train_to_tail_mean,
-)
+from dpoptim.reproduce.private_runs import Arrays, private_steps, record_losses, train_to_tail_mean
 from dpoptim.reproduce.results import deviation, pyplot, write_rows
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy

@@ -10,10 +10,7 @@ from typing import Any
 
 
 def write_rows(
-    path: Path,
-    kind: type[Any],
-    rows: Sequence[Any],
-    paper: Callable[[Any], float] | None = None,
+    path: Path, kind: type[Any], rows: Sequence[Any], paper: Callable[[Any], float] | None = None
 ) -> None:
     """Frozen records as CSV, one line each; what a paper prints for each in a column beside.
 

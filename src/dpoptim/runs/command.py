@@ -32,13 +32,7 @@ from dpoptim.runs.inputs import BUNDLED, load_data, warnings_for_owner
 from dpoptim.runs.interrupted import SECRET, SavedRun, plan_on_disk, stop_on_signals
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest, whole_budget
-from dpoptim.runs.outcome import (
-    parameters_of,
-    print_summary,
-    result_of,
-    try_writing,
-    write_run,
-)
+from dpoptim.runs.outcome import parameters_of, print_summary, result_of, try_writing, write_run
 from dpoptim.runs.plans import defaults_of, delta_of, epsilon_of, plan_of, relation_kept
 from dpoptim.runs.processes import launched, refused_together
 from dpoptim.runs.result import LedgerEntry, kind_of_model

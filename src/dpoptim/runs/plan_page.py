@@ -178,11 +178,7 @@ def key_facts(plans: Plans) -> str:
         [
             (f"{unit.title()}s", f"{question.n:,}", "a public number"),
             ("Parameters", f"{question.parameters:,}", "trained"),
-            (
-                "Noisy steps",
-                f"{chosen.run.steps:,}",
-                of_each(unit, chosen.run.sampler.promise()),
-            ),
+            ("Noisy steps", f"{chosen.run.steps:,}", of_each(unit, chosen.run.sampler.promise())),
             ("Noise multiplier", f"{chosen.noise_multiplier:.4g}", "noise / clip norm"),
             ("Noise to signal", f"{chosen.noise_to_signal:.2g}", "of one step, at least"),
             (

@@ -104,11 +104,7 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
     plan, scores = result.plan, facts["scores"] or {}
     cells = [
         (f"{plan.unit.name.title()}s", f"{plan.n:,}", "a public number"),
-        (
-            "Expected batch",
-            f"{plan.batch_size:,}",
-            of_each(plan.unit.name, plan.sampler.promise()),
-        ),
+        ("Expected batch", f"{plan.batch_size:,}", of_each(plan.unit.name, plan.sampler.promise())),
         ("Noisy steps", f"{plan.steps:,}", f"about {plan.epochs:.3g} epochs"),
         ("Noise multiplier", f"{plan.noise_multiplier:.4g}", "noise / clip norm"),
     ]

@@ -57,9 +57,7 @@ def spending_figure(axes: Axes, plan: Plan, point: str, caveat: str = "") -> Non
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     mark(axes, plan.steps, plan.guarantee.epsilon, point, "right")
     titles(
-        axes,
-        f"epsilon at δ = {power_of_ten(plan.guarantee.delta)}, {plan.neighboring}{caveat}",
-        "",
+        axes, f"epsilon at δ = {power_of_ten(plan.guarantee.delta)}, {plan.neighboring}{caveat}", ""
     )
     axes.set_xlabel("steps, if the run were planned to stop there")
 

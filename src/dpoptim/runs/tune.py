@@ -159,13 +159,7 @@ def tune_privately(
     if data.target_bounds is not None:  # as of targets scaled to [-1, 1]
         measure = "minus the squared error, of half the bounds' width as 1"
     tuned = Tuned(
-        search.best_params_,
-        search.best_score_,
-        measure,
-        search.privacy_,
-        out,
-        data.name,
-        charge,
+        search.best_params_, search.best_score_, measure, search.privacy_, out, data.name, charge
     )
     write_atomically(out / "tune.json", to_json(tuned))
     return tuned

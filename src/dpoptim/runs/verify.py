@@ -109,11 +109,7 @@ def verify_run(folder: Path, *, ledgers: Sequence[Path] = ()) -> Verified:
             f"the charge {printable(str(written['ledger']['reservation']))} (--ledger FILE)"
         )
     return Verified(
-        plan,
-        written,
-        (*checked, *files.checked),
-        (*unchecked, *files.open),
-        tuple(files.unknown),
+        plan, written, (*checked, *files.checked), (*unchecked, *files.open), tuple(files.unknown)
     )
 
 
