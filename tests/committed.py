@@ -1,4 +1,4 @@
-"""The committed tables of `benchmarks/results`, as tests read them."""
+"""Tables as tests read them: the committed ones of `benchmarks/results`, and others."""
 
 import csv
 from dataclasses import fields
@@ -17,8 +17,9 @@ fashion = pytest.mark.skipif(
 )
 
 
-def rows_of(name: str) -> Rows:
-    with (RESULTS / name).open(newline="") as file:
+def rows_of(name: str, folder: Path = RESULTS) -> Rows:
+    """A table's rows; of a committed one, unless it is in another folder."""
+    with (folder / name).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
