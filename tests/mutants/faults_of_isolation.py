@@ -23,9 +23,10 @@ from dpoptim.gradients.watch import values
 from dpoptim.gradients.watch.model_watch import ModelWatch
 from dpoptim.gradients.watch.values import Values
 from dpoptim.training.batches import batch_loader
-from dpoptim.training.losses import coupled_losses, handed_over, per_sample
+from dpoptim.training.losses import coupled_losses, handed_over
 from dpoptim.training.losses.bare_losses import BareLosses
 from dpoptim.training.losses.handed_over import HandedOver
+from dpoptim.training.losses.parts_of_models import Noted
 from dpoptim.training.losses.reduction import Reading
 from dpoptim.training.prepared import Prepared
 from dpoptim.training.trials import (
@@ -98,13 +99,8 @@ def means_over_all_labels() -> AbstractContextManager[Any]:
 
 def others_rows_in_losses() -> AbstractContextManager[Any]:
     """A record's loss compares what the model returned for another with its own labels."""
-    honest = per_sample.by_record
-
-    def by_record(value: Any, rows: int, what: str, **options: Any) -> list[Tensor]:
-        found = honest(value, rows, what, **options)
-        return [x.roll(1, 0) for x in found] if what != "the batch" else found
-
-    return patch.object(per_sample, "by_record", by_record)
+    honest = Noted.returned
+    return patch.object(Noted, "returned", lambda self: [x.roll(1, 0) for x in honest(self)])
 
 
 @contextmanager

@@ -406,7 +406,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "outputs of another record in a record's own loss",
-        "training.losses.per_sample.by_record",
+        "training.losses.parts_of_models.Noted",
         _i.others_rows_in_losses,
         "isolation",
     ),

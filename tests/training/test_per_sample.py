@@ -241,10 +241,6 @@ def calls_in_a_chain(model: Any, batch: Any) -> Tensor:
     return (model[2](hidden - hidden.mean(0))[..., 0] - batch[1]).square().mean()
 
 
-def reads_what_the_model_kept(model: Any, batch: Any) -> Tensor:
-    return masked_by_hand(model, batch) + model.kept.mean()
-
-
 def calls_a_method(model: Any, batch: Any) -> Tensor:
     return masked_by_hand(model, batch) + model.extra_repr()
 
@@ -264,17 +260,14 @@ OTHER = nn.Parameter(torch.ones(()))
         (mixed_inputs, "the same for a record"),
         (more_calls, "the same for a record"),
         (fewer_calls, "the same for a record"),
-        (calls_in_a_chain, "what the model returned"),
-        (reads_what_the_model_kept, "reads kept"),
+        (calls_in_a_chain, "has gradients"),
         (calls_a_method, "reads extra_repr"),
         (lambda model, batch: batch[1].mean(), "calls the model"),
     ],
 )
 def test_other_dealings_with_the_model_are_refused(loss: Loss, said: str) -> None:
-    model = network()
-    model.kept = torch.ones(N)
     with pytest.raises(PrivacyError, match=said):
-        dpoptim.per_sample(loss)(model, (X, Y, MASKS))
+        dpoptim.per_sample(loss)(network(), (X, Y, MASKS))
 
 
 class Weighted(nn.Module):
@@ -349,18 +342,46 @@ def test_parameters_of_others_stay_refused() -> None:
 def writes_to_outputs(model: Any, batch: Any) -> Tensor:
     found = model(batch[0])
     found -= found.mean()
+    found.data.sub_(found.data.mean())
     return (found * batch[1]).square().mean().sqrt()
 
 
 def writes_to_the_batch(model: Any, batch: Any) -> Tensor:
-    batch[1].sub_(batch[1].mean())
-    return masked_by_hand(model, batch)
+    labels = batch[1].detach().numpy()
+    labels -= labels.mean()
+    return F.mse_loss(model(batch[0]), batch[1]).sqrt()
 
 
-@pytest.mark.parametrize("loss", [writes_to_outputs, writes_to_the_batch])
-def test_losses_that_write_where_others_are_are_refused(loss: Loss) -> None:
-    with pytest.raises(PrivacyError, match="writes into them"):
-        dpoptim.per_sample(loss)(network(), (X, Y.clone(), MASKS))
+def scales_gradients(model: Any, batch: Any) -> Tensor:
+    found = model(batch[0])
+    found.register_hook(lambda g: g / g.norm())
+    return F.mse_loss(found, batch[1]).sqrt()
+
+
+@pytest.mark.parametrize("loss", [writes_to_outputs, writes_to_the_batch, scales_gradients])
+def test_what_a_loss_writes_is_its_records_own(loss: Loss) -> None:
+    batch, model = (X.clone(), Y.clone(), MASKS.clone()), network()
+    each = dpoptim.per_sample(loss)(model, batch)
+    assert torch.equal(batch[1], Y)  # and stays with the loss
+    for i in range(N):
+        own = [v[i : i + 1].clone() for v in (X, Y, MASKS)]
+        torch.testing.assert_close(each[i], loss(model, own))
+    found = torch.autograd.grad(each.sum(), [*model.parameters()])
+    assert all(g.isfinite().all() for g in found)
+
+
+def test_what_a_loss_writes_into_lists_of_mappings_stays_there() -> None:
+    def loss(model: Any, batch: Any) -> Tensor:
+        mean = torch.stack([each["v"] for each in batch["each"]]).mean()
+        for each in batch["each"]:
+            each["v"] = each["v"] - mean
+            each["w"].mul_(2)
+        return (model(batch["x"]) * batch["each"][0]["w"] + batch["each"][0]["v"]).mean().sqrt()
+
+    each = [{"v": torch.tensor(1.0 * i), "w": torch.ones(())} for i in range(N)]
+    found = dpoptim.per_sample(loss)(nn.Identity(), {"x": torch.ones(N, 1), "each": each})
+    torch.testing.assert_close(found, torch.full((N,), 2**0.5))
+    assert (each[3]["v"], each[3]["w"]) == (3, 1)
 
 
 def test_a_loss_may_take_things_out_of_its_batch() -> None:
@@ -387,29 +408,126 @@ def test_a_loss_may_take_things_out_of_its_batch() -> None:
     ],
 )
 def test_other_forms_are_refused(loss: Loss, batch: Any) -> None:
-    with pytest.raises(ValueError, match="must hold tensors|must return one number"):
+    with pytest.raises(PrivacyError, match="takes a batch of tensors|returns one number"):
         dpoptim.per_sample(loss)(network(), batch)
 
 
-class Averages(nn.Module):
-    """Returns a mean over the batch beside each record's own."""
+class Keeps(nn.Module):
+    """Returns and keeps things of the whole batch beside each record's own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, 1)
+        self.last, self.scale = 0.0, 2.0
+        self.register_buffer("mean", torch.zeros(()))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, number: float = 1.0, names: Any = None) -> dict[str, Any]:
         found = self.layer(x).squeeze(-1)
-        return found, found.mean()
+        self.last = float(x.mean())
+        self.mean.copy_(found.detach().mean())
+        return {
+            "own": found * number,
+            "mean": found.mean(),
+            "flat": found.flatten(),
+            "number": float(found.detach().mean()),
+            "numbers": found.detach()[:, 0].tolist(),
+            "each": [*found],
+        }
 
 
-def test_what_a_model_returns_of_the_whole_batch_is_refused() -> None:
+@pytest.mark.parametrize("read", ["mean", "flat", "number", "numbers", "each"])
+def test_what_a_model_returns_of_the_whole_batch_is_refused_where_it_is_read(read: str) -> None:
     def loss(model: Any, batch: Any) -> Tensor:
-        found, mean = model(batch[0])
-        return F.mse_loss(found, batch[1]) + mean
+        found = model(batch[0])
+        more = found[read]
+        more = sum(each.sum() for each in more) if read == "each" else more
+        more = more[0] if read == "numbers" else more
+        return F.mse_loss(found["own"], batch[1]) + torch.as_tensor(more).sum()
 
-    with pytest.raises(ValueError, match="the model's output must hold tensors"):
-        dpoptim.per_sample(loss)(Averages(), (X, Y, MASKS))
+    with pytest.raises(PrivacyError, match="no row for each record"):
+        dpoptim.per_sample(loss)(Keeps(), (X, Y, MASKS))
+
+    def own(model: Any, batch: Any) -> Tensor:
+        return model.scale * F.mse_loss(model(batch[0])["own"], batch[1])
+
+    assert dpoptim.per_sample(own)(Keeps(), (X, Y, MASKS)).shape == (N,)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda model: model.last, lambda model: model.mean, lambda model: model.forward]
+)
+def test_what_a_forward_pass_keeps_is_refused(read: Callable[[Any], Any]) -> None:
+    def loss(model: Any, batch: Any) -> Tensor:
+        found = model(batch[0])["own"]
+        return F.mse_loss(found, batch[1]) * read(model)
+
+    model = Keeps()
+    model.mean += 1  # written before is no matter
+    with pytest.raises(PrivacyError, match=r"this one reads"):
+        dpoptim.per_sample(loss)(model, (X, Y, MASKS))
+
+
+def numbers_given(model: Any, batch: Any) -> Tensor:
+    return F.mse_loss(model(batch[0], batch[1].max().item())["own"], batch[1])
+
+
+def sizes_given(model: Any, batch: Any) -> Tensor:
+    return F.mse_loss(model(batch[0], float(len(batch[0])))["own"], batch[1])
+
+
+def names_turned(model: Any, batch: Any) -> Tensor:
+    return F.mse_loss(model(batch[0], names=batch[3][::-1])["own"], batch[1])
+
+
+def wide_beside_narrow(model: Any, batch: Any) -> Tensor:
+    x = torch.cat([1e6 + 0 * batch[0][..., :1], batch[0][..., 1:]], -1)
+    rest = x[..., 1:] - 1e-3 * x[..., 1:].mean((0, 1))
+    return F.mse_loss(model(torch.cat([x[..., :1], rest], -1))["own"], batch[1])
+
+
+@pytest.mark.parametrize("loss", [numbers_given, sizes_given, names_turned, wide_beside_narrow])
+def test_a_record_gives_the_model_all_that_the_batch_does(loss: Loss) -> None:
+    batch = (X, Y, MASKS, [str(i) for i in range(N)])
+    with pytest.raises(PrivacyError, match="the same for a record"):
+        dpoptim.per_sample(loss)(Keeps(), batch)
+
+
+def test_texts_and_lists_of_parameters() -> None:
+    class Texts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = nn.ParameterList([nn.Parameter(torch.ones(2))])
+
+        def forward(self, x: Tensor, names: list[str]) -> Tensor:
+            return x * torch.tensor([float(len(name)) for name in names])[:, None, None]
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        return model(batch[0], batch[1]).square().mean().sqrt() * model.scales[0].sum()
+
+    names = ["a" * (i + 1) for i in range(N)]
+    model = Texts()
+    each = dpoptim.per_sample(loss)(model, (X, names))
+    for i in range(N):
+        torch.testing.assert_close(each[i], loss(model, (X[i : i + 1], names[i : i + 1])))
+
+
+def test_a_loss_that_sets_something_is_refused() -> None:
+    def loss(model: Any, batch: Any) -> Tensor:
+        model.temperature = 3.0
+        return masked_by_hand(model, batch)
+
+    with pytest.raises(PrivacyError, match=r"sets model\.temperature"):
+        dpoptim.per_sample(loss)(network(), (X, Y, MASKS))
+
+
+@pytest.mark.parametrize("loss", [weighted_tasks, whole_catalogue])
+@pytest.mark.parametrize("isolation", ["alone", "vmap"])
+def test_parameters_that_a_loss_reads_in_other_ways(loss: Loss, isolation: str) -> None:
+    each = dpoptim.per_sample(loss)
+    found = sum_of_one_step(
+        Weighted(), DATA, each, n=N, clip_norm=1e4, loss=each, isolation=isolation
+    )
+    torch.testing.assert_close(found, one_by_one(loss, Weighted()), rtol=1e-4, atol=1e-5)
 
 
 def test_padding_that_counts_is_still_found() -> None:

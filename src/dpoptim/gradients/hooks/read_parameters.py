@@ -49,4 +49,5 @@ def hooks_of(model: nn.Module) -> HookManager | None:
         for hook in pre_forward_hooks(module).values()
         if isinstance(hook, InputHook)
     )
-    return next((hooks for hooks in told if isinstance(hooks, HookManager)), None)
+    found = next((hooks for hooks in told if isinstance(hooks, HookManager)), None)
+    return None if found is None or found.isolation.alone else found

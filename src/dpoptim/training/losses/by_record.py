@@ -2,32 +2,68 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Number
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
+from dpoptim.errors import PrivacyError
 from dpoptim.training.batches.records import map_leaves
 
 Change = Callable[[Any], Any]
+PLAIN = bool | int | float | str | None
 FORM = (
-    "{} must hold tensors with the records on their first axis, in tuples, lists and mappings, or "
-    "lists with one mapping, text or number for each record; got {}."
+    "per_sample takes a batch of tensors with the records on their first axis, in tuples, lists "
+    "and mappings, or lists with one mapping, text or number for each record; got {}. Fix: leave "
+    "out what is no record's own; constants, such as class weights, belong into the loss itself."
+)
+NO_ROWS = (
+    "the loss reads something that the model returned and that has no row for each record of what "
+    "it was given: {}. Fix: let the model return tensors with the records on their first axis, and "
+    "no loss or number of the whole batch (use_cache=False leaves out caches)."
 )
 
 
+class Unavailable:
+    """Something that a model returned beside tensors of the records: nobody may read it."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise PrivacyError(NO_ROWS.format(vars(self)["_kind"]))
+
+    __getattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __float__ = __add__ = _refuse
+    __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __truediv__ = __eq__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        raise PrivacyError(NO_ROWS.format("a tensor or number of the whole batch"))
+
+
 def rows_of(batch: Any) -> int:
-    """How many records a batch has, by the first of its tensors, or of its lists of mappings."""
+    """How many records a batch has, by the first of its tensors, or of its lists of one each.
+
+    Raises:
+        PrivacyError: a leaf of the batch has not one row for each.
+    """
     found = [len(x) for x in tensors_in(batch) if x.dim()] or lengths_of_lists(batch)
-    if not found or not found[0]:
-        raise ValueError(FORM.format("the batch", "none"))
-    return found[0]
+    rows = found[0] if found else 0
+    for leaf in leaves_in(batch):
+        own = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows
+        if not (own or leaf is None or isinstance(leaf, str) or is_list_of_each(leaf)):
+            what = "a tensor" if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise PrivacyError(FORM.format(f"{what} without that axis"))
+    if not rows or any(length != rows for length in lengths_of_lists(batch)):
+        raise PrivacyError(FORM.format("no records, or a list of another length"))
+    return rows
 
 
 def lengths_of_lists(value: Any) -> list[int]:
     """Lengths of the lists with one mapping, text or number for each record."""
-    found = list[int]()
-    within(value, lambda each: found.append(len(each)) if is_list_of_each(each) else None)
-    return found
+    return [len(leaf) for leaf in leaves_in(value) if is_list_of_each(leaf)]
 
 
 def is_list_of_each(value: Any) -> bool:
@@ -39,30 +75,9 @@ def is_list_of_each(value: Any) -> bool:
     )
 
 
-def is_known(value: Any) -> bool:
-    """Whether it has the records' rows, or is nothing that was computed from several of them."""
-    return isinstance(value, Tensor | str | bool | None) or is_list_of_each(value)
-
-
-def by_record(value: Any, rows: int, what: str, *, parts: bool = True) -> list[Tensor]:
-    """Its tensors in turn, each of shape (rows, parts, ...).
-
-    Args:
-        parts: whether several parts of a batch may stand one after the other.
-
-    Raises:
-        ValueError: one of them has no records, or something is not a tensor.
-    """
-    found, others = tensors_in(value), list[str]()
-    within(value, lambda each: None if is_known(each) else others.append(type(each).__name__))
-    if others:
-        raise ValueError(FORM.format(what, f"{others[0]}, which has no rows"))
-    if any(length != rows for length in lengths_of_lists(value)):
-        raise ValueError(FORM.format(what, "a list of another length"))
-    for x in found:
-        if not x.dim() or len(x) % rows or len(x) == 0 or (len(x) > rows and not parts):
-            raise ValueError(FORM.format(what, "a tensor without that axis"))
-    return [in_parts(x, rows) for x in found]
+def has_rows(value: Any, length: int) -> bool:
+    """Whether it is a tensor with a first axis of this length."""
+    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == length
 
 
 def in_parts(x: Tensor, rows: int) -> Tensor:
@@ -70,39 +85,60 @@ def in_parts(x: Tensor, rows: int) -> Tensor:
     return x.unflatten(0, (-1, rows)).transpose(0, 1)
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """Tensors that a nest holds, but for those of lists with one mapping for each record."""
-    found = list[Tensor]()
+def leaves_in(value: Any) -> list[Any]:
+    """Tensors, lists of one each, and other things that a nest holds."""
+    found = list[Any]()
 
-    def note(each: Any) -> None:
-        if isinstance(each, Tensor):
-            found.append(each)
+    def note(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
 
-    within(value, note)
+    mapped(value, note)
     return found
 
 
-def within(value: Any, note: Callable[[Any], object]) -> None:
-    mapped(value, lambda each: (note(each), each)[1])
+def tensors_in(value: Any) -> list[Tensor]:
+    """Tensors that a nest holds, but for those of lists with one mapping for each record."""
+    return [leaf for leaf in leaves_in(value) if isinstance(leaf, Tensor)]
 
 
 def rebuilt(value: Any, tensors: Iterator[Tensor], place: int | None) -> Any:
-    """A nest with a record's own rows: tensors in turn, and its own place of lists.
+    """A batch with a record's own rows: tensors in turn, and its own place of lists.
 
     Raises:
         LookupError: a list has one thing for each record, and there is no place.
     """
 
-    def own(each: Any) -> Any:
-        if isinstance(each, Tensor):
+    def own(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
             return next(tensors)
-        if is_list_of_each(each):
+        if is_list_of_each(leaf):
             if place is None:
                 raise LookupError("vectorised")
-            return each[place : place + 1]
-        return each
+            return copied(leaf[place : place + 1])
+        return leaf
 
     return mapped(value, own)
+
+
+def returned_to_one(value: Any, tensors: Iterator[Tensor], length: int) -> Any:
+    """What a model returned, with a record's own rows: tensors in turn; the rest is unavailable.
+
+    Args:
+        length: of the first axis of what has rows.
+    """
+
+    def own(leaf: Any) -> Any:
+        if has_rows(leaf, length):
+            return next(tensors)
+        return None if leaf is None else Unavailable(type(leaf).__name__)
+
+    return mapped(value, own)
+
+
+def copied(value: Any) -> Any:
+    """A nest of the same, none of whose tensors, lists and mappings is what it was."""
+    return map_leaves(value, lambda _, leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
 
 def mapped(value: Any, change: Change) -> Any:

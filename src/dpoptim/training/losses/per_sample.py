@@ -9,24 +9,21 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.hooks.read_parameters import rows_of_parameter
-from dpoptim.runtime.torch_internals import version_of
 from dpoptim.training.losses.by_record import (
-    by_record,
+    PLAIN,
+    copied,
     in_parts,
-    mapped,
+    is_list_of_each,
+    leaves_in,
     rebuilt,
+    returned_to_one,
     rows_of,
     tensors_in,
 )
 from dpoptim.training.losses.parts_of_models import OTHER_INPUTS, Known, Noted, Part
 
-ROUNDING = 1e-3  # of what is computed before the model is called, a record or a batch at a time
+LAST_BITS = 8  # of what is computed, entry by entry, for a record or a batch at a time
 Loss = Callable[[Any, Any], Tensor]
-IN_PLACE = (
-    "per_sample takes a loss that leaves the batch, and what the model returns, as they are: this "
-    "one writes into them, where rows of others may be met. Fix: operations that return another "
-    "tensor, such as x.masked_fill(...) for x.masked_fill_(...)."
-)
 
 
 def per_sample(loss: Loss) -> Loss:
@@ -58,8 +55,8 @@ def per_sample(loss: Loss) -> Loss:
 
     Raises:
         PrivacyError: when called: the loss gives the model something else for a record than for
-            the batch, hands on what it returned, or reads what may hold something of all records.
-        ValueError: when called: a batch, a loss or what the model returns has another form.
+            the batch, hands on what it returned, reads what may hold something of all records, or
+            a batch or loss has another form.
 
     **Guarantee.** A record's loss depends on its own rows of the batch and of what the model
     returned; so on that record alone, if model and ``collate_fn`` keep records apart, which
@@ -80,14 +77,11 @@ def per_sample(loss: Loss) -> Loss:
     @functools.wraps(loss)
     def each(model: nn.Module, batch: Any) -> Tensor:
         rows = rows_of(batch)
-        own, noted = by_record(batch, rows, "the batch", parts=False), Noted()
-        versions = list(map(version_of, own))
-        loss(Part(model, noted), mapped(batch, lambda each: each))
+        noted = Noted(model, rows)
+        loss(Part(model, noted), copied(batch))
         if not noted.made:
             raise PrivacyError("per_sample takes a loss that calls the model it is given.")
-        if noted.written or versions != list(map(version_of, own)):
-            raise PrivacyError(IN_PLACE)
-        return Records(loss, model, noted, batch, rows, own).losses()
+        return Records(loss, model, noted, batch, rows).losses()
 
     return each
 
@@ -97,23 +91,14 @@ class Records:
 
     Args:
         noted: what the loss asked of the model, on the batch.
-        own: tensors of the batch, as `by_record` has them.
     """
 
-    def __init__(
-        self,
-        loss: Loss,
-        model: nn.Module,
-        noted: Noted,
-        batch: Any,
-        rows: int,
-        own: list[Tensor],
-    ) -> None:
+    def __init__(self, loss: Loss, model: nn.Module, noted: Noted, batch: Any, rows: int) -> None:
         self._loss, self._model, self._batch, self._rows = loss, model, batch, rows
         self._noted = noted
         read = [rows_of_parameter(model, p, rows) for p in noted.read.values()]
-        returned = (by_record(call.returned, rows, "the model's output") for call in noted.made)
-        self._own = [*read, *own, *(x for each in returned for x in each)]
+        own = [x[:, None].clone() for x in tensors_in(batch)]
+        self._own = [*read, *own, *(in_parts(x, rows) for x in noted.returned())]
 
     def losses(self) -> Tensor:
         """One loss for each record, shape (rows,).
@@ -127,10 +112,13 @@ class Records:
             raise
         except Exception:  # whatever vmap cannot take: counts that differ, draws, .item()
             apart = zip(*(x.unbind() for x in self._own), strict=True)
-            each = [self._of_one(*own, place=i) for i, own in enumerate(apart)]
+            # copies, which are no views of others
+            each = [self._of_one(*(x.clone() for x in own), place=i) for i, own in enumerate(apart)]
             losses = torch.stack([one for one, _ in each])
-            inputs = zip(*(inputs for _, inputs in each), strict=True)
-            given = [torch.stack(one) for one in inputs]
+            inputs = [*zip(*(inputs for _, inputs in each), strict=True)]
+            if any(x.shape != same[0].shape for same in inputs for x in same):
+                raise PrivacyError(OTHER_INPUTS) from None
+            given = [torch.stack(same) for same in inputs]
         self._refuse_other_inputs(given)
         return losses
 
@@ -144,22 +132,43 @@ class Records:
         tensors = iter(own)
         parameters = {key: next(tensors) for key in self._noted.read}
         batch = rebuilt(self._batch, tensors, place)
-        known = Known(
-            [(call.module, rebuilt(call.returned, tensors, place)) for call in self._noted.made],
-            parameters,
-        )
+        calls = [
+            (call.module, returned_to_one(call.returned, tensors, call.parts * self._rows))
+            for call in self._noted.made
+        ]
+        known = Known(calls, parameters, self._noted.settings)
         loss = self._loss(Part(self._model, known), batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise ValueError("loss must return one number for a batch, as a tensor.")
+            raise PrivacyError("per_sample takes a loss that returns one number, as a tensor.")
         if len(known.given) < len(self._noted.made):
             raise PrivacyError(OTHER_INPUTS)
+        for given, call in zip(known.given, self._noted.made, strict=True):
+            refuse_other_things(leaves_in(given), leaves_in(call.given), place)
         return loss.reshape(()), [x.detach() for x in tensors_in(known.given)]
 
     def _refuse_other_inputs(self, given: list[Tensor]) -> None:
         of_batch = tensors_in([call.given for call in self._noted.made])
-        if len(given) != len(of_batch) or not all(
+        if not all(
             alike(one, expected(x, one, self._rows)) for one, x in zip(given, of_batch, strict=True)
         ):
+            raise PrivacyError(OTHER_INPUTS)
+
+
+def refuse_other_things(given: list[Any], of_batch: list[Any], place: int | None) -> None:
+    """Refuse what a record gives the model beside tensors, where it is not what the batch gives.
+
+    Raises:
+        PrivacyError: it is not, or nobody can tell.
+    """
+    if len(given) != len(of_batch):
+        raise PrivacyError(OTHER_INPUTS)
+    for one, other in zip(given, of_batch, strict=True):
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            continue
+        listed = place is not None and is_list_of_each(one) and is_list_of_each(other)
+        due = other[place : place + 1] if listed and place is not None else other
+        plain = all(isinstance(each, PLAIN) for each in (one if listed else (one,)))
+        if not plain or type(one) is not type(due) or one != due:
             raise PrivacyError(OTHER_INPUTS)
 
 
@@ -173,10 +182,10 @@ def expected(x: Tensor, given: Tensor, rows: int) -> Tensor:
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, down to rounding, with what is missing in the same places."""
+    """Whether two tensors are equal, entry by entry, but for the last bits of what was computed."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.dtype.is_floating_point:
         return torch.equal(one, other)
-    size = other.nan_to_num(0, 0, 0).abs().amax() if other.numel() else 0.0
-    return torch.allclose(one, other, rtol=ROUNDING, atol=ROUNDING * float(size), equal_nan=True)
+    rounding = LAST_BITS * torch.finfo(one.dtype).eps
+    return torch.allclose(one, other, rtol=rounding, atol=0.0, equal_nan=True)
