@@ -61,7 +61,8 @@ def mixed_records(records: int, most: str) -> SamplesInteractError:
         "records are mixed, or the first axis of some layer is not the record: the "
         f"clipped sum of a batch of {records} differs from that of its records taken alone"
         f"{most}. Usual causes: a loss averaged over the tokens of the whole batch (average in "
-        "each record first), a maximum or dice over it, an in-batch contrastive loss, class "
+        "each record first), a maximum or dice over it, a term of the batch's mean (a balance of "
+        "experts, the entropy of the mean prediction), an in-batch contrastive loss, class "
         "weights in a mean made by hand, batch statistics, positions of shape (T,) instead of "
         "(1, T), a (T, B, ...) layout. Fix: make each record's loss depend on that record alone."
     )

@@ -20,6 +20,7 @@ from dpoptim.training.trials.check import (
     if_possible,
     in_turn,
 )
+from dpoptim.training.trials.deciding_numbers import refuse_deciding_numbers
 from dpoptim.training.trials.lone_lengths import compare_lone_lengths
 from dpoptim.training.trials.missing_numbers import (
     Missing,
@@ -114,6 +115,8 @@ def try_made_up(
         any(not compare_if_possible(program, large) for large in with_a_large_one(invented))
     watched = watch_loss(program, invented)
     size, not_tried = try_ranges(program, invented, larger(program, watched.work, expected))
+    with saying("on made-up records, with other numbers of the whole batch"):
+        refuse_deciding_numbers(program, invented)
     on = ["made-up records" + ", also of unequal lengths" * padded + in_sizes(found.records, size)]
     on += [not_tried] * bool(not_tried)
     if sequences and sees_others_if_blank(program, invented):
