@@ -72,7 +72,7 @@ def refuse_sparse(record: Any, where: str) -> None:
     """
     if any(is_sparse(leaf) for _, leaf in leaves_of(record)):
         raise PrivacyError(
-            f"{where} sparse tensors, of which records cannot be tried one by one. Fix: dense ones, "
+            f"{where} sparse tensors, whose records cannot be tried one by one. Fix: dense ones, "
             "x.to_dense(); or, where these are too large, a fixed number of indices and values of "
             "each record, padded, in two dense tensors, for nn.EmbeddingBag, say."
         )

@@ -115,8 +115,6 @@ def try_made_up(
         any(not compare_if_possible(program, large) for large in with_a_large_one(invented))
     watched = watch_loss(program, invented)
     size, not_tried = try_ranges(program, invented, larger(program, watched.work, expected))
-    with saying("on made-up records, with other numbers of the whole batch"):
-        refuse_deciding_numbers(program, invented)
     on = ["made-up records" + ", also of unequal lengths" * padded + in_sizes(found.records, size)]
     on += [not_tried] * bool(not_tried)
     if sequences and sees_others_if_blank(program, invented):
@@ -126,6 +124,8 @@ def try_made_up(
         missing = [each for each in missing if each.flags]
         on.append(NONE_MISSING)
     on += try_missing(program, invented, missing, padded=padded, cheap=size is not None)
+    with saying("on made-up records, with other numbers of the whole batch"):
+        refuse_deciding_numbers(program, invented)
     return MadeUp(found, tuple(on))
 
 
