@@ -64,23 +64,41 @@ DECIDED: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", DECIDED)
 def test_a_number_of_the_batch_decides(name: str) -> None:
-    with pytest.raises(dpoptim.SamplesInteractError, match=r"whole batch"):
+    with pytest.raises(dpoptim.SamplesInteractError, match="whole batch|missing numbers"):
         attach(lambda model, batch: DECIDED[name](each(model, batch)))
 
 
 @pytest.mark.parametrize("loss", [limited_norm, confident])
 def test_a_number_of_the_outputs_decides(loss: Any) -> None:
-    with pytest.raises(dpoptim.SamplesInteractError, match="branches on a number"):
+    with pytest.raises(dpoptim.SamplesInteractError, match="branches on a number|missing numbers"):
         attach(loss)
 
 
 LOGGED: list[float] = []
+
+
+def added_up(losses: Tensor) -> Tensor:
+    total = torch.zeros(2)
+    total[0] = losses.mean().detach()
+    total[1].add_(losses.mean().detach())
+    return losses + 0 * total.numel()
+
+
+def within_a_loop(losses: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for _ in range(2):
+        total += losses.mean()
+    return total / 2
+
+
 OWN: dict[str, Callable[[Tensor], Tensor]] = {
     "limited each": lambda losses: losses.clamp(max=0.5),
     "left out each": lambda losses: torch.where(losses > FAR, 0.01 * losses, losses),
     "logged": lambda losses: (LOGGED.append(losses.mean().item()), losses.mean())[1],
     "counted": lambda losses: losses.sum() / len(losses),
     "finite": lambda losses: losses if losses.isfinite().all() else losses.nan_to_num(),
+    "added up": added_up,
+    "within a loop": within_a_loop,
     "in lists": lambda losses: (LOGGED.extend(losses.tolist()), losses)[1],
 }
 

@@ -97,10 +97,11 @@ class HandedOver:
 
         Where records pass alone there are none.
         """
-        if not self.checked and isinstance(engine.hooks, HookManager):
-            outputs = {edge.node for _, edge in engine.hooks.outputs.edges}
-            refuse_broadcast(losses, engine.rows_open if outputs else 0, outputs)
+        hooks = engine.hooks
+        edges = hooks.outputs.edges if isinstance(hooks, HookManager) else []
         refuse_coupled_losses(engine, losses, self.returned)
+        if edges and not self.checked:
+            refuse_broadcast(losses, engine.rows_open, {edge.node for _, edge in edges})
 
     def _scalar(self, engine: Engine, loss: Tensor) -> None:
         if not engine.rows_open:

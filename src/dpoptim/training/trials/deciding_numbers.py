@@ -103,9 +103,11 @@ def tried(program: Program, records: Units, count: int) -> str:
         dtypes = computed_dtypes(model, runs.losses)
         within = max(AGREE, tolerance_of(model, program.placement, dtypes))
         runs = runs_of(program, records, count, within)
-        if runs.decided(inside=False):
+        around = runs.watched(inside=False).decided
+        if around and runs.decided(inside=False):
             return "loss"
-        return "" if isolated(program) or not runs.decided(inside=True) else "model"
+        within_it = 0 if isolated(program) else runs.watched(inside=True).decided - around
+        return "model" if within_it > 0 and runs.decided(inside=True) else ""
 
 
 def runs_of(program: Program, records: Units, count: int, within: float = AGREE) -> Runs:

@@ -275,7 +275,8 @@ def with_other_numbers(model: nn.Module, trials: Trials, isolation: Isolation) -
     """
     if isolation.alone or isolation.enforced:
         return None
-    leaves = [t for t in pytree.tree_leaves(trials.sample.args) if isinstance(t, Tensor)]
+    given = pytree.tree_leaves((trials.sample.args, trials.sample.kwargs))
+    leaves = [t for t in given if isinstance(t, Tensor)]
     tensors = (*model.parameters(), *model.buffers())
     taken = sizes_in(tensors) | {size for t in leaves for size in t.shape} - {trials.sample.rows}
     counts = sizes_of_batches(taken, trials.sample.rows)

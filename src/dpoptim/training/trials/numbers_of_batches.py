@@ -102,7 +102,7 @@ class NumbersOfBatches(TorchFunctionMode):
         change: None: to watch only.
 
     Attributes:
-        decided: whether any number of the batch did.
+        decided: how often a number of the batch did.
         reads: whether Python read what is no such number, such as all losses.
         calls: of functions, so far.
     """
@@ -112,31 +112,33 @@ class NumbersOfBatches(TorchFunctionMode):
         self._rows, self._change = rows, change
         self._other = WeakIdKeyDictionary()
         self._paused = 0
-        self.decided = self.reads = False
-        self.calls = 0
+        self.reads = False
+        self.decided = self.calls = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
         if self._paused or graph_task() != OUTSIDE_BACKWARD:
-            return func(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
         self.calls += 1
         if self._change is not None and self.calls > self._change.most_calls:
             raise TooManyCallsError
+        return self._called(func, args, kwargs or {})
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         numbers = [t for t in given if t in self._other]
         of_records = any(map(self._has_rows, given))
         if numbers and (of_records or decides(name, given, numbers)):
-            self.decided = True
+            self.decided += 1
             result = func(*self._others(args), **self._others(kwargs))
             self._follow(result, result)
             return result
         self.reads |= name in READS and bool(given)
         result = func(*args, **kwargs)
         if numbers:
-            self._follow(result, func(*self._others(args), **self._others(kwargs)))
+            self._run_beside(func, name, result, args, kwargs)
         elif of_records and reduces(func, name, given):
             self._follow(result, self._changed(name, result, given))
         return result
@@ -160,6 +162,16 @@ class NumbersOfBatches(TorchFunctionMode):
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _run_beside(self, func: Any, name: str, result: Any, args: Any, kwargs: Any) -> None:
+        """Run a function on the other numbers, too; what it writes into stays as it is."""
+        others = self._others(args)
+        if writes(name) and isinstance(others[0], Tensor):
+            written = others[0].clone()
+            func(written, *others[1:], **self._others(kwargs))
+            self._follow(args[0], written)
+        else:
+            self._follow(result, func(*others, **self._others(kwargs)))
 
     def _has_rows(self, t: Tensor) -> bool:
         return any(size and size % self._rows == 0 for size in t.shape)
@@ -186,6 +198,13 @@ class NumbersOfBatches(TorchFunctionMode):
             for each, t in zip(names, leaves, strict=True)
         ]
         return pytree.tree_unflatten(others, form)
+
+
+def writes(name: str) -> bool:
+    """Whether a function writes into its first argument."""
+    written = name[3:-2] in ("add", "sub", "mul", "truediv", "and", "or", "xor", "pow", "mod")
+    own = name.endswith("_") and not name.startswith("__")
+    return own or name == "__setitem__" or (name.startswith("__i") and written)
 
 
 def decides(name: str, given: list[Tensor], numbers: list[Tensor]) -> bool:

@@ -81,13 +81,15 @@ class Runs:
         if not all(bool(t.isfinite().all()) for t in own.numbers):
             return
         most = MORE_CALLS * own.calls + SOME_CALLS
-        for size, down, counts in itertools.product(SIZES, (False, True), (True, False)):
-            try:
-                with within_memory():
-                    found = self._outcome(Change(size, down, counts, most), inside=inside)
-            except Exception:  # whatever the user's code raises on numbers that do not fit
-                continue
-            yield not same(own.numbers, found.numbers, self.within)
+        for size, down in itertools.product(SIZES, (False, True)):
+            for counts in (True, False):  # by which shapes are, perhaps
+                try:
+                    with within_memory():
+                        found = self._outcome(Change(size, down, counts, most), inside=inside)
+                except Exception:  # whatever the user's code raises on numbers that do not fit
+                    continue
+                yield not same(own.numbers, found.numbers, self.within)
+                break
 
     def _outcome(self, change: Change | None, *, inside: bool) -> Outcome:
         mode = NumbersOfBatches(self.count, change)
