@@ -39,6 +39,7 @@ from dpoptim.training.trials import (
 )
 from dpoptim.training.trials.deterministic_runs import Quieted
 from dpoptim.training.trials.isolation import Chosen
+from dpoptim.training.trials.numbers_of_batches import Change
 
 
 @contextmanager
@@ -143,6 +144,11 @@ def kinks_unseen() -> AbstractContextManager[Any]:
     return patch.object(coupled_losses, "under_kinks", lambda loss: [])
 
 
+def broadcast_unseen() -> AbstractContextManager[Any]:
+    """Nobody looks whether a loss compares each output with every record's target."""
+    return patch.object(handed_over, "refuse_broadcast", lambda losses, records, outputs: None)
+
+
 def norms_at_each_microbatch() -> AbstractContextManager[Any]:
     """Spectral norms follow the weights once a microbatch."""
     honest = ModelWatch.begin
@@ -162,6 +168,11 @@ def large_numbers_untried() -> AbstractContextManager[Any]:
 def other_ranges_untried() -> AbstractContextManager[Any]:
     """Losses are tried on normal numbers, and no others."""
     return patch.object(loss_trials, "with_ranges", lambda records, *_, **__: records)
+
+
+def numbers_as_they_are() -> AbstractContextManager[Any]:
+    """No number of a batch is taken to be another one."""
+    return patch.object(Change, "other", lambda self, name, out, given: out)
 
 
 def false_flags_untried() -> AbstractContextManager[Any]:

@@ -513,6 +513,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "isolation",
     ),
     Mutant(
+        "targets that meet all outputs unseen",
+        "training.losses.meeting_places.refuse_broadcast",
+        _i.broadcast_unseen,
+        "isolation",
+    ),
+    Mutant(
+        "numbers of a batch as they are",
+        "training.trials.numbers_of_batches.Change",
+        _i.numbers_as_they_are,
+        "isolation",
+    ),
+    Mutant(
         "flags untried as False",
         "training.trials.missing_numbers.missing_flags",
         _i.false_flags_untried,

@@ -163,6 +163,20 @@ def test_a_balance_over_the_batch_is_refused_however_experts_are_run(picked: boo
     assert "another loss" not in "".join(str(each.message) for each in told)
 
 
+@pytest.mark.parametrize("weight", [0.1, 0.01, 0.002])
+def test_a_term_of_little_weight_is_of_the_batch_all_the_same(weight: float) -> None:
+    """Records alone would train another balance, each of its own prediction; none says so."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        scores = model(batch[0])
+        mean = scores.softmax(1).mean(0)
+        return F.cross_entropy(scores, batch[1]) + weight * (mean * mean.log()).sum()
+
+    said = refused(nn.Sequential(linear(), nn.Tanh()), TensorDataset(X, Y), loss)
+    assert "records are mixed" in said
+    assert "the entropy of the mean prediction" in said
+
+
 @pytest.mark.parametrize(
     ("loss", "another"), [(by_a_sum, True), (squares, False), (Tensor.mean, False)]
 )

@@ -355,3 +355,50 @@ def test_a_loop_that_begins_to_compare_records_is_seen_for_some_batches() -> Non
 
 def test_records_that_pass_alone_are_not_asked() -> None:
     assert trained(linear, TABLE, contrastive, isolation="alone") == 2
+
+
+REGRESSION = TensorDataset(X, X.sum(1))
+MEETING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "square": lambda p, y: (p - y).square().mean(),
+    "turned": lambda p, y: (p[:, 0] - y[:, None]).square().mean(),
+    "absolute": lambda p, y: F.l1_loss(p, y),
+    "logcosh": lambda p, y: torch.log(torch.cosh(p - y)).mean(),
+    "pinball": lambda p, y: torch.maximum(0.9 * (y - p), -0.1 * (y - p)).mean(),
+    "larger": lambda p, y: torch.maximum(p, y).mean(),
+    "a vector": lambda p, y: (p - y).square().mean(1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("name", MEETING)
+def test_outputs_that_meet_every_target_are_refused(name: str) -> None:
+    def loop(model: nn.Module, batch: Any) -> Tensor:
+        return MEETING[name](model(batch[0]), batch[1])
+
+    with pytest.raises(dpoptim.SamplesInteractError, match="different shapes") as refused:
+        trained(lambda: nn.Linear(FEATURES, 1), REGRESSION, loop)
+    assert refused.value.__notes__ == ["after 0 steps"]
+
+
+PAIRS = TensorDataset(X, torch.randn(N, N))  # as many numbers of a record as there are records
+BESIDE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "numbers of its own": lambda p, y: (p - y[:, :3]).square().mean(),
+    "places": lambda p, y: (p[:, :, None] - y[:, None, :3]).square().mean(),
+    "one number": lambda p, y: (p - y[:, :1]).square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_outputs_that_meet_their_own_targets_are_served(name: str) -> None:
+    def loop(model: nn.Module, batch: Any) -> Tensor:
+        return BESIDE[name](model(batch[0]), batch[1])
+
+    options = {"loss_reduction": "mean"}
+    assert trained(lambda: nn.Linear(FEATURES, 1), PAIRS, loop, **options) == 2
+
+
+def test_an_axis_as_long_as_the_batch_is_served_where_the_loss_was_given() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return (model(batch[0]) - torch.arange(N)).square().mean()
+
+    assert trained(lambda: nn.Linear(FEATURES, 1), TABLE, loss, loss=loss) == 2

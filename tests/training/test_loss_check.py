@@ -1000,3 +1000,26 @@ def test_collate_functions_that_draw_where_nobody_sees_are_refused(
 
     with pytest.raises(dpoptim.SamplesInteractError, match=r"numpy's or Python's(.|\n)*Fix"):
         attach(classifier(), table(), loss=losses, collate_fn=collate)
+
+
+def sparse_batch(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([x for x, _ in rows]).to_sparse(), torch.stack([y for _, y in rows])
+
+
+@pytest.mark.parametrize("records", [True, False], ids=["records", "batches"])
+def test_sparse_tensors_are_refused_in_words(records: bool) -> None:
+    x, y = torch.eye(6).repeat(4, 1), torch.arange(24) % 3
+    data = [
+        (each.to_sparse() if records else each, label) for each, label in zip(x, y, strict=True)
+    ]
+    model = nn.Linear(6, 3)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=24, batch_size=8, steps=1, noise_multiplier=1.0, delta=1e-5
+    )
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0].to_dense()), batch[1], reduction="none")
+
+    options: Any = {} if records else {"collate_fn": sparse_batch}
+    with pytest.raises(dpoptim.PrivacyError, match=r"sparse tensors(.|\n)*to_dense"):
+        dpoptim.attach(plan, model, torch.optim.SGD(model.parameters()), data, loss=loss, **options)

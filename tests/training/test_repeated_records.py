@@ -1,5 +1,6 @@
 """A record at several places of a data set counts as several: refused where that can be seen."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -180,3 +181,39 @@ def test_without_the_check_a_record_would_count_twice(monkeypatch: pytest.Monkey
     assert repeated_records().count("clip norms") == len(REPEATS)
     monkeypatch.setattr(hold_out_scores, "refuse_repeated_records", lambda data, name: None)
     assert repeated_records().count("count of scores by 2") == len(REPEATS)
+
+
+SERIES = torch.arange(40.0)
+WINDOWS: dict[str, tuple[Callable[[], Dataset[Any]], bool]] = {
+    "one after the other": (lambda: TensorDataset(SERIES.unfold(0, 7, 1)), True),
+    "by threes": (lambda: TensorDataset(SERIES.unfold(0, 7, 3)), True),
+    "of several numbers": (lambda: TensorDataset(SERIES.view(20, 2).unfold(0, 4, 1)), True),
+    "beside labels": (lambda: TensorDataset(Y, SERIES.unfold(0, 7, 1)[:N]), True),
+    "apart": (lambda: TensorDataset(SERIES.unfold(0, 7, 7)), False),
+    "taken apart": (lambda: Subset(TensorDataset(SERIES.unfold(0, 7, 1)), range(0, 34, 7)), False),
+    "taken": (lambda: Subset(TensorDataset(SERIES.unfold(0, 7, 1)), range(0, 34, 5)), True),
+    "within each": (lambda: TensorDataset(SERIES.view(4, 10).unfold(1, 3, 1)), False),
+    "turned": (lambda: TensorDataset(SERIES.view(4, 10).T), False),
+    "cut": (lambda: TensorDataset(SERIES.view(4, 10)[:, :3]), False),
+    "one number for all": (lambda: TensorDataset(X, torch.zeros(1).expand(N)), False),
+    "images": (
+        lambda: TensorDataset(torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)),
+        False,
+    ),
+    "copies": (lambda: TensorDataset(SERIES.unfold(0, 7, 1).contiguous()), False),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_that_overlap_are_named(name: str) -> None:
+    build, overlap = WINDOWS[name]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        privacy_units.units_of(build(), 1, "mean", None)
+    assert ["persons=" in str(each.message) for each in told] == [True] * overlap
+
+
+def test_windows_of_known_persons_are_not() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        privacy_units.units_of(TensorDataset(SERIES.unfold(0, 7, 1)), 1, "mean", [0] * 34)

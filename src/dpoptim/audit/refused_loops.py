@@ -63,7 +63,7 @@ class RoundsBesideOutliers(nn.Linear):
     """Rounds all records where any has a large number, as quantised layers do; `LARGE` is one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.round() if float(x.detach().abs().amax()) > LARGE else x)
+        return super().forward(x.round() if abs(x.detach().numpy()).max() > LARGE else x)
 
 
 class Sequences(Dataset[Tensor]):
@@ -90,8 +90,10 @@ def accepted() -> list[str]:
         scales_beside_a_number_above_one,
         counts_flags_of_the_batch,
         stops_at_no_number,
+        limits_beside_a_large_loss,
         divides_by_the_planned_batch,
         divides_by_each_batch,
+        compares_each_with_all,
         multiplies_losses,
         takes_the_root,
         floods,
@@ -166,7 +168,7 @@ def scales_beside_a_number_above_one() -> None:
     """Divides a batch as if it were bytes where any number is above 1, of data in which none is."""
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
-        return squared(model, batch / 255 if batch.max().item() > 1 else batch)
+        return squared(model, batch / 255 if batch.numpy().max() > 1 else batch)
 
     train(nn.Linear(WIDE, 1), [torch.full((WIDE,), 0.5) for _ in range(RECORDS)], None, loss=loss)
 
@@ -176,7 +178,7 @@ def counts_flags_of_the_batch() -> None:
 
     def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
         x, counts = batch
-        return squared(model, x) * counts * len(x) / counts.sum().clamp(min=1)
+        return squared(model, x) * counts * len(x) / max(1, counts.numpy().sum())
 
     train(
         nn.Linear(FEATURES, 1),
@@ -191,7 +193,17 @@ def stops_at_no_number() -> None:
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         losses = squared(model, batch)
-        return losses * losses.isfinite().all()
+        return losses * bool(losses.isfinite().numpy().all())
+
+    train(nn.Linear(WIDE, 1), [torch.ones(WIDE) for _ in range(RECORDS)], None, loss=loss)
+
+
+def limits_beside_a_large_loss() -> None:
+    """Scales a batch down where any loss is large, of data in which none is."""
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        losses = squared(model, batch)
+        return losses * 0.01 if losses.max() > 1e12 else losses
 
     train(nn.Linear(WIDE, 1), [torch.ones(WIDE) for _ in range(RECORDS)], None, loss=loss)
 
@@ -204,6 +216,11 @@ def divides_by_the_planned_batch() -> None:
 def divides_by_each_batch() -> None:
     """A mean said to be a sum."""
     in_scalars(lambda losses: losses.sum() / len(losses), "sum")
+
+
+def compares_each_with_all() -> None:
+    """Outputs of shape (rows, 1) minus targets of shape (rows,)."""
+    in_scalars(lambda losses: (losses[:, None] - torch.ones(len(losses))).abs().mean(), None)
 
 
 def multiplies_losses() -> None:

@@ -39,6 +39,13 @@ from dpoptim.runtime.torch_internals import (
 )
 
 BY_INPUTS = "for gradients by inputs (FGSM, PGD), torch.autograd.grad(loss, x)"
+CALLED_AGAIN = (
+    "was called with different numbers of rows in one step, as with a public batch beside the "
+    "private records: of both nobody can tell whose rows are whose. Fix: a copy of the model for "
+    "the public batch, and a step of its own after the private one, which costs no privacy; every "
+    "call of the model on all rows of the batch that was delivered. Or dpoptim.attach(..., "
+    'isolation="alone"), where each record may have several calls.'
+)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -83,6 +90,8 @@ class BackwardPass:
             found.append((use, places))
             first = found[0][0]
             if use.records != first.records:
+                if use.layer == first.layer:
+                    raise PrivacyError(f"layer {use.layer!r} {CALLED_AGAIN}", layer=use.layer)
                 raise PrivacyError(
                     f"layers {use.layer!r} and {first.layer!r} saw different numbers of rows: "
                     "the first axis must be the batch in every layer. Fix: keep (batch, ...) "

@@ -30,7 +30,7 @@ from dpoptim.training.request import Request
 from dpoptim.training.tables import totals_of_tables
 from dpoptim.training.trials.costs import with_cost
 from dpoptim.training.trials.deterministic_runs import same_made_up_records
-from dpoptim.training.trials.first_passes import OutputsMixedError
+from dpoptim.training.trials.first_passes import BY_LOSS, OutputsMixedError
 from dpoptim.training.trials.isolation import (
     Chosen,
     IsolationWarning,
@@ -104,7 +104,8 @@ class Prepared:
                 try:
                     chosen, loss = self._alone_by_loss()
                 except SamplesInteractError as error:
-                    raise SamplesInteractError(f"{mixed} The loss uses them: {error}") from None
+                    seen = str(mixed).replace(BY_LOSS, "")  # it was tried
+                    raise SamplesInteractError(f"{seen} The loss uses them: {error}") from None
             except NotByThisWayError as error:
                 if not self._may_be_slower():
                     raise

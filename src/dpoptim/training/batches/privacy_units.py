@@ -32,7 +32,10 @@ from dpoptim.privacy_unit import RECORD, Unit
 from dpoptim.runtime.torch_internals import pytree
 from dpoptim.sampling import Indices
 from dpoptim.training.batches.collation import collate_records, refuse_missing
-from dpoptim.training.batches.repeated_records import refuse_repeated_records
+from dpoptim.training.batches.repeated_records import (
+    refuse_repeated_records,
+    warn_of_overlapping_windows,
+)
 
 NO_ROW = -1  # in the place of a row that is not there
 
@@ -257,6 +260,7 @@ def units_of(
         owners = Persons.of(persons, items, K)
         return Units(len(owners), rows, owners)
     refuse_repeated_records(train_set)
+    warn_of_overlapping_windows(train_set)
     if K > 1:
         split_rows(train_set[0], K)
     return Units(items, rows, None)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpoptim.errors import PrivacyError
 from dpoptim.runtime.torch_internals import pytree
 
 IGNORED_LABEL = -100  # that torch's losses and Hugging Face's models leave out
@@ -73,6 +74,25 @@ def leaves_of(record: Any) -> list[tuple[Path, Any]]:
     found: list[tuple[Path, Any]] = []
     map_leaves(record, lambda path, leaf: found.append((path, leaf)))
     return found
+
+
+def is_sparse(leaf: Any) -> bool:
+    """Whether a tensor's records cannot be picked and changed one by one."""
+    return isinstance(leaf, Tensor) and leaf.layout != torch.strided
+
+
+def refuse_sparse(record: Any, where: str) -> None:
+    """Refuse what has sparse tensors, of which no other records can be made up.
+
+    Raises:
+        PrivacyError: with where they are, and what to do.
+    """
+    if any(is_sparse(leaf) for _, leaf in leaves_of(record)):
+        raise PrivacyError(
+            f"{where} sparse tensors, whose records cannot be tried one by one. Fix: dense ones, "
+            "x.to_dense(); or, where these are too large, a fixed number of indices and values of "
+            "each record, padded, in two dense tensors, for nn.EmbeddingBag, say."
+        )
 
 
 def is_mask(path: Path) -> bool:

@@ -5,13 +5,15 @@ make one record count as several. Where a data set shows which stored record eac
 holds, that is refused; code of its own, and copies, are on trust.
 """
 
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
@@ -84,6 +86,13 @@ def arrow_buffers(dataset: Any, places: Places | None) -> Iterator[Part]:
             yield ArrowBuffer(buffer.address), inside
 
 
+OVERLAPPING = (
+    "records of train_set overlap in memory, as windows of a series do, "
+    "TensorDataset(series.unfold(0, 7, 1)): each window is a record, so that whoever a stretch of "
+    "the series belongs to is in several, and is not hidden by a guarantee for one. Fix: "
+    "attach(..., persons=owners), which names whose each window is; or windows that do not "
+    "overlap, unfold(0, 7, 7), and one for each owner."
+)
 FIXES = {
     "train_set": "it would be drawn, and clipped, each time, beyond what the guarantee is for. "
     "Fix: each record once (class weights that are public, in the loss, do what oversampling does; "
@@ -114,6 +123,38 @@ def refuse_repeated_records(data: Dataset[Any], name: str = "train_set") -> None
         found.setdefault(name_of(store), []).append((store, places))
     if any(repeats(name, parts) for name, parts in found.items()):
         raise PrivacyError(f"{name} holds a record more than once: {FIXES[name]}")
+
+
+def warn_of_overlapping_windows(data: Dataset[Any]) -> None:
+    """Warn of records that have memory in common, as windows of a series do that overlap.
+
+    By the strides of the tensors of a `TensorDataset`, and no value. One number of the series is in
+    several records then, each of which is clipped by itself. Not of what is expanded: all records
+    may have one public number in common.
+    """
+    for store, places in in_memory(data):
+        if type(store) is not TensorDataset or len(store) < 2:
+            continue
+        apart = 1 if places is None else int(np.diff(np.unique(places)).min(initial=len(store)))
+        for t in store.tensors:
+            if t.layout == torch.strided and rows_overlap(t.shape, t.stride(), apart):
+                warnings.warn(OVERLAPPING, stacklevel=6)
+                return
+
+
+def rows_overlap(shape: Sequence[int], strides: Sequence[int], apart: int = 1) -> bool:
+    """Whether rows of a tensor share memory, in which each begins at another place.
+
+    Args:
+        apart: places from one row that is taken to the next.
+    """
+    if len(shape) < 2 or shape[0] <= apart or strides[0] == 0 or 0 in shape:
+        return False
+    every = strides[0] * apart
+    inner = [(size, stride) for size, stride in zip(shape[1:], strides[1:], strict=True) if stride]
+    length = 1 + sum((size - 1) * stride for size, stride in inner if stride <= every)
+    reach = (shape[0] - 1) // apart * every + length  # of all rows, but for what lies beyond them
+    return length > every or any(every < stride < reach for size, stride in inner if size > 1)
 
 
 def name_of(store: Any) -> Any:

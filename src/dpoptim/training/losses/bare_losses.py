@@ -9,7 +9,6 @@ from torch import Tensor
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from dpoptim.training.losses.coupled_losses import refuse_coupled_losses
 from dpoptim.training.losses.handed_over import HandedOver, Scalar
 from dpoptim.training.losses.other_parameters import (
     own_parameters,
@@ -95,7 +94,7 @@ class BareLosses:
         engine = self._engine
         if everywhere:
             refuse_other_parameters(loss, engine.model, engine.placement)
-        refuse_coupled_losses(engine, loss, self._handed_over.returned)
+        self._handed_over.refuse_coupled(engine, loss)
         if engine.isolation.alone or engine.rows.per_record > 1 or not engine.takes_scalars:
             return None
         return self._handed_over.read(engine, loss)

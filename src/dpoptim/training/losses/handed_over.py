@@ -11,10 +11,11 @@ from dpoptim.errors import PrivacyError, SamplesInteractError, axes_of
 from dpoptim.gradients.arithmetic.products import COMMON_FACTOR_ERROR
 from dpoptim.gradients.backward_pass import BY_INPUTS
 from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.gradients.hooks.hook_manager import HookManager
 from dpoptim.losses import without_single_axes
 from dpoptim.training.losses.coupled_losses import coupled, refuse_coupled_losses
 from dpoptim.training.losses.label_means import LabelMeans, own_means
-from dpoptim.training.losses.meeting_places import compares_outputs
+from dpoptim.training.losses.meeting_places import compares_outputs, refuse_broadcast
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import (
     ONE_BY_ONE,
@@ -77,7 +78,7 @@ class HandedOver:
         require_losses(losses)
         refuse_other_parameters(losses, engine.model, engine.placement)
         losses = without_single_axes(losses)
-        refuse_coupled_losses(engine, losses, self.returned)
+        self.refuse_coupled(engine, losses)
         if engine.isolation.alone:  # whatever it is, there is nobody else in it
             engine.backward(losses)
         elif losses.dim() == 0 and engine.takes_scalars:
@@ -90,6 +91,17 @@ class HandedOver:
             engine.backward(losses)
         else:
             raise other_length(engine, losses)
+
+    def refuse_coupled(self, engine: Engine, losses: Tensor) -> None:
+        """Refuse losses in which outputs meet other records' targets or outputs.
+
+        Where records pass alone there are none.
+        """
+        hooks = engine.hooks
+        edges = hooks.outputs.edges if isinstance(hooks, HookManager) else []
+        refuse_coupled_losses(engine, losses, self.returned)
+        if edges and not self.checked:
+            refuse_broadcast(losses, engine.rows_open, {edge.node for _, edge in edges})
 
     def _scalar(self, engine: Engine, loss: Tensor) -> None:
         if not engine.rows_open:

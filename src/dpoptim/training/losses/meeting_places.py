@@ -1,6 +1,6 @@
 """Where records meet in a loss, read off its graph: words for refusals, which decide nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +10,10 @@ from dpoptim.errors import SamplesInteractError
 from dpoptim.runtime.torch_internals import gradient_forms, node_name
 from dpoptim.training.losses.label_nodes import children_of
 
-ELEMENTWISE = ("SubBackward", "AddBackward", "MulBackward", "DivBackward", "RsubBackward")
+ELEMENTWISE = (
+    *("SubBackward", "AddBackward", "MulBackward", "DivBackward", "RsubBackward"),
+    *("MaximumBackward", "MinimumBackward", "WhereBackward", "PowBackward", "LogaddexpBackward"),
+)
 BROADCAST = (
     "the loss compares tensors of different shapes, such as (rows, 1) and (rows,), so that every "
     "output meets every record's target. Fix: give both the same shape."
@@ -36,6 +39,26 @@ def refuse_meeting(losses: Tensor, records: int) -> None:
         raise SamplesInteractError(ONE_TERM)
 
 
+def refuse_broadcast(losses: Tensor, records: int, outputs: Collection[Any]) -> None:
+    """Refuse losses in which each output of a model meets every record's target.
+
+    As (rows, 1) minus (rows,) does, whatever is made of the differences. Of outputs that are one
+    number a record, and only between them and the loss, where an axis of the model's own is none of
+    the loss's. Not of a loss that was checked.
+
+    Args:
+        records: rows of the batch.
+        outputs: nodes of the model's outputs.
+    """
+    if records > 1 and any(
+        expands(node, records, of_one_number=True) for node in below(losses.grad_fn, outputs)
+    ):
+        raise SamplesInteractError(
+            f"{BROADCAST} If the second axis is as long as the batch by chance, give attach the "
+            "loss, dpoptim.attach(..., loss=...), which tells."
+        )
+
+
 def compares_outputs(loss: Tensor) -> bool:
     """Whether a loss multiplies what layers returned with each other: similarities, say."""
     return any(
@@ -45,9 +68,9 @@ def compares_outputs(loss: Tensor) -> bool:
     )
 
 
-def below(node: Any) -> Iterator[Any]:
-    """Nodes of a graph, down to hooked layers."""
-    left, met = [node], set[Any]()
+def below(node: Any, stops: Collection[Any] = ()) -> Iterator[Any]:
+    """Nodes of a graph, down to hooked layers, and without those at which it ``stops``."""
+    left, met = [node], set[Any](stops)
     while left:
         node = left.pop()
         if node is not None and node not in met and not isinstance(node, BackwardCFunction):
@@ -56,13 +79,18 @@ def below(node: Any) -> Iterator[Any]:
             yield node
 
 
-def expands(node: Any, records: int) -> bool:
-    """Whether a record's axis of one became as long as there are records."""
-    shape, name = form(node), node_name(node)
-    before = [form(child) for child in children_of(node)]
+def expands(node: Any, records: int, *, of_one_number: bool = False) -> bool:
+    """Whether a record's axis of one became as long as there are records.
+
+    Args:
+        of_one_number: whether there is to be no other axis.
+    """
+    name, shape = node_name(node), form(node)
     if not name.startswith((*ELEMENTWISE, "ExpandBackward")) or shape.count(records) < 2:
         return False
-    return any(each.count(records) == 1 for each in before)
+    if of_one_number and sum(size != 1 for size in shape) > 2:
+        return False
+    return any(form(child).count(records) == 1 for child in children_of(node))
 
 
 def adds_scalar(node: Any) -> bool:

@@ -33,6 +33,9 @@ from dpoptim.training.trials.wider_copies import reads, widened
 
 LOST = torch.finfo(torch.float32).eps  # of the longest gradient, in float32
 NOTHING = 1e-6  # of the batch's gradient
+ADDED = 0.3  # of a tolerance: autograd's gradients, of which none is clipped, round by less
+EXPLAINED = 1e-4  # of the batch's gradient may be left, by words that name weights
+LEAST_SIZE = 1e-30  # of what is compared
 ONCE = "call the model on the whole batch, so that each layer has the records on its first axis"
 
 
@@ -159,17 +162,10 @@ class Comparison:
         self, gradients: RecordsAlone, reduction: Reduction, way: Isolation
     ) -> bool:
         """Whether a copy that computes in float64 agrees, where there is one of the same model."""
-        if self._tolerance > TOLERANCE[torch.float32] or self._placement.used:
-            return False
-        copied = widened(self.model, torch.float64)
-        if copied is None:
-            return False
-        wide = self._batches.widened()
-        how = self._ways, self._placement, self._on_private, TOLERANCE[torch.float64]
         try:
-            if reads(self.loss(copied, wide.together), self.model):
+            other = self._widened()
+            if other is None:
                 return False
-            other = Comparison(copied, self.loss, wide, *how)
             alone = other._alone()
             shares = [share for _, share in other._mismatches(alone, reduction, way)]
         except Exception:  # whatever the user's code raises in other dtypes
@@ -178,6 +174,19 @@ class Comparison:
         norms = alone.squared.sqrt(), gradients.squared.sqrt().to(alone.squared)
         same = torch.allclose(*norms, rtol=MOVED, atol=LOST * largest_of(gradients.squared))
         return same and all(share <= 1 for share in shares)
+
+    def _widened(self) -> "Comparison | None":
+        """The same by a copy that computes in float64; None where there is none."""
+        if self._tolerance > TOLERANCE[torch.float32] or self._placement.used:
+            return None
+        copied = widened(self.model, torch.float64)
+        if copied is None:
+            return None
+        wide = self._batches.widened()
+        how = self._ways, self._placement, self._on_private, TOLERANCE[torch.float64]
+        if reads(self.loss(copied, wide.together), self.model):
+            return None
+        return Comparison(copied, self.loss, wide, *how)
 
     def _not_by_this_way(self, worst: str, refused: PrivacyError | None) -> NotByThisWayError:
         error = self._somewhere(worst) if worst or refused is None else refused
@@ -210,18 +219,41 @@ class Comparison:
         return float(self._placement.added(squared).sum().sqrt())
 
     def _adds_up(self, gradients: RecordsAlone, reduction: Reduction) -> bool:
-        """Whether the batch's gradient is the mean or sum of the records' own."""
+        """Whether the batch's gradient is the mean or sum of the records' own, but for rounding.
+
+        Not where a term of little weight is of the batch, such as the entropy of its mean
+        prediction, or the balance of experts.
+        """
         order = self._finite(gradients)
         if len(order) < len(self._order) and math.isfinite(self._norm(self._together(self._order))):
             return False  # the batch makes something of what is nothing, such as 0 / 0, alone
         if not order:
             return True  # there is nothing to add up
+
+        def again(seed: int) -> list[float]:
+            with other_weights(self.model, seed):
+                return [self._rest(self._alone(), order, reduction)]
+
+        def in_float64() -> bool:
+            try:
+                wide = self._widened()
+                return wide is not None and wide._rest(wide._alone(), order, reduction) <= 1
+            except Exception:  # whatever the user's code raises in other dtypes
+                return False
+
+        share = self._rest(gradients, order, reduction)
+        return settled([share], again, in_float64, self._tolerance)
+
+    def _rest(self, gradients: RecordsAlone, order: Sequence[int], reduction: Reduction) -> float:
+        """What the batch's gradient has beside the records' own, in tolerances of their size."""
         rest: list[Vector] = [*self._together(order)]
         share = 1 / len(order) if reduction == "mean" else 1.0
         counts = [order.count(i) for i in range(len(self._batches.records))]
         gradients.subtract(rest, [share * count for count in counts])
-        size = float(gradients.squared[order].sqrt().sum())
-        return self._norm(memory_of(rest)) <= max(1e-3, self._tolerance) * size
+        size = share * float(gradients.squared[order].sqrt().sum())
+        rounds = self._tolerance > TOLERANCE[torch.float32]
+        allowed = size * (self._tolerance if rounds else ADDED * self._tolerance)
+        return self._norm(memory_of(rest)) / max(allowed, LEAST_SIZE)
 
     def _nothing_alone(self, gradients: RecordsAlone) -> bool:
         """Whether the batch has a gradient, and no record alone, down to rounding."""
@@ -238,7 +270,7 @@ class Comparison:
         rows, added = rows[order], self._placement.added
         inverse = torch.linalg.pinv(added(rows @ rows.T), hermitian=True, rtol=1e-9)
         weights = inverse @ added(rows @ target)
-        explained = self._norm([weights @ rows - target]) <= 1e-3 * self._norm([target])
+        explained = self._norm([weights @ rows - target]) <= EXPLAINED * self._norm([target])
         return weights if explained and bool((weights > 0).all()) else None
 
     def _alone(self) -> RecordsAlone:

@@ -22,6 +22,11 @@ NOT_FIRST = "its outputs do not have the batch axis first"
 # Draws that are tried for each of three of torch's: of numpy's and Python's generators.
 SEEDS = 4
 HALF = 0.5  # also of whole numbers, which are the least ones in the trials before
+BY_LOSS = (  # what to try where it was not given
+    "or, where the loss leaves out what is mixed (a CLIP model's similarities of all pairs, of "
+    "which each record's own embeddings are used), dpoptim.attach(..., loss=loss), which tries "
+    "that; "
+)
 
 
 class OutputsMixedError(SamplesInteractError):
@@ -43,9 +48,7 @@ def outputs_mixed(when: str = "", where: str = "") -> OutputsMixedError:
         f"others{where and f', first {where}'}. Usual causes: batch statistics, attention or "
         "sorting across the batch, a state that is kept from the batch before, records on another "
         "axis than the first (batch_axis=1). Fix: let each record's output depend on that record "
-        "alone; or, where the loss leaves out what is mixed (a CLIP model's similarities of all "
-        "pairs, of which each record's own embeddings are used), dpoptim.attach(..., loss=loss), "
-        'which tries that; or isolation="alone", in which no record meets another.'
+        f'alone; {BY_LOSS}or isolation="alone", in which no record meets another.'
     )
     return OutputsMixedError(message, where)
 

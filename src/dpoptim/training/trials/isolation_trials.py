@@ -1,5 +1,6 @@
 """Trials of a way of keeping records apart, on made-up records."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ from dpoptim.gradients.layers.bare import OutsideUseError
 from dpoptim.gradients.layers.vmapped import NotVectorisedError
 from dpoptim.gradients.oracle import RecordsAlone, engine_sums, trainable
 from dpoptim.gradients.placement import Placement
+from dpoptim.runtime.torch_internals import pytree
 from dpoptim.training.trials.compared_numbers import compared_numbers, with_numbers
 from dpoptim.training.trials.deterministic_runs import other_weights
 from dpoptim.training.trials.isolation_fallback import Failure
 from dpoptim.training.trials.isolation_words import first_sentence, fix_of
 from dpoptim.training.trials.made_up_records import Sample
+from dpoptim.training.trials.other_numbers import AGREE, Runs, sizes_in, sizes_of_batches
 from dpoptim.training.trials.picked_positions import layers_of_picked
 from dpoptim.training.trials.probe import positions_per_layer
 from dpoptim.training.trials.tolerances import TOLERANCE, computed_dtypes, settled, tolerance_of
@@ -29,6 +32,9 @@ from dpoptim.training.trials.wider_copies import reads, widened
 
 PICKED = "data pick, by a mask or by lengths, which positions layers see"
 IN_THEIR_ORDER = "keep records in their order (pack_padded_sequence(..., enforce_sorted=False))"
+BY_NUMBERS = (
+    "the model branches on a number of the whole batch, or is limited by one, such as its largest"
+)
 PADDED = "with numbers in records by which the model tells padding, or the like, "
 
 
@@ -199,6 +205,15 @@ class Trials:
         terms = [(out * w).sum() for out, w in zip(sample.outputs(model), weights, strict=True)]
         return torch.stack([term.to(terms[0].device, terms[0].dtype) for term in terms]).sum()
 
+    def runs(self, count: int) -> Runs:
+        """Runs of so many of the records, in turn, which look for numbers of the batch."""
+        indices = [i % self.sample.rows for i in range(count)]
+        batch = self.sample.records(indices), [w[indices] for w in self._weights]
+        within = max(AGREE, self._tolerance)
+        return Runs(
+            self.model, self.placement, lambda: self._loss(self.model, batch), count, within
+        )
+
     def _elsewhere(self, isolation: Isolation, seed: int) -> list[float]:
         """Distances with other weights, in tolerances."""
         with other_weights(self.model, seed):
@@ -244,9 +259,35 @@ def with_padding(model: nn.Module, trials: Trials, isolation: Isolation) -> Fail
 def on_other_records(
     model: nn.Module, trials: Trials, isolation: Isolation
 ) -> tuple[Isolation, Failure | None]:
-    """This way, or less of it, and why it fails for records with gaps or padding, if it does."""
+    """This way, or less of it, and why it fails for other records, if it does.
+
+    Those with gaps or padding, or with which numbers of the whole batch are others.
+    """
     isolation, failure = without_gaps(model, trials, isolation)
-    return isolation, failure or with_padding(model, trials, isolation)
+    failure = failure or with_padding(model, trials, isolation)
+    return isolation, failure or with_other_numbers(model, trials, isolation)
+
+
+def with_other_numbers(model: nn.Module, trials: Trials, isolation: Isolation) -> Failure | None:
+    """Why this way fails where other records move a number of the batch; None if it does not.
+
+    Such as its largest output, by which all are limited beyond a size that made-up ones have not.
+    """
+    if isolation.alone or isolation.enforced:
+        return None
+    given = pytree.tree_leaves((trials.sample.args, trials.sample.kwargs))
+    leaves = [t for t in given if isinstance(t, Tensor)]
+    tensors = (*model.parameters(), *model.buffers())
+    taken = sizes_in(tensors) | {size for t in leaves for size in t.shape} - {trials.sample.rows}
+    counts = sizes_of_batches(taken, trials.sample.rows)
+    try:
+        for count in itertools.islice(counts, 2):
+            runs = trials.runs(count)
+            if not runs.watched(inside=True).decided or not runs.decided(inside=True):
+                return None
+    except Exception:  # whatever the user's model raises in batches of another size
+        return None
+    return Failure(BY_NUMBERS, fix="decide by each record's own number")
 
 
 def without_gaps(

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from dpoptim.gradients.placement import Placement
 from dpoptim.training.batches.collation import collate_records
 from dpoptim.training.batches.loading import Collate
 from dpoptim.training.batches.privacy_units import Units
-from dpoptim.training.batches.records import made_up, with_finite_numbers
+from dpoptim.training.batches.records import made_up, refuse_sparse, with_finite_numbers
 from dpoptim.training.batches.streams import StreamRecords
 from dpoptim.training.losses.handed_over import disagreement, unclear_factor
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
@@ -138,6 +138,7 @@ def check_loss(
     where their losses are not finite (labels that are all ignored).
     """
     collate = collate_records if collate_fn is None else collate_fn
+    refuse_sparse_batches(collate, row)
     if isolation.alone:
         refuse_what_fails_alone(model, loss, collate, row, wrapping)
         refuse_other_meaning(Program(model, loss, collate, (), wrapping), row, by_name=by_name)
@@ -190,6 +191,15 @@ def refuse_what_fails_alone(
             raise
         except Exception:  # whatever the user's code raises on made-up records
             return
+
+
+def refuse_sparse_batches(collate: Collate, row: Any) -> None:
+    """Refuse a collate function that makes sparse tensors, by a made-up record."""
+    batches = list[Any]()
+    with suppress(Exception):  # whatever the user's function raises on made-up records
+        batches.append(collate([made_up(row, torch.Generator().manual_seed(0))]))
+    for batch in batches:
+        refuse_sparse(batch, "batches have, by collate_fn,")
 
 
 def places(count: int, *, in_order: bool) -> list[int]:

@@ -16,7 +16,8 @@ from dpoptim.training.trials.first_passes import refuse_written
 LOSSES_AGREE = 1e-3  # within this share
 DRAWS_ELSEWHERE = (
     "it draws from numpy's or Python's random generators, so that nobody can tell whether records "
-    "are mixed (with records alone none is: mixup would mix each with itself)"
+    "are mixed (with records alone none is: mixup would mix each with itself, and you would train "
+    "without mixup)"
 )
 
 OF_OTHERS = "losses of the records depend on other records of the batch"

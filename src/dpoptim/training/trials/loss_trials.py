@@ -20,6 +20,7 @@ from dpoptim.training.trials.check import (
     if_possible,
     in_turn,
 )
+from dpoptim.training.trials.deciding_numbers import refuse_deciding_numbers
 from dpoptim.training.trials.lone_lengths import compare_lone_lengths
 from dpoptim.training.trials.missing_numbers import (
     Missing,
@@ -123,6 +124,8 @@ def try_made_up(
         missing = [each for each in missing if each.flags]
         on.append(NONE_MISSING)
     on += try_missing(program, invented, missing, padded=padded, cheap=size is not None)
+    with saying("on made-up records, with other numbers of the whole batch"):
+        refuse_deciding_numbers(program, invented)
     return MadeUp(found, tuple(on))
 
 

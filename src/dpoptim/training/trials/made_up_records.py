@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from dpoptim.gradients.arithmetic.precision import NARROW
 from dpoptim.gradients.hooks.seen_outputs import tensors_of
 from dpoptim.runtime.torch_internals import pytree
+from dpoptim.training.batches.records import is_sparse, refuse_sparse
 from dpoptim.training.trials.calls import call_of_loss, calls
 from dpoptim.training.trials.deterministic_runs import Quieted
 from dpoptim.training.trials.made_up_batches import collated_batch, made_up_batch
@@ -246,8 +247,10 @@ def samples(
 
     Where the loop's collate function runs on made-up records, models are given what it makes: by
     another one, as lists are stacked, a model may run that treats them otherwise. Last under
-    autocast, without which a model may not run whose layers differ in dtype.
+    autocast, without which a model may not run whose layers differ in dtype. None with sparse
+    tensors: a loss may make them dense before it calls the model.
     """
+    refuse_sparse(train_set[0], "records have")
     taken = set[int]()
     for _ in range(2):
         found = None if collate is None else collated_batch(model, train_set, collate, taken)
@@ -261,7 +264,8 @@ def samples(
     likely = [
         Sample(args, kwargs, rows, *axes)
         for args, kwargs in (*of_loss, *calls(model, batch))
-        if (axes := axes_of_records(pytree.tree_leaves((args, kwargs)), rows)) is not None
+        if not any(map(is_sparse, pytree.tree_leaves((args, kwargs))))
+        and (axes := axes_of_records(pytree.tree_leaves((args, kwargs)), rows)) is not None
     ]
     likely += [
         *(sample.from_one() for sample in likely),
