@@ -1,4 +1,4 @@
-"""Tables as tests read them: the committed ones of `benchmarks/results`, and others."""
+"""The committed tables of `benchmarks/results`, as tests read them."""
 
 import csv
 from dataclasses import fields
@@ -17,9 +17,8 @@ fashion = pytest.mark.skipif(
 )
 
 
-def rows_of(name: str, folder: Path = RESULTS) -> Rows:
-    """A table's rows; of a committed one, unless it is in another folder."""
-    with (folder / name).open(newline="", encoding="utf-8") as file:
+def rows_of(name: str) -> Rows:
+    with (RESULTS / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 

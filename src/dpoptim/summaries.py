@@ -8,20 +8,20 @@ import numpy as np
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.public_numbers import relation_of
+from dpoptim.accounting.public_numbers import public_number_of_records, relation_of, stated_delta
 from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.numbers import classes_of
-from dpoptim.estimators.repeats import scope_on_ledger, with_scope
+from dpoptim.estimators.scope import ALONE, scope_on_ledger, with_scope
 from dpoptim.estimators.settings import Delta
 from dpoptim.preprocessing.standard_scaler import DPStandardScaler
 from dpoptim.quantiles import Column, bound_of_count, candidates_of, epsilon_of_choice
 from dpoptim.statistics import (
     Floats,
-    Price,
     guarantee_of,
     histogram_bound,
     paid_gate,
+    price_of,
     release_sum,
 )
 from dpoptim.target_range import TargetRange
@@ -43,10 +43,29 @@ class Summary:
     guarantee: Guarantee
 
 
-def stated(guarantee: Guarantee, price: Price, ledger: Ledger | None) -> Guarantee:
-    """The guarantee, with what must be said of the budget, and its scope."""
-    noted = replace(guarantee, notes=(*guarantee.notes, *price.said))
-    return with_scope(noted, scope_on_ledger(ledger, guarantee.delta))
+@dataclass(frozen=True)
+class _Price:
+    """The budget of a statistic, on how many records, and where it is charged."""
+
+    epsilon: float
+    delta: Delta
+    neighboring: str
+    n: int | None
+    ledger: Ledger | None
+    noise_seed: int | None
+
+    def of(self, rows: int) -> tuple[int, float, float, tuple[str, ...]]:
+        """Public n, mu, delta and what must be said of them."""
+        n = public_number_of_records(self.n, rows, self.neighboring)
+        delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
+        return n, price_of(real_number("epsilon", self.epsilon), delta), delta, said
+
+    def stated(self, guarantee: Guarantee, said: tuple[str, ...]) -> Guarantee:
+        """The guarantee, with its scope."""
+        noted = replace(guarantee, notes=(*guarantee.notes, *said))
+        if self.ledger is None:
+            return with_scope(noted, (ALONE,))
+        return with_scope(noted, scope_on_ledger(self.ledger, guarantee.delta))
 
 
 class PrivateMean(DPStandardScaler):
@@ -205,19 +224,19 @@ def private_histogram(
         places, bins = in_bins(number_array("values", column), ends), len(ends) - 1
     counts = np.bincount(places + 1, minlength=bins + 1)[1:].astype(np.float64)
     relation = relation_of(neighboring, ledger)
-    price = Price.of(epsilon, delta, n, len(column), relation)
+    price = _Price(epsilon, delta, relation, n, ledger, noise_seed)
+    _, mu, stated, said = price.of(len(column))
     released = release_sum(
         counts,
         norm_bound=histogram_bound(relation) if bins > 1 else bound_of_count(relation),
-        mu=price.mu,
-        delta=price.delta,
+        mu=mu,
+        delta=stated,
         neighboring=relation,
         label=label,
         ledger=ledger,
         noise_seed=noise_seed,
     )
-    guarantee = stated(released.guarantee, price, ledger)
-    return Summary(released.values, released.deviation, guarantee)
+    return Summary(released.values, released.deviation, price.stated(released.guarantee, said))
 
 
 def in_bins(values: Floats, edges: Floats) -> Any:
@@ -274,19 +293,18 @@ def private_quantile(
     within = TargetRange.of((lower, upper))
     column = number_array("values", one_axis("values", values))
     relation = relation_of(neighboring, ledger)
-    price = Price.of(epsilon, delta, n, len(column), relation)
+    price = _Price(epsilon, delta, relation, n, ledger, noise_seed)
+    records, mu, stated, said = price.of(len(column))
     candidates = candidates_of(-within.middle / within.half)
     scaled = np.where(np.isnan(column), np.nan, within.scaled(column))
     below, above = Column(scaled).counts(candidates)
     counts, rank = (below, share) if share < 0.5 else (above, 1 - share)
-    scores = -np.abs(counts - rank * price.n)
+    scores = -np.abs(counts - rank * records)
     with paid_gate(
-        price.mu, relation, label="private quantile", ledger=ledger, noise_seed=noise_seed
+        mu, relation, label="private quantile", ledger=ledger, noise_seed=noise_seed
     ) as gate:
         chosen = gate.select(
-            scores.tolist(),
-            norm_bound=bound_of_count(relation),
-            epsilon=epsilon_of_choice(price.mu),
+            scores.tolist(), norm_bound=bound_of_count(relation), epsilon=epsilon_of_choice(mu)
         )
-    guarantee = stated(guarantee_of(gate, price.delta, noise_seed=noise_seed), price, ledger)
+    guarantee = price.stated(guarantee_of(gate, stated, noise_seed=noise_seed), said)
     return Summary(float(within.unscaled(candidates[[chosen]])[0]), None, guarantee)

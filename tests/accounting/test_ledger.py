@@ -225,7 +225,10 @@ class TestBudget:
             assert any(
                 float(found) == pytest.approx(number, rel=1e-5)
                 for found in re.findall(r"\d+(?:\.\d+)?", text)
-            ), (number, text)
+            ), (
+                number,
+                text,
+            )
         # What the message proposes does fit.
         factor = float(re.search(r"about (\S+) times its noise", text)[1])
         ledger.check(gaussian(2.0 * factor * 1.01), AR)

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from dpoptim.accounting.ledger import BudgetExceeded, Ledger
 from dpoptim.accounting.ledger_schema import Entry, Head
 from dpoptim.errors import LedgerError
 from forked import needs_fork
-from limits import largest_file
 from torture.targets import read_ledger
 
 AR = "add-or-remove-one"
@@ -192,6 +193,19 @@ def test_a_journal_that_is_lost_loses_no_entry(filled: Path) -> None:
     assert refused == "" or "damaged" in refused
 
 
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A disk that is full: no file grows beyond ``size`` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
 @pytest.mark.parametrize("kilobytes", range(0, 36, 4))
 def test_a_full_disk_grants_nothing_and_damages_nothing(path: Path, kilobytes: int) -> None:
     granted: list[str] = []
@@ -279,6 +293,9 @@ def test_ids_and_digests_that_no_ledger_could_read_are_refused(wrong: dict[str, 
     ledger = Ledger()
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected text in the form"):
         ledger.reserve(
-            dp.GaussianDpEvent(20.0), neighboring="add-or-remove-one", label="run", **wrong
+            dp.GaussianDpEvent(20.0),
+            neighboring="add-or-remove-one",
+            label="run",
+            **wrong,
         )
     assert not ledger.entries()

@@ -308,7 +308,7 @@ def test_a_draft_guesses_no_kind_and_takes_those_that_are_said(tmp_path: Path) -
     said = {"number": ["age,lab_*"], "category": ["sex"], "date": ["day"], "drop": ["visit_id"]}
     text = draft(path, target="y", said=said)
     assert re.findall(r'kind = "(.*)"', text.partition("[columns.")[2]) == [
-        *("number", "number", "number", "category", "date", "drop", "target")
+        *("number", "number", "number", "category", "date", "drop", "target"),
     ]
     for kinds, why in (
         ({"number": ["weight"]}, "--number 'weight' fits no column; there are age"),

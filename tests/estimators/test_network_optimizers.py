@@ -92,9 +92,11 @@ def test_the_network_is_that_of_a_loop_by_the_same_optimizer(name: str) -> None:
         n=600, batch_size=100, epochs=4, epsilon=6.0, delta=1e-4, neighboring="zero-out"
     )
     network = model._new(3, 2)
-    by = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adam_bc": AdamBC}[name](
-        network.parameters(), lr=0.05, **given
-    )
+    by = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adam_bc": AdamBC,
+    }[name](network.parameters(), lr=0.05, **given)
     data = TensorDataset(torch.from_numpy(X).float(), torch.from_numpy(Y))
     loss = nn.CrossEntropyLoss(reduction="none")
     with dpoptim.attach(plan, network, by, data, noise_seed=0) as private:
@@ -151,7 +153,11 @@ def test_it_is_told_the_noise_of_each_step(
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
         ({"learning_rate": -1.0}, "learning_rate must be"),
         (
-            {"optimizer": "adam_bc", "method": "dp-ftrl", "method_options": {"noise": "tree"}},
+            {
+                "optimizer": "adam_bc",
+                "method": "dp-ftrl",
+                "method_options": {"noise": "tree"},
+            },
             "Fix: noise='best' or 'independent', or another optimizer",
         ),
     ],

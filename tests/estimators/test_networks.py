@@ -12,11 +12,15 @@ from sklearn.datasets import load_digits
 
 import dpoptim
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor
-from dpoptim.estimators.repeats import ALONE, ON_TRUST
+from dpoptim.estimators.scope import ALONE, ON_TRUST
 from dpoptim.methods import PrivateQuantile
 from dpoptim.preprocessing import DPClassCounts
 
 SEEDED: Any = {"epsilon": 1e4, "delta": 1e-3, "noise_seed": 0, "random_state": 0}
+TOY = [
+    DPSGDClassifier(**SEEDED, epochs=10, learning_rate=1.5),
+    DPSGDRegressor(**SEEDED, epochs=20, learning_rate=2.0, target_bound=10.0),
+]
 
 
 def digits() -> tuple[np.ndarray, ...]:

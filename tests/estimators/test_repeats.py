@@ -26,7 +26,7 @@ from dpoptim.estimators import (
     DPSGDClassifier,
     RepeatedFitWarning,
 )
-from dpoptim.estimators.repeats import ALONE
+from dpoptim.estimators.scope import ALONE
 from dpoptim.preprocessing import DPStandardScaler, PrivatePipeline
 from dpoptim.tuning import DPSearchCV, tune_on_public
 

@@ -79,7 +79,10 @@ def test_dictionaries_are_collated_as_the_run_does_and_scored_by_their_labels() 
     true = np.zeros((3, 3))
     np.add.at(true, (labels.numpy(), predicted.numpy()), 1)
     scores = in_training(
-        model, Sentences(), lambda private: private.evaluate(Sentences(), **COST), collate_fn=padded
+        model,
+        Sentences(),
+        lambda private: private.evaluate(Sentences(), **COST),
+        collate_fn=padded,
     )
     assert np.abs(scores.confusion - true).max() < 1
 

@@ -66,7 +66,10 @@ def test_sampled_noise_schedules_are_composed_and_calibrated() -> None:
     events = plan.event.events  # type: ignore[attr-defined]
     assert [
         (one.event.event.noise_multiplier / plan.noise_multiplier, one.count) for one in events
-    ] == [(pytest.approx(1.0), 25), (pytest.approx(1.5), 25)]
+    ] == [
+        (pytest.approx(1.0), 25),
+        (pytest.approx(1.5), 25),
+    ]
 
 
 def test_the_attack_knows_the_schedule() -> None:

@@ -18,7 +18,11 @@ from dpoptim.noise.correlated import (
     Strategy,
     ToeplitzSquareRoot,
 )
-from dpoptim.noise.correlated.buffered_toeplitz import coefficients, fitted, unit_response
+from dpoptim.noise.correlated.buffered_toeplitz import (
+    coefficients,
+    fitted,
+    unit_response,
+)
 from dpoptim.noise.correlated.toeplitz import inverse_coefficients, square_root_coefficients
 from dpoptim.noise.correlated.workload import PREFIX_SUMS, Workload
 from dpoptim.noise.stream import KeyStream

@@ -258,7 +258,10 @@ def test_a_device_that_adds_something_else_is_refused(wrong: str) -> None:
             launch_reference(regions, *given)
             on_memory(regions, np.float64, spoil)
 
-    with launched_by(launch), pytest.raises(RuntimeError, match="noise cannot be drawn on cpu"):
+    with (
+        launched_by(launch),
+        pytest.raises(RuntimeError, match="noise cannot be drawn on cpu"),
+    ):
         draws_on(CPU, torch.float64)
 
 

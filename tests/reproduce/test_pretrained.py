@@ -39,7 +39,10 @@ def red_or_blue(count: int) -> Labelled:
 
 
 def test_a_vit_on_cifar(
-    bench: Callable[[str], ModuleType], vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Callable[[str], ModuleType],
+    vit: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Learnt without privacy; proven epsilons; the paper's figures beside."""
     folder = tmp_path / "cifar"

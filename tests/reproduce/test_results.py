@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from committed import BENCHMARKS, RESULTS, rows_of
-from dpoptim.reproduce import fang
+from dpoptim.reproduce import (
+    fang,
+)
 
 
 def test_every_table_has_a_command_that_is_there(bench: Callable[[str], ModuleType]) -> None:

@@ -5,7 +5,12 @@ import pytest
 
 from committed import fashion, rows_of
 from dpoptim.data import FASHION_MNIST_DIRECTORY
-from dpoptim.reproduce import kl_rates, kl_real, one_pass, srgd_rates
+from dpoptim.reproduce import (
+    kl_rates,
+    kl_real,
+    one_pass,
+    srgd_rates,
+)
 
 
 def test_kl_slopes_are_those_of_the_runs() -> None:

@@ -18,7 +18,13 @@ from PIL import Image
 
 from brought import Labelled, bright_squares, rows_in, run
 from dpoptim.cli import app
-from dpoptim.reproduce import das_baselines, das_networks, das_published, das_tables, user_data
+from dpoptim.reproduce import (
+    das_baselines,
+    das_networks,
+    das_published,
+    das_tables,
+    user_data,
+)
 from dpoptim.reproduce.das_tables import Recipe
 from dpoptim.reproduce.request import FOLDERS
 

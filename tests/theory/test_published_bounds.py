@@ -15,7 +15,11 @@ from dpoptim.theory.error_feedback import (
     stationarity_bound,
 )
 from dpoptim.theory.kl_condition import KLSetting, kl_from_growth, lower_bound_rate, proximal_rate
-from dpoptim.theory.kl_lower_bounds import convex_lower_bound, growth_lower_bound, steep_lower_bound
+from dpoptim.theory.kl_lower_bounds import (
+    convex_lower_bound,
+    growth_lower_bound,
+    steep_lower_bound,
+)
 
 
 @pytest.mark.figures

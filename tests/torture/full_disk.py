@@ -4,6 +4,8 @@ and nothing is damaged.
 
 import os
 import random
+import resource
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +19,6 @@ from dpoptim import Ledger
 from dpoptim.errors import LedgerError
 from dpoptim.files import write_atomically
 from dpoptim.training.checkpoints.checkpoint import read_checkpoint, write_checkpoint
-from limits import largest_file
 from torture.outcomes import Outcomes
 
 AR = "add-or-remove-one"
@@ -37,8 +38,14 @@ def small_disk(folder: Path, kibibytes: int) -> Iterator[Path]:
         finally:
             _quietly("umount", str(place))
         return
-    with largest_file(1024 * kibibytes):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * kibibytes, before[1]))
+    try:
         yield place
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def trial(folder: Path, *, seed: int, up_to: int) -> Outcomes:
@@ -101,7 +108,7 @@ def files_on(place: Path, outcomes: Outcomes, kibibytes: int) -> None:
     write_checkpoint(checkpoint, contents, announce=lambda digest: None)
     write_atomically(text, "old")
     contents["model"] = {"w": torch.zeros(1_000_000)}
-    with largest_file(1024 * kibibytes):
+    with nearly_full(kibibytes):
         for name, work in (
             (
                 "checkpoint",
@@ -114,6 +121,19 @@ def files_on(place: Path, outcomes: Outcomes, kibibytes: int) -> None:
         outcomes.add("files changed", wrong=place.name)
     if sorted(os.listdir(place)) != ["report.html", "run.secret"]:
         outcomes.add("left behind", wrong=f"{place.name}: {sorted(os.listdir(place))}")
+
+
+@contextmanager
+def nearly_full(kibibytes: int) -> Iterator[None]:
+    """No file grows beyond so much."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * kibibytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def _quietly(*command: str) -> bool:

@@ -84,7 +84,7 @@ def test_it_finds_good_settings_within_the_budget() -> None:
             "privacy_",
             "classes_",
             "n_features_in_",
-        )
+        ),
     }  # no loser, and no number of trials
 
 

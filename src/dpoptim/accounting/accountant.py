@@ -23,7 +23,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpoptim.accounting.canonical import Leaves, canonical
-from dpoptim.accounting.choose_profile import Accountant, profile_of, rough_monte_carlo_epsilon
+from dpoptim.accounting.choose_profile import (
+    Accountant,
+    profile_of,
+    rough_monte_carlo_epsilon,
+)
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
 from dpoptim.accounting.monte_carlo import MonteCarloDpEvent, MonteCarloProfile, with_told_events
 from dpoptim.accounting.profiles import FINE, LossDistribution, renyi_divergences

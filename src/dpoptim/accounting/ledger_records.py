@@ -47,8 +47,9 @@ def lines_of(
             known[text] = compute_epsilon(entry.event, delta, entry.neighboring)
         part = "" if math.isnan(share) else f", {in_percent(share)} of the filter's bound"
         lines.append(
-            f"  {entry.time}  {printable(entry.label)}: epsilon={rounded_up(known[text].epsilon)} "
-            f"at delta={delta:g}{part} [{state_of(entry)}] {entry.id}"
+            f"  {entry.time}  {printable(entry.label)}: "
+            f"epsilon={rounded_up(known[text].epsilon)} at delta={delta:g}{part} "
+            f"[{state_of(entry)}] {entry.id}"
         )
         if events:
             lines.append(f"      {entry.event}")
@@ -85,6 +86,11 @@ def composed_epsilon(entries: Sequence[Reservation], delta: float, neighboring: 
         return spent(None, [entry.event for entry in entries], delta, neighboring).epsilon
     except ValueError:  # such as selections with Poisson samples, under replace-one
         return math.inf
+
+
+def total_of(entries: Sequence[Reservation], budget: Budget | None, neighboring: str) -> str:
+    """Cost of all runs together, in one line."""
+    return f"  together  {cost_of(entries, budget, neighboring, DELTA)}"
 
 
 def cost_of(
@@ -254,8 +260,7 @@ class LedgerRecords:
         shares = [math.nan] * len(entries) if self.budget is None else self.shares()
         lines += lines_of(entries, shares, delta_of(self.budget), events=events)
         lines += [] if self.budget is None else why_shares_differ(self.budget)
-        whole = cost_of(entries, self.budget, self.neighboring, DELTA)
-        return "\n".join([*lines, f"  together  {whole}"])
+        return "\n".join([*lines, total_of(entries, self.budget, self.neighboring)])
 
     def takes_all(self, event: dp.DpEvent) -> str:
         """The warning that a run of this event would leave nothing to later ones; "" if none.

@@ -49,7 +49,8 @@ class Replicas:
         self.copies, self._products = copies, products
         self.steps, separation = products.shape
         waits = np.array(
-            list(itertools.combinations_with_replacement(range(separation), copies)), dtype=np.int64
+            list(itertools.combinations_with_replacement(range(separation), copies)),
+            dtype=np.int64,
         ).reshape(-1, copies)
         places = separation ** np.arange(copies - 1, -1, -1)
         codes = waits @ places  # ascending

@@ -1,6 +1,5 @@
 """``dpoptim compare``: methods side by side."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,18 +17,14 @@ from dpoptim.runs.options import (
     TargetBoundsOption,
     TargetOption,
     TaskOption,
-    train_request,
-    with_options_of,
+    lowest_and_highest,
 )
 from dpoptim.terminal import cell, clear_errors, console, say
 
 ALL = ("dp-sgd", "dice-sgd", "dp-ftrl")  # that train any model, compared unless others are named
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions:
-    """The options, as for `dpoptim train` where it has them."""
-
+def compare(
     methods: Annotated[
         list[str] | None,
         typer.Argument(
@@ -37,39 +32,36 @@ class CompareOptions:
             "follow it, as in dp-sgd:clip-norm=0.5:learning-rate=2.",
             metavar="METHOD[:NAME=VALUE]",
         ),
-    ] = None
-    data: Annotated[str, typer.Option(help="As for dpoptim train; it must be public.")] = "digits"
-    data_dir: DataDirOption = None
-    schema: SchemaOption = None
-    target: TargetOption = None
-    task: TaskOption = None
-    target_bounds: TargetBoundsOption = None
+    ] = None,
+    data: Annotated[str, typer.Option(help="As for dpoptim train; it must be public.")] = "digits",
+    data_dir: DataDirOption = None,
+    schema: SchemaOption = None,
+    target: TargetOption = None,
+    task: TaskOption = None,
+    target_bounds: TargetBoundsOption = None,
     data_is_public: Annotated[
         bool, typer.Option("--data-is-public", help="The bundled sets are public.")
-    ] = False
-    model: ModelOption = "softmax"
-    epsilon: Annotated[float, typer.Option(help="Of every method.")] = 2.0
-    delta: Annotated[float, typer.Option(help="Of every method.")] = 1e-5
+    ] = False,
+    model: ModelOption = "softmax",
+    epsilon: Annotated[float, typer.Option(help="Of every method.")] = 2.0,
+    delta: Annotated[float, typer.Option(help="Of every method.")] = 1e-5,
     neighboring: Annotated[
         Relation | None,
         typer.Option(help="Of every method. Default: theirs, where it is one; else zero-out."),
-    ] = None
+    ] = None,
     epochs: Annotated[
         float | None, typer.Option(help="Passes over the data; default: the recipe's.")
-    ] = None
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Expected batch size; default: the recipe's.", min=1)
-    ] = None
-    optimizer: OptimizerOption = "sgd"
-    seeds: Annotated[int, typer.Option(help="Runs of each method.", min=1)] = 3
-    noise_seed: NoiseSeedOption = None
+    ] = None,
+    optimizer: OptimizerOption = "sgd",
+    seeds: Annotated[int, typer.Option(help="Runs of each method.", min=1)] = 3,
+    noise_seed: NoiseSeedOption = None,
     out: Annotated[
         Path, typer.Option(help="File for the figures (JSON); a page goes beside it.")
-    ] = Path("compare.json")
-
-
-@with_options_of(CompareOptions)
-def compare(options: CompareOptions) -> None:
+    ] = Path("compare.json"),
+) -> None:
     """Train by several methods at one guarantee on public data, and once without privacy.
 
     Example: [bold]dpoptim compare dp-sgd dp-ftrl noisy-gd --data digits --epsilon 2[/]
@@ -78,23 +70,34 @@ def compare(options: CompareOptions) -> None:
         from dpoptim.files import write_atomically
         from dpoptim.runs.compare import compare_methods, not_told_apart, to_json
         from dpoptim.runs.compare_page import compare_page
+        from dpoptim.runs.options import TrainRequest
 
-        request = train_request(options)
-        _ = request.bounds_of_target  # refused at once, whatever the data is
+        if target_bounds is not None:
+            lowest_and_highest(target_bounds)
+        request = TrainRequest(
+            data=data,
+            data_dir=data_dir,
+            schema=schema,
+            target=target,
+            task=task,
+            target_bounds=target_bounds,
+            data_is_public=data_is_public,
+            model=model,
+            epsilon=epsilon,
+            delta=delta,
+            neighboring=neighboring,
+            noise_seed=noise_seed,
+            epochs=epochs,
+            batch_size=batch_size,
+            optimizer=optimizer,
+        )
         found = compare_methods(
-            request,
-            options.methods or ALL,
-            seeds=options.seeds,
-            on_done=lambda each: say(f"{each.method}: done"),
+            request, methods or ALL, seeds=seeds, on_done=lambda each: say(f"{each.method}: done")
         )
-        write_atomically(options.out, to_json(found, request))
-        page = options.out.with_suffix(".html")
-        write_atomically(
-            page, compare_page(found, f"{options.model} models on {Path(options.data).stem}")
-        )
-        table = Table(
-            title=f"epsilon {options.epsilon:g} at delta {options.delta:g}, {options.seeds} seeds"
-        )
+        write_atomically(out, to_json(found, request))
+        page = out.with_suffix(".html")
+        write_atomically(page, compare_page(found, f"{model} models on {Path(data).stem}"))
+        table = Table(title=f"epsilon {epsilon:g} at delta {delta:g}, {seeds} seeds")
         for heading in ("method", "score", "+- seeds", "+- hold-out", "seconds", "guarantee"):
             table.add_column(heading)
         for each in found:
@@ -104,4 +107,4 @@ def compare(options: CompareOptions) -> None:
         console.print(table)
         if close := not_told_apart(found):
             say(f"the hold-out does not tell from {close[0]}: {', '.join(close[1:])}")
-        say(f"score: {found[0].measure} on the public hold-out; saved in {options.out} and {page}")
+        say(f"score: {found[0].measure} on the public hold-out; saved in {out} and {page}")

@@ -17,7 +17,8 @@ def ledger(
         typer.Option("--verify", help="Read all of it again: structure, digests, events, budget."),
     ] = False,
     events: Annotated[
-        bool, typer.Option("--events", help="Also print each run's event, for other accountants.")
+        bool,
+        typer.Option("--events", help="Also print each run's event, for other accountants."),
     ] = False,
     page: Annotated[
         Path | None, typer.Option(help="Also write a page (HTML) to this file.")

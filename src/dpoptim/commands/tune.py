@@ -1,7 +1,6 @@
 """``dpoptim tune``: which settings? On public proxies for free, or privately, and charged."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +21,6 @@ from dpoptim.runs.options import (
     SchemaOption,
     TargetBoundsOption,
     TargetOption,
-    train_request,
-    with_options_of,
 )
 from dpoptim.terminal import cell, clear_errors, console, say
 
@@ -33,26 +30,23 @@ FIRST = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions:
-    """The options, as for `dpoptim train` where it has them."""
-
-    epsilon: Annotated[float, typer.Option(help="Of the private run, or of the whole search.")]
-    delta: Annotated[float, typer.Option(help="Failure probability, at most 1/(10 n).")]
+def tune(
+    epsilon: Annotated[float, typer.Option(help="Of the private run, or of the whole search.")],
+    delta: Annotated[float, typer.Option(help="Failure probability, at most 1/(10 n).")],
     public_data: Annotated[
         Path | None,
         typer.Option(help="Public records like the private ones: rank settings on them, free."),
-    ] = None
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Private records: search on them, which is charged.")
-    ] = None
-    schema: SchemaOption = None
-    target: TargetOption = None
-    classes: ClassesOption = None
-    target_bounds: TargetBoundsOption = None
-    class_weight: ClassWeightOption = None
-    person_column: PersonColumnOption = None
-    records_per_person: RecordsPerPersonOption = ROWS_OF_PERSON
+    ] = None,
+    schema: SchemaOption = None,
+    target: TargetOption = None,
+    classes: ClassesOption = None,
+    target_bounds: TargetBoundsOption = None,
+    class_weight: ClassWeightOption = None,
+    person_column: PersonColumnOption = None,
+    records_per_person: RecordsPerPersonOption = ROWS_OF_PERSON,
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,35 +54,32 @@ class TuneOptions:
             metavar="NAME=VALUE,...",
             help="Settings of the linear estimators to try, such as clip_norm=0.1,0.3; repeat.",
         ),
-    ] = None
+    ] = None,
     n: Annotated[
         int | None,
         typer.Option(
             "--n", help="With --public-data: number of private records (of persons).", min=1
         ),
-    ] = None
-    seeds: Annotated[int, typer.Option(help="With --public-data: runs of each.", min=1)] = 3
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="With --public-data: runs of each.", min=1)] = 3,
     mean_trials: Annotated[
         float, typer.Option(help="Expected number of private trials, above 1.")
-    ] = 10.0
-    holdout: Annotated[float, typer.Option(help="Share of private records that score.")] = 0.2
+    ] = 10.0,
+    holdout: Annotated[float, typer.Option(help="Share of private records that score.")] = 0.2,
     neighboring: Annotated[
         Relation | None, typer.Option(help="zero-out (default) or replace-one.")
-    ] = None
-    ledger: LedgerOption = None
-    dataset: DatasetOption = None
-    budget: BudgetOption = None
-    noise_seed: NoiseSeedOption = None
+    ] = None,
+    ledger: LedgerOption = None,
+    dataset: DatasetOption = None,
+    budget: BudgetOption = None,
+    noise_seed: NoiseSeedOption = None,
     out: Annotated[Path, typer.Option(help="Folder for the private search's result.")] = Path(
         "runs/tuned"
-    )
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result in --out.")] = (
-        False
-    )
-
-
-@with_options_of(TuneOptions)
-def tune(options: TuneOptions) -> None:
+    ),
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the result in --out.")
+    ] = False,
+) -> None:
     """Choose settings of a linear model, on public proxies or by a private search.
 
     Proxies are free; a search is charged as one event, losers included.
@@ -100,20 +91,34 @@ def tune(options: TuneOptions) -> None:
     --ledger patients.sqlite[/]
     """
     with clear_errors():
+        from dpoptim.runs.options import TrainRequest
         from dpoptim.runs.tune import tune_privately, tune_publicly
 
-        if (options.public_data is None) == (options.data is None):
+        if (public_data is None) == (data is None):
             raise ValueError("give one of --public-data (free) and --data (private, charged).")
-        request = train_request(
-            options,
-            data=str(options.public_data or options.data),
-            data_is_public=options.public_data is not None,
-            n=None,  # of the private run, and no option of the search
+        request = TrainRequest(
+            data=str(public_data or data),
+            data_is_public=public_data is not None,
+            schema=schema,
+            target=target,
+            classes=classes,
+            target_bounds=target_bounds,
+            class_weight=class_weight,
+            person_column=person_column,
+            records_per_person=records_per_person,
+            neighboring=neighboring,
+            epsilon=epsilon,
+            delta=delta,
+            ledger=ledger,
+            dataset=dataset,
+            budget=budget,
+            noise_seed=noise_seed,
+            overwrite=overwrite,
         )
-        if options.public_data is not None:
-            if options.ledger is not None:
+        if public_data is not None:
+            if ledger is not None:
                 raise ValueError("--ledger is not charged by tuning on public data; leave it out.")
-            found = tune_publicly(request, options.grid, n=options.n, seeds=options.seeds)
+            found = tune_publicly(request, grid, n=n, seeds=seeds)
             table = Table(title="on public data, best first")
             for heading in ("settings", "score"):
                 table.add_column(heading)
@@ -123,13 +128,7 @@ def tune(options: TuneOptions) -> None:
             say(f"best        {settings_in_words(found[0].settings)}; nothing was charged")
             return
         say(FIRST, style="yellow")
-        tuned = tune_privately(
-            request,
-            options.grid,
-            mean_trials=options.mean_trials,
-            holdout=options.holdout,
-            out=options.out,
-        )
+        tuned = tune_privately(request, grid, mean_trials=mean_trials, holdout=holdout, out=out)
         say(f"best        {settings_in_words(tuned.settings)}")
         say(f"score       {tuned.score:.3f} ({tuned.measure}, noisy, best of several)")
         say(f"guarantee   {tuned.guarantee}")

@@ -22,7 +22,8 @@ def verify(
         ),
     ] = None,
     public_key: Annotated[
-        Path | None, typer.Option(help="Also check the signatures, by this key (PEM, Ed25519).")
+        Path | None,
+        typer.Option(help="Also check the signatures, by this key (PEM, Ed25519)."),
     ] = None,
 ) -> None:
     """Is a run's certificate what its plan gives? Computes again whatever the plan determines.

@@ -47,6 +47,10 @@ MOST = 100_000  # columns of one range
 FEWEST = 4  # columns that a draft writes as a range
 
 
+def is_range(name: str) -> bool:
+    return RANGE.fullmatch(name) is not None
+
+
 def names_of(name: str) -> list[str]:
     """The names that a range stands for, in order; any other name stands for itself.
 
@@ -80,7 +84,7 @@ def expand_ranges(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     ranges: dict[str, str] = {}  # that a column was in
     for written, entry in entries.items():
         for name in names_of(written):
-            if RANGE.fullmatch(written) and ranges.setdefault(name, written) != written:
+            if is_range(written) and ranges.setdefault(name, written) != written:
                 raise ValueError(
                     f"schema: column {name!r} is in {ranges[name]!r} and in {written!r}; keep one."
                 )

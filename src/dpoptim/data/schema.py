@@ -258,7 +258,7 @@ def parse_schema(text: str) -> Schema:
         isinstance(entry, dict) for entry in columns.values()
     ):
         raise ValueError("schema: it must hold a table [columns.NAME] for each column.")
-    open_ones = [name for name, each in columns.items() if any(map(is_left_open, each.values()))]
+    open_ones = [name for name, entry in columns.items() if is_open(entry)]
     if len(open_ones) > 1:
         raise ValueError(
             f"schema: {len(open_ones)} columns are to be filled in: "
@@ -283,6 +283,11 @@ def mark_of(name: str, given: object, where: str = "") -> Any:
             f"schema: {where}{name} must be one of {', '.join(map(repr, known))}, got {given!r}."
         )
     return given
+
+
+def is_open(entry: Mapping[str, Any]) -> bool:
+    """Whether a column is as it was drafted."""
+    return any(map(is_left_open, entry.values()))
 
 
 def column_of(name: str, entry: Mapping[str, Any]) -> Column:

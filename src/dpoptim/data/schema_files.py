@@ -171,7 +171,7 @@ def values_of(found: str | None) -> str:
     return '["False", "True"]' if found == "boolean" else f'["{FILL_IN}"]'
 
 
-def check_names(path: Path, known: Sequence[str], target: str | None, person: str | None) -> None:
+def check_names(path: Path, known: list[str], target: str | None, person: str | None) -> None:
     for option, name in (("--target", target), ("--person-column", person)):
         if name is not None and name not in known:
             raise ValueError(

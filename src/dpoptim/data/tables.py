@@ -18,7 +18,6 @@ from dpoptim.data.large_arrays import Rows
 from dpoptim.data.opened_files import UTF8, kind_of, known_encoding, name_of
 from dpoptim.data.public_schemas import from_public_table, public_target
 from dpoptim.data.schema import Column, Scaling, Schema
-from dpoptim.data.schema_files import check_names
 from dpoptim.data.table_files import TABLE_ENDINGS, column_names
 
 ENDINGS = (*TABLE_ENDINGS, ".npz")
@@ -173,7 +172,11 @@ def refuse_columns(path: Path, names: Sequence[str], target: str | None, person:
             f"{path}: --target is missing; it names the label's column, one of "
             f"{shown_names(names)}."
         )
-    check_names(path, names, target, person)
+    for option, name in (("--target", target), ("--person-column", person)):
+        if name is not None and name not in names:
+            raise ValueError(
+                f"{path} has no column {name!r}; {option} takes one of {shown_names(names)}."
+            )
     if set(names) <= {target, person}:
         raise ValueError(
             f"{path} has no column beside the label {target!r}; there is nothing to learn from."

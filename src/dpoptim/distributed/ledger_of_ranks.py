@@ -48,7 +48,12 @@ class LedgerOfRanks(Ledger):
     def __init__(self, ledger: Ledger, from_first: FromFirst) -> None:
         self._real, self._from_first = ledger, from_first
         settings = from_first(
-            lambda: (ledger.dataset, ledger.neighboring, ledger.budget, ledger.path)
+            lambda: (
+                ledger.dataset,
+                ledger.neighboring,
+                ledger.budget,
+                ledger.path,
+            )
         )
         # its own store stays empty
         super().__init__(None, dataset=settings[0], neighboring=settings[1])

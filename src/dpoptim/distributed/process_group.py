@@ -32,14 +32,13 @@ from dpoptim.distributed.rank_signals import (
     MOST_MICROBATCHES,
     OTHER_RUN,
     TRIAL,
-    missing_ranks,
     portable_error,
     rank_names,
     signs_in_words,
-    tell_failure,
 )
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
+from dpoptim.distributed.roll_call import missing_ranks, tell_failure
 from dpoptim.errors import RankError
 from dpoptim.gradients.accumulation.summation_groups import Indices, into_groups
 from dpoptim.gradients.accumulation.totals import Totals

@@ -11,10 +11,8 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.repeats import uncounted
-from dpoptim.estimators.settings import refuse_other_types
-from dpoptim.estimators.table import bounded_targets, table
-from dpoptim.estimators.target_spread import WHOLE
-from dpoptim.target_range import TargetBound, TargetRange
+from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.table import table
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,28 +77,7 @@ class Fits(ABC):
 
 
 class FitsNumbers(Fits, RegressorMixin):
-    """Base of the regressors, whose targets have a public range."""
-
-    target_bound: TargetBound | None
-    _allowed: TargetRange  # of the chunks so far
-    _part: TargetRange  # of that, in which was learnt
-
-    def _bounded(self, given: Given, *, rows: int) -> NDArray[np.float64]:
-        """Targets cut to their range, scaled to [-1, 1]; a new range is learnt in as a whole.
-
-        Raises:
-            ValueError: not one finite target for each row, or another range than before.
-        """
-        scaled, allowed = bounded_targets(given.y, self.target_bound, rows=rows)
-        known = getattr(self, "_allowed", None)
-        if given.chunk and hasattr(self, "_chunks") and allowed != known:
-            raise ValueError(
-                f"target_bound={allowed} must stay {known}, the unit of earlier chunks; or call "
-                "fit anew."
-            )
-        if allowed != known:
-            self._allowed, self._part = allowed, WHOLE
-        return scaled
+    """Base of the regressors."""
 
     @whole_fit
     def partial_fit(

@@ -1,7 +1,7 @@
 """Linear models, private, as in scikit-learn: gradients in closed form, no autograd."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -16,12 +16,23 @@ from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
 from dpoptim.estimators.linear_fit import LinearFit, Run
 from dpoptim.estimators.persons import owners_of
 from dpoptim.estimators.shards import all_ranks, classes_of_all, own_part
-from dpoptim.estimators.table import READ_OFF, class_numbers, one_label_a_row, public_weights
-from dpoptim.estimators.target_spread import WHOLE, can_be_narrowed, price_of_round, solve_in_part
+from dpoptim.estimators.table import (
+    READ_OFF,
+    bounded_targets,
+    class_numbers,
+    one_label_a_row,
+    public_weights,
+)
+from dpoptim.estimators.target_spread import (
+    WHOLE,
+    can_be_narrowed,
+    price_of_round,
+    solve_in_part,
+)
 from dpoptim.estimators.weights import weights_of_rows
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
-from dpoptim.target_range import TargetBound
+from dpoptim.target_range import TargetBound, TargetRange
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -174,16 +185,26 @@ class DPLinearRegression(FitsNumbers, LinearFit):
     target_bound: TargetBound | None = None
     loss: Literal["squared", "huber"] = "squared"
     huber_delta: float = 0.5
+    _allowed: TargetRange = field(init=False)  # of the chunks so far
+    _part: TargetRange = field(init=False)  # of that, in which the weights were learnt
 
     def _learn(self, given: Given) -> None:
         with all_ranks() as ranks:
             x = self._rows(given)
-            scaled = self._bounded(given, rows=len(x))
+            scaled, allowed = bounded_targets(given.y, self.target_bound, rows=len(x))
             if self.loss not in ("squared", "huber"):
                 raise ValueError(f"loss must be 'squared' or 'huber', got {self.loss!r}.")
+            if given.chunk and hasattr(self, "_chunks") and allowed != self._allowed:
+                raise ValueError(
+                    f"target_bound={allowed} must stay {self._allowed}, as in earlier chunks; or "
+                    "call fit anew."
+                )
             owners = owners_of(x, given.persons, self.rows_per_person)
             weights = weights_of_rows(given.weights, rows=len(x), most=self.weight_bound)
             x, scaled, weights = own_part(self, x, scaled, weights, owners, ranks)
+            if allowed != getattr(self, "_allowed", None):
+                self._part = WHOLE
+            self._allowed = allowed
             model = LinearModel(
                 self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta
             )
@@ -191,7 +212,7 @@ class DPLinearRegression(FitsNumbers, LinearFit):
                 model, x, scaled, (), ranks, chunk=given.chunk, weights=weights, owners=owners
             )
         coefficients, intercept = self._split(solution)
-        targets = self._allowed.part(self._part)
+        targets = allowed.part(self._part)
         self.coef_ = coefficients[0] * targets.half
         self.intercept_ = float(targets.unscaled(intercept[0]))
 

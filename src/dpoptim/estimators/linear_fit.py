@@ -62,6 +62,11 @@ class LinearFit(PrivateSettings):
     weight_bound: float | None = None
     relations: ClassVar[tuple[str, ...]] = ("zero-out", "replace-one")  # n is public
 
+    def _stated_steps(self) -> int | None:
+        if self.steps is None:
+            return None
+        return whole_number("steps", self.steps, least=1, most=MOST_STEPS)
+
     def _start(
         self, model: LinearModel, earlier: Chunks | None
     ) -> tuple[torch.Tensor | None, tuple[str, ...]]:
@@ -129,11 +134,7 @@ class LinearFit(PrivateSettings):
             clip_norm=clip_norm,
             weight_bound=self.weight_bound,
             l2=real_number("l2", self.l2),
-            steps=(
-                None
-                if self.steps is None
-                else whole_number("steps", self.steps, least=1, most=MOST_STEPS)
-            ),
+            steps=self._stated_steps(),
             step_size=(
                 None if self.step_size is None else positive_number("step_size", self.step_size)
             ),

@@ -141,9 +141,7 @@ class NetworkFit(PrivateSettings):
             """Train the network, and say what that cost."""
             stepper = by.make(network.parameters(), start)
             rate = PlannedRate(stepper, start, plan, chosen_for)
-            average = TailAverage(
-                network, plan.steps // 2 if self.iterate == "average" else plan.steps
-            )
+            average = TailAverage(network, self._averaged_from(plan.steps))
             with attach_own(
                 plan,
                 network,
@@ -246,6 +244,9 @@ class NetworkFit(PrivateSettings):
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
         )
+
+    def _averaged_from(self, steps: int) -> int:
+        return steps // 2 if self.iterate == "average" else steps
 
     def _learning_rate(self, plan: Plan, parameters: int, by: OptimizerSettings) -> float:
         """As told, or by the heuristic of `dpoptim plan` from public numbers."""

@@ -1,7 +1,7 @@
 """Small networks, private, as in scikit-learn: DP-SGD on Poisson batches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,11 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
 from dpoptim.estimators.narrowed_fit import NarrowedFit
 from dpoptim.estimators.network_fit import NetworkFit, Run, linear_layers
-from dpoptim.estimators.table import public_classes, public_weights
+from dpoptim.estimators.table import (
+    bounded_targets,
+    public_classes,
+    public_weights,
+)
 from dpoptim.estimators.target_spread import WHOLE
 from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
@@ -157,11 +161,21 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
     _steps_to_swing = 25
 
     target_bound: TargetBound | None = None
+    _allowed: TargetRange = field(init=False)  # of the chunks so far
+    _part: TargetRange = field(init=False)  # of that, in which the network has learnt
 
     def _learn(self, given: Given) -> None:
         x = self._rows(given)
-        targets = torch.from_numpy(self._bounded(given, rows=len(x)))
-        self._train(x, targets, 1, squared_errors, (), given)
+        targets, allowed = bounded_targets(given.y, self.target_bound, rows=len(x))
+        if given.chunk and hasattr(self, "_allowed") and allowed != self._allowed:
+            raise ValueError(
+                f"target_bound={allowed} must stay {self._allowed}, the unit of earlier chunks; or "
+                "call fit anew."
+            )
+        if allowed != getattr(self, "_allowed", None):
+            self._part = WHOLE
+        self._allowed = allowed
+        self._train(x, torch.from_numpy(targets), 1, squared_errors, (), given)
 
     def _plan_of_fit(
         self, n: int, delta: float, epsilon: float, parameters: int, *, anew: bool

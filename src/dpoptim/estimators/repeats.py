@@ -1,4 +1,4 @@
-"""The fits that a guarantee speaks of: one, all on a ledger, or all clones of an estimator.
+"""Fits of an estimator and of its clones, as searches make them: what they cost together.
 
 `GridSearchCV` and `cross_val_score` fit clones, and the guarantee of each is of its own fit. So an
 estimator shares a count of fits with its clones, and says what they cost together. It holds events
@@ -22,13 +22,8 @@ from sklearn.base import BaseEstimator
 from dpoptim.accounting.budget_words import spent
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_records import cost_of
-from dpoptim.estimators.table import READ_OFF
+from dpoptim.estimators.scope import ALONE, scope_on_ledger, with_scope
 
-ON_TRUST = "on trust: preprocessing and settings were not read off these records"
-ALONE = "this fit alone: others on the same records add to it, and no ledger counts them"
-MOST_COMPOSED = 16  # of runs on a budget: a fit should not wait for composing more
-ON_LEDGER = "runs on its ledger together"
 ELSEWHERE = "its copies in other processes are not counted in that"
 ARRIVED = "a copy from another process was fitted: the fits of all copies add up"
 FIX = (
@@ -125,7 +120,7 @@ class FitCount:
         return len(self._fits) > 1 or self._sent or self._arrived
 
     def _scope(self, ledger: Ledger | None, delta: float) -> tuple[str, ...]:
-        on_ledger = scope_on_ledger(ledger, delta)
+        on_ledger = (ALONE,) if ledger is None else scope_on_ledger(ledger, delta)
         # nothing beside a ledger that knows of all of them
         if not self._has_company or (ledger is not None and len(self._ledgers) == 1):
             return on_ledger
@@ -167,32 +162,6 @@ def arrived(name: str = "", process: int = 0) -> FitCount:
     return FitCount(arrived=True) if here is None else here
 
 
-def scope_on_ledger(ledger: Ledger | None, delta: float) -> tuple[str, ...]:
-    """Notes on the cost of all runs on a ledger together, if there are several; or on having none.
-
-    Args:
-        delta: where it is stated without a budget; else at the budget's.
-    """
-    if ledger is None:
-        return (ALONE,)
-    entries = ledger.entries()
-    if len(entries) < 2:
-        return ()
-    if ledger.budget is not None and len(entries) > MOST_COMPOSED:
-        budget = ledger.budget
-        cost = f"at most epsilon={budget.epsilon:g} at delta={budget.delta:g}, the budget"
-    else:
-        cost = cost_of(entries, ledger.budget, ledger.neighboring, delta)
-    return (f"all {len(entries)} {ON_LEDGER}: {cost}",)
-
-
-def with_scope(guarantee: Guarantee, scope: tuple[str, ...]) -> Guarantee:
-    """The guarantee of one fit with further notes: of which fits it speaks, and what is trusted."""
-    notes = dict.fromkeys((*guarantee.notes, *scope, ON_TRUST))
-    # first what nothing can be protected by: a rare label names a record
-    return replace(guarantee, notes=tuple(sorted(notes, key=lambda note: note != READ_OFF)))
-
-
 class CountsFits(BaseEstimator):
     """Base of everything that learns privately in scikit-learn's manner."""
 
@@ -213,7 +182,8 @@ class CountsFits(BaseEstimator):
     def _counted(self, fit: Fit) -> Guarantee:
         """The guarantee of a fit with its scope, and the count with this fit."""
         if not _counting.get():
-            scope = scope_on_ledger(self.ledger, fit.guarantee.delta)
+            ledger = self.ledger
+            scope = (ALONE,) if ledger is None else scope_on_ledger(ledger, fit.guarantee.delta)
             return with_scope(fit.guarantee, scope)
         by_hand = getattr(self, "privacy_", None) is not None
         return self._count.add(fit, self.ledger, by_hand=by_hand)

@@ -171,6 +171,11 @@ def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
     return y
 
 
+def as_float(label: object) -> object:
+    """A decimal number as a float, as all numbers are that programs know; others as they are."""
+    return float(label) if isinstance(label, Decimal) else label
+
+
 def of_one_kind(labels: NDArray[Any]) -> NDArray[Any]:
     """Labels held as objects: all texts, as they are, or numbers and truth values as numbers.
 
@@ -179,9 +184,7 @@ def of_one_kind(labels: NDArray[Any]) -> NDArray[Any]:
     """
     if all(isinstance(label, str) for label in labels):
         return labels
-    # decimal numbers as floats, as all numbers are that programs know
-    plain = [float(each) if isinstance(each, Decimal) else each for each in labels.tolist()]
-    numbers = one_axis("y", plain)
+    numbers = one_axis("y", [as_float(label) for label in labels.tolist()])
     if numbers.dtype.kind not in "biuf":
         raise ValueError(
             "Unknown label type: y has labels that are neither all texts nor all numbers. Fix: "

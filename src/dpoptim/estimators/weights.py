@@ -51,7 +51,10 @@ def notes_of_weights(weights: Floats | None) -> tuple[str, ...]:
 
 
 def parts_of_data(
-    x: Any, y: NDArray[Any], shares: Floats | None, weights: Floats | None
+    x: Any,
+    y: NDArray[Any],
+    shares: Floats | None,
+    weights: Floats | None,
 ) -> tuple[Any, ...]:
     """The data of a `LinearProblem`, without what is 1 for all rows."""
     if weights is not None:

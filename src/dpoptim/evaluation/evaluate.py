@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.public_numbers import relation_of
+from dpoptim.accounting.public_numbers import public_number_of_records, relation_of, stated_delta
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.numbers import classes_of
@@ -29,8 +29,8 @@ from dpoptim.evaluation.intervals import (
 from dpoptim.statistics import (
     BOUND_ROUNDING,
     Floats,
-    Price,
     bounded_sum,
+    price_of,
     release_sum,
     warn_of_other_labels,
 )
@@ -161,7 +161,7 @@ def evaluate_classifier(
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
     relation = relation_of(neighboring, ledger)
-    records, mu, number, said = Price.of(epsilon, delta, n, len(scores), relation)
+    records, mu, number, said = price_and_records(epsilon, delta, n, len(scores), relation)
     places = classes_of(list(classes), labels)
     rows = classifier_rows(scores, places[:, None] == np.arange(len(names)), bins)
     released = release_sum(
@@ -240,6 +240,14 @@ def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> F
     rows[:, -1] = (-np.log(chance) / LARGEST_LOSS * 2 - 1) * math.sqrt(SHARES[2])
     rows[~known] = 0.0
     return rows
+
+
+def price_and_records(
+    epsilon: float, delta: Delta, n: int | None, rows: int, neighboring: str
+) -> tuple[int, float, float, tuple[str, ...]]:
+    records = public_number_of_records(n, rows, neighboring)
+    number, said = stated_delta(delta, records, epsilon=epsilon)
+    return records, price_of(real_number("epsilon", epsilon), number), number, said
 
 
 def _calibration(histogram: Floats, noise: float, confidence: float) -> tuple[Bin, ...]:

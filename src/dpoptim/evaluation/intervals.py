@@ -73,7 +73,13 @@ def of_a_mean(
 
 
 def of_r2(
-    ratio: float, variance: float, *, sampled: float, noise: float, n: float, confidence: float
+    ratio: float,
+    variance: float,
+    *,
+    sampled: float,
+    noise: float,
+    n: float,
+    confidence: float,
 ) -> Interval:
     """1 - ratio, by the linearisation of error / variance; both in units of the bound.
 

@@ -17,13 +17,12 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import relation_of
 from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
-from dpoptim.evaluation.evaluate import LABEL, Delta, with_notes
+from dpoptim.evaluation.evaluate import LABEL, Delta, price_and_records, with_notes
 from dpoptim.evaluation.intervals import Interval, mean_square, of_a_mean, of_r2
 from dpoptim.gate import FilteredGate
 from dpoptim.statistics import (
     BOUND_ROUNDING,
     Floats,
-    Price,
     bounded_sum,
     guarantee_of,
     histogram_bound,
@@ -123,7 +122,7 @@ def evaluate_regressor(
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
     relation = relation_of(neighboring, ledger)
-    records, mu, number, said = Price.of(epsilon, delta, n, len(true), relation)
+    records, mu, number, said = price_and_records(epsilon, delta, n, len(true), relation)
     counted = relation == "add-or-remove-one"
     with paid_gate(mu, relation, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
         sums, noise = released_sum(

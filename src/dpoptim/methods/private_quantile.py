@@ -126,7 +126,7 @@ class PrivateQuantile(KnowsOpacus):
         if self.rate == 0 and self.when == "all along":
             return enforced(
                 "each step releases a noisy count of unclipped gradients, which the guarantee "
-                "covers"
+                "covers",
             )
         where = "in steps of their own" if self.when == "at the start" else "in every step"
         return enforced(

@@ -192,7 +192,11 @@ def thrown_by_one_call(out: Vector) -> bool:
 
 
 def throw_onto(
-    stream: KeyStream, targets: Sequence[Vector], std: float | None, scratch: Scratch, threads: int
+    stream: KeyStream,
+    targets: Sequence[Vector],
+    std: float | None,
+    scratch: Scratch,
+    threads: int,
 ) -> tuple[Throws, list[int]]:
     """`throw`, and add ``std`` times the draws to all entries in turn, or (None) write them.
 

@@ -16,7 +16,7 @@ from dpoptim.arguments import whole_number
 from dpoptim.data.input_arrays import checked_table
 from dpoptim.data.numbers import text_of
 from dpoptim.estimators.atomic_fits import whole_fit
-from dpoptim.estimators.settings import refuse_other_types
+from dpoptim.estimators.setting_types import refuse_other_types
 from dpoptim.preprocessing.private_step import SummedStep
 from dpoptim.statistics import histogram_bound
 
@@ -100,9 +100,7 @@ class DPOneHot(SummedStep):
         found = self._frequent(columns, counted) if counted else {}
         self.counted_ = tuple(counted)
         self.categories_ = [
-            found[column]
-            if names is None
-            else [name if isinstance(name, str) else text_of(name) for name in names]
+            found[column] if names is None else [category_name(name) for name in names]
             for column, names in enumerate(given)
         ]
         return self
@@ -198,6 +196,11 @@ class DPOneHot(SummedStep):
         texts = np.empty(found.size, dtype=object)  # np.str_ drops NUL at the end of a text
         texts[:] = [text_of(value) for value in found.ravel()]
         return texts.reshape(found.shape)
+
+
+def category_name(category: object) -> str:
+    """A category's name: a text as it was given."""
+    return category if isinstance(category, str) else text_of(category)
 
 
 def in_bytes(name: str) -> bytes:

@@ -24,7 +24,8 @@ from dpoptim.data.input_arrays import NO_COLUMNS, refuse_dates
 from dpoptim.data.sparse_rows import TWO_AXES, shape_of
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.persons import owners_of, units_in
-from dpoptim.estimators.repeats import ALONE, ON_TRUST, CountsFits, Fit, uncounted
+from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
+from dpoptim.estimators.scope import ALONE, ON_TRUST
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.gate import charged_together, event_ahead
 from dpoptim.gate.one_process import alone

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from dp_accounting import GaussianDpEvent, NoOpDpEvent
@@ -16,6 +16,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
+from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
+from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import checked_table
 from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.estimators.repeats import Fit
@@ -25,8 +27,8 @@ from dpoptim.statistics import (
     Cells,
     Floats,
     NoisySum,
-    Price,
     Terms,
+    price_of,
     release_sum,
     sum_of_cells,
 )
@@ -50,6 +52,21 @@ def trying() -> bool:
     return _trying.get()
 
 
+class Price(NamedTuple):
+    """Price of a fit.
+
+    Attributes:
+        n: number of records, public.
+        mu: of Gaussian differential privacy.
+        delta: where it is stated. said: what must be said of it.
+    """
+
+    n: int
+    mu: float
+    delta: float
+    said: tuple[str, ...]
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class ChargedFit(PrivateSettings):
     """Something that learns from private records by one release, and is charged for it."""
@@ -64,7 +81,9 @@ class ChargedFit(PrivateSettings):
                 "epsilon=, or put it into a dpoptim.preprocessing.PrivatePipeline, which shares "
                 "its budget out."
             )
-        return Price.of(self.epsilon, self.delta, self.n, rows, self.relation)
+        n = public_number_of_records(self.n, rows, self.relation)
+        delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
+        return Price(n, price_of(real_number("epsilon", self.epsilon), delta), delta, said)
 
     def _terms(self, price: Price) -> Terms:
         """On what terms the release is made."""

@@ -131,7 +131,10 @@ def moved_to_device(device: str, model: nn.Module) -> nn.Module:
 
 def classifier(folder: Path, classes: int) -> OfPixels:
     """The model in a folder, for so many classes."""
-    with loading(folder) as transformers, torch.random.fork_rng(devices=[]):
+    with (
+        loading(folder) as transformers,
+        torch.random.fork_rng(devices=[]),
+    ):
         torch.manual_seed(0)  # of a new head
         model = transformers.AutoModelForImageClassification.from_pretrained(
             folder,

@@ -3,6 +3,7 @@
 Fashion-MNIST; TweetEval's emotion and emoji (Barbieri et al. 2020) as sentence features.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -178,7 +179,9 @@ def tweets(directory: Path, cache: Path) -> Case:
     return Case(data.name, model, 1e-4, *tensors_of(data))
 
 
-def lipschitz_constants(model: LinearModel, x: Tensor) -> Tensor:
+def lipschitz_constants(
+    model: LinearModel, x: Tensor, *, radius: float = math.inf, target_bound: float = math.inf
+) -> Tensor:
     """G_i of each record: float64, shape (B,). Private.
 
     It bounds the norm of record i's gradient over all parameters (Das et al. 2023, Sec. 5, who
@@ -188,9 +191,23 @@ def lipschitz_constants(model: LinearModel, x: Tensor) -> Tensor:
       class;
     * logistic: ``|(x, 1)|``, since ``|sigmoid(s) - y| <= 1``: smaller by sqrt(2) than softmax with
       two classes;
-    * huber: ``delta sqrt(p) |(x, 1)|``; squared: infinite, as the domain is unbounded.
+    * huber: ``delta sqrt(p) |(x, 1)|``;
+    * squared: ``(radius |(x, 1)| + target_bound) |(x, 1)|`` where ``|w| <= radius`` and ``|y| <=
+      target_bound``.
 
     Args:
         x: shape (B, features).
+        radius, target_bound: of the squared loss's domain, which has no constant without them.
+
+    Raises:
+        ValueError: squared loss without a bounded domain.
     """
-    return model.squared_row_norms(x).sqrt() * model.lipschitz(1.0)
+    norms = model.squared_row_norms(x).sqrt()
+    if model.loss != "squared":
+        return norms * model.lipschitz(1.0)
+    if not (0 <= radius < math.inf and 0 <= target_bound < math.inf):
+        raise ValueError(
+            "squared loss has no Lipschitz constant on an unbounded domain: give a finite radius "
+            f"and target_bound, got radius={radius!r} and target_bound={target_bound!r}."
+        )
+    return (norms * radius + target_bound) * norms

@@ -10,13 +10,12 @@ from typing import Any
 
 
 def write_rows(
-    path: Path, kind: type[Any], rows: Sequence[Any], paper: Callable[[Any], float] | None = None
+    path: Path,
+    kind: type[Any],
+    rows: Sequence[Any],
+    paper: Callable[[Any], float] | None = None,
 ) -> None:
-    """Frozen records as CSV, one line each; what a paper prints for each in a column beside.
-
-    The folder is made if it does not exist.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Frozen records as CSV, one line each; what a paper prints for each in a column beside."""
     beside = {} if paper is None else {"paper": paper}
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*(field.name for field in fields(kind)), *beside])

@@ -30,13 +30,16 @@ FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 PUBLIC = "on data declared public"
 
 RELATIONS = {
-    "add-or-remove-one": "Two data sets are neighbours if one of them has one {unit} more than the "
-    "other. The guarantee hides whether any one {unit} was used at all.",
-    "zero-out": "Two data sets are neighbours if one {unit} counts in one of them and contributes "
-    "nothing in the other. The guarantee hides whether any one {unit} contributed; the number of "
-    "{unit}s is public.",
+    "add-or-remove-one": "Two data sets are neighbours if one of them has one {unit} more than "
+    "the other. "
+    "The guarantee hides whether any one {unit} was used at all.",
+    "zero-out": "Two data sets are neighbours if one {unit} counts in one of them and "
+    "contributes nothing in "
+    "the other. The guarantee hides whether any one {unit} contributed; the number of {unit}s is "
+    "public.",
     "replace-one": "Two data sets are neighbours if one {unit} has another value. The guarantee "
-    "hides which value any one {unit} has; the number of {unit}s is public.",
+    "hides which "
+    "value any one {unit} has; the number of {unit}s is public.",
 }
 QUESTIONS = {
     "add-or-remove-one": "whether one particular {unit} was used",

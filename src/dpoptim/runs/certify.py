@@ -143,10 +143,19 @@ def result_of(
         basis=private.basis,
         settings=said,
         seconds=None,
-        ledger=LedgerEntry.of(private.ledger, private.reservation),
+        ledger=entry_of(private),
         private_scores=None,
         comparison_scores=None,
         versions=package_versions(),
         finished=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         model_sha256=digest,
     )
+
+
+def entry_of(private: PrivateTraining) -> LedgerEntry | None:
+    """The ledger's entry of the run; None without noise."""
+    if private.reservation is None:
+        return None
+    ledger = private.ledger
+    path = None if ledger.path is None else str(ledger.path)
+    return LedgerEntry(path, ledger.dataset, private.reservation, str(ledger.remaining()))

@@ -29,17 +29,26 @@ from dpoptim.privacy_unit import Unit
 from dpoptim.recipes import for_numbers, rate_of
 from dpoptim.runs.choose_method import with_method
 from dpoptim.runs.inputs import BUNDLED, load_data, warnings_for_owner
-from dpoptim.runs.interrupted import SECRET, SavedRun, plan_on_disk, stop_on_signals
+from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
-from dpoptim.runs.options import TrainRequest, whole_budget
-from dpoptim.runs.outcome import parameters_of, print_summary, result_of, try_writing, write_run
+from dpoptim.runs.options import TrainRequest
+from dpoptim.runs.outcome import (
+    entry_of,
+    parameters_of,
+    print_summary,
+    result_of,
+    try_writing,
+    write_run,
+)
 from dpoptim.runs.plans import defaults_of, delta_of, epsilon_of, plan_of, relation_kept
 from dpoptim.runs.processes import launched, refused_together
-from dpoptim.runs.result import LedgerEntry, kind_of_model
+from dpoptim.runs.result import kind_of_model
 from dpoptim.runs.saved_model import save_model
 from dpoptim.runs.train import Optimization, train_privately
 from dpoptim.runs.train_solver import row_norm, solver_clip, train_by_solver
 from dpoptim.runs.train_without_privacy import comparison_epochs, train_without_privacy
+from dpoptim.runs.unfinished import plan_on_disk
+from dpoptim.runs.whole_budget import whole_budget
 from dpoptim.terminal import say
 from dpoptim.training.progress import StepsPerSecond
 
@@ -110,7 +119,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         clipped_to = row_norm(data) if isinstance(plan.method, WholeRun) else None
         # First of all: the budget that made it is spent.
         digest = save_model(folder / "model.pt", model, request.model, data, clipped_to)
-        entry = LedgerEntry.of(ledger, trained.reservation)
+        entry = entry_of(request, ledger, trained)
         scores = None
         if compare and not stop.asked:
             epochs = comparison_epochs(data)
@@ -258,12 +267,19 @@ def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:
     epsilon, delta = whole_budget(request.budget, request.ledger)
     if request.dataset is not None and request.ledger is None:
         raise ValueError("--dataset names a ledger's records; name their ledger with --ledger.")
-    name = request.dataset or data.name
-    dataset = None if request.ledger is None else dataset_of_unit(name, unit)  # of this data alone
+    # a file belongs to one data set
+    dataset = None if request.ledger is None else charged_to(request, data)
     whole = Ledger(
         request.ledger, dataset=dataset, epsilon=epsilon, delta=delta, neighboring=neighboring
     )
     return whole.of_units(unit)
+
+
+def charged_to(request: TrainRequest, data: Data) -> str:
+    """The data set's name in its ledger: of persons and of records, which do not add up."""
+    return dataset_of_unit(
+        request.dataset or data.name, "record" if data.persons is None else "person"
+    )
 
 
 def prepare_folder(request: TrainRequest, data: Data) -> Path:

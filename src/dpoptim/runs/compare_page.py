@@ -6,8 +6,17 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from dpoptim.runs.compare import WITHOUT_PRIVACY, Compared, not_told_apart
-from dpoptim.runs.drawing import ACCENT, LINE, MUTED, WARM, drawn, titles
-from dpoptim.runs.page import duration, escape, figure, grid, page, pairs, section
+from dpoptim.runs.drawing import (
+    ACCENT,
+    LINE,
+    MUTED,
+    WARM,
+    figure_style,
+    inline_svg,
+    new_axes,
+    titles,
+)
+from dpoptim.runs.page import duration, escape, figure, grid, page, pairs
 
 FOOTER = (
     "Scores of many runs are shown, which only public data allows. Times are of this machine, and "
@@ -56,15 +65,16 @@ def hero(found: Sequence[Compared], private: Sequence[Compared]) -> str:
 
 
 def picture(found: Sequence[Compared]) -> str:
-    caption = (
-        f"Score ({found[0].measure}) on the public hold-out against the time of training, all at "
-        "the same guarantee."
-    )
-    return section(
-        "Score against time",
-        f'<div class="card wide">{figure(time_figure(found), caption)}</div>',
-        "Higher is better, further left is quicker; bars are one standard deviation over the "
-        "seeds.",
+    return (
+        '<section><h2>Score against time</h2><p class="lead">Higher is better, further left is '
+        "quicker; bars are one standard deviation over the seeds.</p>"
+        '<div class="card wide">'
+        + figure(
+            time_figure(found),
+            f"Score ({found[0].measure}) on the public hold-out against the time of training, all "
+            "at the same guarantee.",
+        )
+        + "</div></section>"
     )
 
 
@@ -84,36 +94,40 @@ def table(found: Sequence[Compared]) -> str:
     ]
     best = next(place for place, each in enumerate(found) if each.method != WITHOUT_PRIVACY)
     cells = grid(HEADINGS, rows, best)
-    return section("All methods", f'<div class="card">{cells}</div>')
+    return f'<section><h2>All methods</h2><div class="card">{cells}</div></section>'
 
 
-@drawn("time")
-def time_figure(axes: Axes, found: Sequence[Compared]) -> None:
+def time_figure(found: Sequence[Compared]) -> str:
     """A point for each method; a line for training without privacy."""
     private = [each for each in found if each.method != WITHOUT_PRIVACY]
     means = [each.mean for each in found]
     room = max(max(means) - min(means), 0.02)
     low, high = min(means) - 0.25 * room, max(means) + 0.2 * room
-    axes.set_xscale("log")
-    axes.set_ylim(low, high)
-    times = [each.seconds for each in private]
-    axes.set_xlim(min(times) / 2, max(times) * 2)
-    for each in found:
-        if each.method == WITHOUT_PRIVACY:
-            axes.axhline(each.mean, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-    for place, each in enumerate(private):
-        colour = WARM if place == 0 else ACCENT
-        axes.errorbar(each.seconds, each.mean, yerr=each.spread, fmt="o", color=colour, capsize=3)
-    name_points(axes, found, best=private[0], gap=0.075 * (high - low), right=2 * max(times))
-    axes.set_position((0.115, 0.16, 0.5, 0.71))
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 3.0), numticks=6))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 5, 10)))
-    if found[0].measure == "accuracy":
-        places = 0 if high - low > 0.04 else 1
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=places))
-    titles(axes, f"{found[0].measure} on data declared public", "time of training")
+    with figure_style("time"):
+        axes = new_axes()
+        axes.set_xscale("log")
+        axes.set_ylim(low, high)
+        times = [each.seconds for each in private]
+        axes.set_xlim(min(times) / 2, max(times) * 2)
+        for each in found:
+            if each.method == WITHOUT_PRIVACY:
+                axes.axhline(each.mean, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        for place, each in enumerate(private):
+            colour = WARM if place == 0 else ACCENT
+            axes.errorbar(
+                each.seconds, each.mean, yerr=each.spread, fmt="o", color=colour, capsize=3
+            )
+        name_points(axes, found, best=private[0], gap=0.075 * (high - low), right=2 * max(times))
+        axes.set_position((0.115, 0.16, 0.5, 0.71))
+        axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 3.0), numticks=6))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 5, 10)))
+        if found[0].measure == "accuracy":
+            places = 0 if high - low > 0.04 else 1
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=places))
+        titles(axes, f"{found[0].measure} on data declared public", "time of training")
+        return inline_svg(axes, "time")
 
 
 def name_points(

@@ -7,16 +7,14 @@ colour-blind readers can tell apart.
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-P = ParamSpec("P")
 
 # Each colour that is drawn stands for one of the page's, so that pictures follow it into dark
 # mode.
@@ -102,35 +100,18 @@ def titles(axes: Axes, vertical: str, horizontal: str) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def drawn(name: str) -> Callable[[Callable[Concatenate[Axes, P], None]], Callable[P, str]]:
-    """Make a function that draws on empty axes one that returns the picture, as inline SVG.
-
-    In the pages' style, whatever the user has set, and never through pyplot, whose state belongs to
-    the user; matplotlib's own settings come back.
-
-    Args:
-        name: of the picture, one of its kind on a page.
-    """
-
-    def decorate(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, str]:
-        @wraps(draw)
-        def picture(*args: P.args, **kwargs: P.kwargs) -> str:
-            with (
-                style.context(_STYLE, after_reset=True),
-                # the same run makes the same bytes
-                mpl.rc_context({"svg.hashsalt": f"dpoptim {name}"}),
-            ):
-                axes = new_axes()
-                draw(axes, *args, **kwargs)
-                return inline_svg(axes, name)
-
-        return picture
-
-    return decorate
+@contextmanager
+def figure_style(name: str) -> Iterator[None]:
+    """The pages' style, whatever the user has set; matplotlib's own settings come back."""
+    with (
+        style.context(_STYLE, after_reset=True),
+        mpl.rc_context({"svg.hashsalt": f"dpoptim {name}"}),  # the same run makes the same bytes
+    ):
+        yield
 
 
 def new_axes() -> Axes:
-    """An empty picture."""
+    """An empty picture; never through pyplot, whose state belongs to the user."""
     figure = Figure(figsize=(4.4, 3.1))
     figure.patch.set_visible(False)
     axes = figure.add_axes((0.115, 0.16, 0.855, 0.71))

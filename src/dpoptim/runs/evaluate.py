@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_settings import PERSONS, dataset_of_unit
-from dpoptim.data import Schema
+from dpoptim.data import Floats, Schema
 from dpoptim.data.encoding import encode_table
 from dpoptim.data.opened_files import name_of
 from dpoptim.data.table_files import is_table
@@ -36,12 +36,12 @@ from dpoptim.runs.evaluations import (
     label_ending,
     read_evaluations,
 )
-from dpoptim.runs.options import whole_budget
 from dpoptim.runs.outcome import try_writing
 from dpoptim.runs.predict import outputs_of
 from dpoptim.runs.result import LedgerEntry
 from dpoptim.runs.saved_model import SavedModel, load_model, model_file
 from dpoptim.runs.verify import read_certificate, read_document
+from dpoptim.runs.whole_budget import whole_budget
 from dpoptim.statistics import ask_first
 from dpoptim.target_range import TargetRange
 
@@ -136,7 +136,8 @@ def evaluate_run(
         }
         scores = scores_of(saved, outputs, y, common)
         charge = next(each for each in charged.entries() if each.id == charged.made[-1])
-        entry = LedgerEntry.of(charged, charge.id)
+        left = str(charged.remaining())
+        entry = LedgerEntry(str(ledger), charged.dataset, charge.id, left)
     trusted = {"hold-out": APART, "training": TRAINING}[kind]
     notes = [trusted if note == APART else note for note in scores.guarantee.notes]
     notes += [] if ledger is not None else [NO_LEDGER]
@@ -272,8 +273,7 @@ def outputs_and_targets(
         counting = (
             first_of_each(chunk.persons, seen) if chunk.persons is not None else range(len(chunk.x))
         )
-        # one at a time: in a batch, a record's last digits could depend on others
-        outputs += [outputs_of(saved, chunk.x[row][None])[0] for row in counting]
+        outputs += [outputs_of_one(saved, chunk.x[row]) for row in counting]
         targets.append(chunk.y[list(counting)].astype(np.float64))
     if not outputs:
         raise ValueError(f"{data} holds no records; give a table with hold-out records.")
@@ -288,3 +288,8 @@ def first_of_each(persons: list[str], seen: set[str]) -> list[int]:
             seen.add(person)
             rows.append(row)
     return rows
+
+
+def outputs_of_one(saved: SavedModel, x: Floats) -> NDArray[np.float64]:
+    """One record through the model alone: in a batch, its last digits could depend on others."""
+    return outputs_of(saved, x[None])[0]

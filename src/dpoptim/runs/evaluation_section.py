@@ -13,7 +13,17 @@ from dpoptim.evaluation import ClassifierScores, RegressorScores
 from dpoptim.evaluation.evaluate import HIDDEN
 from dpoptim.evaluation.intervals import Interval, receiver_curve
 from dpoptim.files import turn_in, write_atomically
-from dpoptim.runs.drawing import ACCENT, INK, MUTED, WARM, drawn, power_of_ten, titles
+from dpoptim.runs.drawing import (
+    ACCENT,
+    INK,
+    MUTED,
+    WARM,
+    figure_style,
+    inline_svg,
+    new_axes,
+    power_of_ten,
+    titles,
+)
 from dpoptim.runs.evaluations import (
     FORMAT,
     NAME,
@@ -27,7 +37,7 @@ from dpoptim.runs.evaluations import (
     in_words,
     read_evaluations,
 )
-from dpoptim.runs.page import cards, escape, facts, figure, grid, number, percent, section
+from dpoptim.runs.page import escape, facts, figure, grid, number, percent
 
 BEGIN, END = "<!-- evaluation -->", "<!-- end of evaluation -->"
 NO_EVALUATION = BEGIN + END  # in a report, until there is one
@@ -59,16 +69,13 @@ def keep_evaluation(folder: Path, found: Evaluation, classes: Sequence[str]) -> 
         section = section + all_of_them(entries, sums)
         report = folder / REPORT
         parts = parts_of(text_of(report)) if report.is_file() else None
-        shown = None if parts is None else sha256_of(parts[1])
         document = {
             "format": FORMAT,
             "evaluations": entries,
             "together": sums,
             "report_section_sha256": None if parts is None else sha256_of(section),
             # which the report shows until it is written: for ever, after a power cut
-            "section_before_sha256": shown
-            if shown in [before[name] for name in SECTIONS]
-            else None,
+            "section_before_sha256": None if parts is None else shown_digest(parts[1], before),
         }
         (folder / NAME).with_suffix(".sig").unlink(missing_ok=True)
         write_atomically(folder / NAME, dump(with_digest(document)) + "\n")
@@ -76,6 +83,12 @@ def keep_evaluation(folder: Path, found: Evaluation, classes: Sequence[str]) -> 
             page = f"{parts[0]}{BEGIN}{section}{END}{parts[2]}"
             write_atomically(report, page.encode("utf-8", "surrogateescape"))
     return parts is not None
+
+
+def shown_digest(section: str, document: Mapping[str, Any]) -> str | None:
+    """Digest of a report's section, if the record of evaluations names it."""
+    shown = sha256_of(section)
+    return shown if shown in [document[name] for name in SECTIONS] else None
 
 
 def text_of(path: Path) -> str:
@@ -104,7 +117,7 @@ def evaluation_section(
     **Guarantee.** Made from released figures alone.
     """
     guarantee = scores.guarantee
-    shown = (
+    drawn = (
         _classifier(scores, classes) if isinstance(scores, ClassifierScores) else _regressor(scores)
     )
     confidence = (
@@ -120,12 +133,13 @@ def evaluation_section(
         "training": "the private records that it was trained on",
     }
     of = {"hold-out": " of the hold-out", "training": ""}[records]
-    return section(
-        f"How good it is on {where[records]}",
-        f'{notes}{shown}<p class="small">{escape(str(guarantee))}</p>',
-        f"Noisy figures, released for ε ≤ {rounded_up(guarantee.epsilon)} at δ = "
-        f"{power_of_ten(guarantee.delta)} per {escape(guarantee.unit)}{of}, on top of the "
-        f"training. Intervals of {confidence:g} % count the noise and the sample.",
+    return (
+        f"<section><h2>How good it is on {where[records]}</h2>"
+        '<p class="lead">Noisy figures, released for '
+        f"ε ≤ {rounded_up(guarantee.epsilon)} at δ = {power_of_ten(guarantee.delta)} per "
+        f"{escape(guarantee.unit)}{of}, on top of the training. Intervals of "
+        f"{confidence:g} % count the noise and the sample.</p>{notes}{drawn}"
+        f'<p class="small">{escape(str(guarantee))}</p></section>'
     )
 
 
@@ -148,9 +162,9 @@ def all_of_them(entries: Sequence[Mapping[str, Any]], sums: Sequence[Mapping[str
     apart = '<p class="small">Of different relations or units each has a sum of its own.</p>'
     costs = "".join(f'<p class="small">{escape(in_words(found))}</p>' for found in sums)
     costs += apart * (len(sums) > 1)
-    return section(
-        "Every evaluation that was kept",
-        f'{chosen}<div class="card">{grid(HEADINGS, rows)}</div>{costs}',
+    return (
+        f"<section><h2>Every evaluation that was kept</h2>{chosen}"
+        f'<div class="card">{grid(HEADINGS, rows)}</div>{costs}</section>'
     )
 
 
@@ -186,7 +200,8 @@ def _classifier(scores: ClassifierScores, classes: Sequence[str]) -> str:
         )
     if len(classes) <= MOST_CLASSES:
         pictures.append(confusion_table(scores, classes))
-    return facts(cells) + cards(pictures, "pair below")
+    cards = "".join(f'<div class="card">{picture}</div>' for picture in pictures)
+    return f'{facts(cells)}<div class="pair below">{cards}</div>'
 
 
 def _regressor(scores: RegressorScores) -> str:
@@ -206,7 +221,7 @@ def _regressor(scores: RegressorScores) -> str:
         '<p class="note">The noise hides what is measured here. More records, a larger epsilon or '
         "narrower bounds of the target make it less.</p>"
     ) * (scores.r2.high - scores.r2.low > 1)
-    return facts(cells) + lost + cards([picture], "pair below")
+    return f'{facts(cells)}{lost}<div class="pair below"><div class="card">{picture}</div></div>'
 
 
 def confusion_table(scores: ClassifierScores, classes: Sequence[str]) -> str:
@@ -229,44 +244,50 @@ def confusion_table(scores: ClassifierScores, classes: Sequence[str]) -> str:
     )
 
 
-@drawn("receiver")
-def receiver_figure(axes: Axes, scores: ClassifierScores) -> None:
+def receiver_figure(scores: ClassifierScores) -> str:
     false, true = receiver_curve(scores.histogram)
-    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-    axes.plot(false, true, color=ACCENT, marker="o", markersize=3)
-    axes.text(0.58, 0.46, "guessing", color=MUTED)
-    square(axes)
-    titles(axes, "true positives", "false positives")
+    with figure_style("receiver"):
+        axes = new_axes()
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        axes.plot(false, true, color=ACCENT, marker="o", markersize=3)
+        axes.text(0.58, 0.46, "guessing", color=MUTED)
+        square(axes)
+        titles(axes, "true positives", "false positives")
+        return inline_svg(axes, "receiver")
 
 
-@drawn("calibration")
-def calibration_figure(axes: Axes, scores: ClassifierScores) -> None:
+def calibration_figure(scores: ClassifierScores) -> str:
     """The share that is right in each bin that the noise leaves something of."""
-    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-    for each in scores.calibration:
-        middle = (each.low + each.high) / 2
-        axes.plot([middle] * 2, [each.share.low, each.share.high], color=ACCENT, linewidth=1.4)
-        axes.plot(middle, each.share.value, "o", color=ACCENT, markersize=4.5)
-    if not scores.calibration:
-        axes.text(0.5, 0.5, "all bins are lost in the noise", color=INK, ha="center")
-    square(axes)
-    share = "in the second class" if scores.auc is not None else "right"
-    titles(axes, f"share that is {share}", "predicted probability")
+    with figure_style("calibration"):
+        axes = new_axes()
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        for each in scores.calibration:
+            middle = (each.low + each.high) / 2
+            axes.plot([middle] * 2, [each.share.low, each.share.high], color=ACCENT, linewidth=1.4)
+            axes.plot(middle, each.share.value, "o", color=ACCENT, markersize=4.5)
+        if not scores.calibration:
+            axes.text(0.5, 0.5, "all bins are lost in the noise", color=INK, ha="center")
+        square(axes)
+        share = "in the second class" if scores.auc is not None else "right"
+        titles(axes, f"share that is {share}", "predicted probability")
+        return inline_svg(axes, "calibration")
 
 
-@drawn("interval")
-def interval_figure(axes: Axes, found: Interval) -> None:
-    low = max(min(0.0, found.low), -1.0)
-    axes.plot([max(found.low, low), found.high], [0, 0], color=ACCENT, linewidth=3)
-    axes.plot(max(found.value, low), 0, "o", color=WARM, markersize=9, clip_on=False)
-    if found.low < low:  # it goes on to the left
-        axes.plot(low, 0, "<", color=ACCENT, markersize=9, clip_on=False)
-    axes.text(max(found.value, low), 0.25, number(found.value), color=WARM, ha="center")
-    axes.set_xlim(low - 0.02, 1.02)
-    axes.set_ylim(-1, 1)
-    axes.set_yticks([])
-    titles(axes, "R2", "")
-    axes.grid(axis="x")
+def interval_figure(found: Interval) -> str:
+    with figure_style("interval"):
+        axes = new_axes()
+        low = max(min(0.0, found.low), -1.0)
+        axes.plot([max(found.low, low), found.high], [0, 0], color=ACCENT, linewidth=3)
+        axes.plot(max(found.value, low), 0, "o", color=WARM, markersize=9, clip_on=False)
+        if found.low < low:  # it goes on to the left
+            axes.plot(low, 0, "<", color=ACCENT, markersize=9, clip_on=False)
+        axes.text(max(found.value, low), 0.25, number(found.value), color=WARM, ha="center")
+        axes.set_xlim(low - 0.02, 1.02)
+        axes.set_ylim(-1, 1)
+        axes.set_yticks([])
+        titles(axes, "R2", "")
+        axes.grid(axis="x")
+        return inline_svg(axes, "interval")
 
 
 def square(axes: Axes) -> None:

@@ -4,7 +4,7 @@ Each release costs, and the best of several is better than it is, so none replac
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -156,11 +156,14 @@ def costs_together(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     Args:
         entries: as `Evaluation.to_json` makes them.
     """
-    kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for entry in entries:
-        kind = entry["guarantee"]["neighboring"], entry["guarantee"]["unit"]
-        kinds.setdefault(kind, []).append(entry)
-    return [sum_of(each, kind) for kind, each in kinds.items()]
+    kinds = dict.fromkeys((e["guarantee"]["neighboring"], e["guarantee"]["unit"]) for e in entries)
+    return [sum_of(evaluations_of_kind(entries, kind), kind) for kind in kinds]
+
+
+def evaluations_of_kind(
+    entries: Iterable[Mapping[str, Any]], kind: tuple[str, str]
+) -> list[Mapping[str, Any]]:
+    return [e for e in entries if (e["guarantee"]["neighboring"], e["guarantee"]["unit"]) == kind]
 
 
 def sum_of(entries: Sequence[Mapping[str, Any]], kind: tuple[str, str]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from dpoptim.accounting.accountant import compute_epsilon
@@ -14,8 +13,17 @@ from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_records import delta_of, in_percent
 from dpoptim.accounting.ledger_runs import Reservation
-from dpoptim.runs.drawing import ACCENT, WARM, drawn, mark, power_of_ten, titles
-from dpoptim.runs.page import beside, escape, facts, figure, grid, hero, meter, page, section
+from dpoptim.runs.drawing import (
+    ACCENT,
+    WARM,
+    figure_style,
+    inline_svg,
+    mark,
+    new_axes,
+    power_of_ten,
+    titles,
+)
+from dpoptim.runs.page import escape, facts, figure, grid, page, pairs
 
 MOST_ROWS = 200
 FOOTER = (
@@ -31,7 +39,7 @@ def ledger_page(ledger: Ledger) -> str:
     **Guarantee.** Made from the ledger's entries, which hold public figures only.
     """
     entries = ledger.entries()
-    sections = [top(ledger, entries), key_facts(ledger, entries)]
+    sections = [hero(ledger, entries), key_facts(ledger, entries)]
     if entries:
         sections += [history(ledger, entries), runs(ledger, entries)]
     sections.append(check(ledger))
@@ -39,17 +47,16 @@ def ledger_page(ledger: Ledger) -> str:
     return page("Privacy ledger", f"Ledger of {ledger.dataset}", remark, sections, FOOTER)
 
 
-def top(ledger: Ledger, entries: list[Reservation]) -> str:
+def hero(ledger: Ledger, entries: list[Reservation]) -> str:
     """The guarantee, and a meter of the budget."""
     budget = ledger.budget
     if budget is None:
-        number = shown(ledger.spent(delta_of(budget)).epsilon) if entries else "0"
-        kind, badge = "unproven", "No budget"
+        kind, badge, number = "unproven", "No budget", spent_so_far(ledger, entries)
         reading = (
             "Runs are written down, and none is refused. The figure holds only if no run's "
             "settings depended on what an earlier one released."
         )
-        bar = ""
+        meter = ""
     else:
         left = ledger.remaining()
         used = min(1.0, sum(ledger.shares())) if entries else 0.0
@@ -65,14 +72,28 @@ def top(ledger: Ledger, entries: list[Reservation]) -> str:
             if full
             else f"room for about one Gaussian release of epsilon {left.next_epsilon:.3g}"
         )
-        bar = meter(f"{used:.1%}", f"{used:.0%} reserved", "0 %", room)
-    terms = (f"at δ = {power_of_ten(delta_of(ledger.budget))}", ledger.neighboring)
-    said = f'<p class="reading">{escape(reading)}</p>{bar}'
-    return hero(kind, badge, number, terms, below="", right=said)
+        meter = (
+            f'<div class="meter"><div class="here"><b style="left:clamp(5em,{used:.1%},100% - '
+            f'5em)">{used:.0%} reserved</b></div><div class="track"><div class="fill" '
+            f'style="width:{used:.1%}"></div></div><div class="scale"><span>0 %</span>'
+            f"<span>{escape(room)}</span></div></div>"
+        )
+    terms = f"at δ = {power_of_ten(delta_of(ledger.budget))} · {ledger.neighboring}"
+    return (
+        f'<div class="card hero {kind}"><div><span class="badge">{badge}</span>'
+        f'<p class="epsilon">ε <small>≤</small> '
+        f'<span class="{"long" if len(number) > len("2.00") else ""}">{escape(number)}</span></p>'
+        f'<p class="terms">{escape(terms)}</p></div>'
+        f'<div><p class="reading">{escape(reading)}</p>{meter}</div></div>'
+    )
 
 
 def shown(epsilon: float) -> str:
     return rounded_up(epsilon) if math.isfinite(epsilon) else "∞"
+
+
+def spent_so_far(ledger: Ledger, entries: list[Reservation]) -> str:
+    return shown(ledger.spent(delta_of(ledger.budget)).epsilon) if entries else "0"
 
 
 def key_facts(ledger: Ledger, entries: list[Reservation]) -> str:
@@ -96,8 +117,11 @@ def history(ledger: Ledger, entries: list[Reservation]) -> str:
         else "Epsilon of all runs so far, composed."
     )
     drawing = shares_figure(ledger.shares()) if budgeted else epsilons_figure(ledger, entries)
-    left = what_is_left(ledger, entries)
-    return section("Budget over time", beside(figure(drawing, caption), "", left))
+    return (
+        '<section><h2>Budget over time</h2><div class="card beside">'
+        + figure(drawing, caption)
+        + f"<div>{pairs(what_is_left(ledger, entries), 'numbers')}</div></div></section>"
+    )
 
 
 def what_is_left(ledger: Ledger, entries: list[Reservation]) -> list[tuple[str, str]]:
@@ -134,11 +158,11 @@ def runs(ledger: Ledger, entries: list[Reservation]) -> str:
     ]
     older = len(entries) - len(rows)
     lead = f" The oldest {older:,} are left out." if older else ""
-    return section(
-        "Run by run",
-        f'<div class="card">{grid(HEADINGS, rows)}</div>',
-        f'"Alone" is what a run would guarantee at δ = {power_of_ten(delta_of(ledger.budget))} if '
-        f"it were the only one; such figures do not simply add up.{lead}",
+    return (
+        '<section><h2>Run by run</h2><p class="lead">"Alone" is what a run would guarantee at '
+        f"δ = {power_of_ten(delta_of(ledger.budget))} if it were the only one; such figures do not "
+        f"simply add up.{lead}</p>"
+        f'<div class="card">{grid(HEADINGS, rows)}</div></section>'
     )
 
 
@@ -147,30 +171,31 @@ def alone(entry: Reservation, delta: float) -> str:
 
 
 def check(ledger: Ledger) -> str:
-    return section(
-        "Check it yourself",
-        '<div class="card"><p>The digest covers every entry. Kept elsewhere, it shows later '
-        "whether the ledger was written anew or replaced by an older copy:</p>"
-        f"<pre>dpoptim ledger FILE --verify --digest {escape(ledger.digest)}</pre></div>",
+    return (
+        '<section><h2>Check it yourself</h2><div class="card"><p>The digest covers every entry. '
+        "Kept elsewhere, it shows later whether the ledger was written anew or replaced by an "
+        f"older copy:</p><pre>dpoptim ledger FILE --verify --digest {escape(ledger.digest)}</pre>"
+        "</div></section>"
     )
 
 
-@drawn("shares")
-def shares_figure(axes: Axes, shares: list[float]) -> None:
+def shares_figure(shares: list[float]) -> str:
     """Reserved shares, added up run by run, under the bound."""
     total = [min(1.0, each) for each in accumulate(shares, initial=0.0)]
-    stairs(axes, total)
-    axes.axhline(1, color=WARM, linewidth=1, linestyle=(0, (4, 3)))
-    axes.text(0, 1.02, "the budget", color=WARM, va="bottom")
-    axes.set_ylim(0, max(1.15, total[-1] * 1.1))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    at = "right" if len(shares) > 1 else "left"
-    mark(axes, len(shares), total[-1], f"{total[-1]:.0%}", at)
-    titles(axes, "budget reserved", "runs")
+    with figure_style("shares"):
+        axes = new_axes()
+        stairs(axes, total)
+        axes.axhline(1, color=WARM, linewidth=1, linestyle=(0, (4, 3)))
+        axes.text(0, 1.02, "the budget", color=WARM, va="bottom")
+        axes.set_ylim(0, max(1.15, total[-1] * 1.1))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        at = "right" if len(shares) > 1 else "left"
+        mark(axes, len(shares), total[-1], f"{total[-1]:.0%}", at)
+        titles(axes, "budget reserved", "runs")
+        return inline_svg(axes, "shares")
 
 
-@drawn("epsilons")
-def epsilons_figure(axes: Axes, ledger: Ledger, entries: list[Reservation]) -> None:
+def epsilons_figure(ledger: Ledger, entries: list[Reservation]) -> str:
     """Epsilon of the runs so far, after each of at most 20 of them."""
     delta, counts = delta_of(ledger.budget), sorted({*np.linspace(1, len(entries), 20).astype(int)})
     found = [
@@ -181,11 +206,14 @@ def epsilons_figure(axes: Axes, ledger: Ledger, entries: list[Reservation]) -> N
         ).epsilon
         for count in counts
     ]
-    axes.plot([0, *counts], [0.0, *found], color=ACCENT, marker="o", markersize=3.5)
-    axes.set_ylim(0, max(found) * 1.16)
-    mark(axes, counts[-1], found[-1], f"ε ≤ {rounded_up(found[-1])}", "right")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-    titles(axes, f"epsilon at δ = {power_of_ten(delta)}", "runs")
+    with figure_style("epsilons"):
+        axes = new_axes()
+        axes.plot([0, *counts], [0.0, *found], color=ACCENT, marker="o", markersize=3.5)
+        axes.set_ylim(0, max(found) * 1.16)
+        mark(axes, counts[-1], found[-1], f"ε ≤ {rounded_up(found[-1])}", "right")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+        titles(axes, f"epsilon at δ = {power_of_ten(delta)}", "runs")
+        return inline_svg(axes, "epsilons")
 
 
 def stairs(axes: Any, total: list[float]) -> None:

@@ -2,9 +2,9 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -264,7 +264,11 @@ class TrainRequest:
     @property
     def class_names(self) -> tuple[str, ...] | None:
         """The list in ``--classes``."""
-        return None if self.classes is None else tuple(map(str.strip, self.classes.split(",")))
+        return (
+            None
+            if self.classes is None
+            else tuple(name.strip() for name in self.classes.split(","))
+        )
 
     @property
     def weights_of_classes(self) -> dict[str, float] | None:
@@ -274,22 +278,20 @@ class TrainRequest:
     @property
     def both_betas(self) -> tuple[float, float] | None:
         """The two numbers in ``--betas``."""
-        takes = "--betas takes BETA1,BETA2 such as 0.9,0.999"
-        return None if self.betas is None else two_numbers(self.betas, takes)
+        if self.betas is None:
+            return None
+        try:
+            first, second = (float(part) for part in self.betas.split(","))
+        except ValueError:
+            raise ValueError(
+                f"--betas takes BETA1,BETA2 such as 0.9,0.999, got {self.betas!r}."
+            ) from None
+        return first, second
 
     @property
     def bounds_of_target(self) -> tuple[float, float] | None:
         """The two numbers in ``--target-bounds``."""
-        if self.target_bounds is None:
-            return None
-        takes = "--target-bounds takes LOWEST,HIGHEST such as 0,500000"
-        low, high = two_numbers(self.target_bounds, takes)
-        if not -1e30 < low < high < 1e30:
-            text = self.target_bounds
-            raise ValueError(
-                f"--target-bounds takes finite numbers, the lower first, got {text!r}."
-            )
-        return low, high
+        return None if self.target_bounds is None else lowest_and_highest(self.target_bounds)
 
 
 def class_and_weight(text: str) -> tuple[str, float]:
@@ -303,46 +305,43 @@ def class_and_weight(text: str) -> tuple[str, float]:
         ) from None
 
 
-def whole_budget(
-    budget: str | None, ledger: Path | None
-) -> tuple[float, float] | tuple[None, None]:
-    """Epsilon and delta in ``--budget``, of a new ledger over all runs, as `Ledger` takes them."""
-    if budget is None:
-        return None, None
-    if ledger is None:
-        raise ValueError("--budget is kept by a ledger file; name one with --ledger.")
-    return two_numbers(budget, "--budget takes EPSILON,DELTA such as 3,1e-5")
-
-
-def two_numbers(text: str, takes: str) -> tuple[float, float]:
-    """Two numbers that a comma separates; ``takes`` begins the error about anything else."""
+def lowest_and_highest(text: str) -> tuple[float, float]:
+    """The two numbers in ``--target-bounds``, separated by a comma."""
     try:
-        first, second = (float(part) for part in text.split(","))
+        low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"{takes}, got {text!r}.") from None
-    return first, second
-
-
-def train_request(options: Any, **others: Any) -> TrainRequest:
-    """The options of another command that `dpoptim train` has, too, but for its ``out``."""
-    names = {field.name for field in fields(TrainRequest)} - {"out"}
-    shared = {name: value for name, value in vars(options).items() if name in names}
-    return TrainRequest(**shared | others)
+        raise ValueError(
+            f"--target-bounds takes LOWEST,HIGHEST such as 0,500000, got {text!r}."
+        ) from None
+    if not -1e30 < low < high < 1e30:
+        raise ValueError(f"--target-bounds takes finite numbers, the lower first, got {text!r}.")
+    return low, high
 
 
 def with_options_of(request: type[Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
-    """Give a command the fields of a dataclass as its options; it is called with an instance."""
-    signature = inspect.signature(request)
+    """Give a command the fields of a dataclass as its options; it is called with an instance.
+
+    Args:
+        request: fields annotated as typer reads them, each with a default.
+    """
+    hints = get_type_hints(request, include_extras=True)
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(request)
+    ]
 
     def decorate(command: Callable[[Any], None]) -> Callable[..., None]:
         def called(**given: Any) -> None:
             command(request(**given))
 
         called.__name__, called.__doc__ = command.__name__, command.__doc__
-        called.__signature__ = signature  # type: ignore[attr-defined]
-        called.__annotations__ = {
-            name: parameter.annotation for name, parameter in signature.parameters.items()
-        }
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return called
 
     return decorate

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from dpoptim.accounting.ledger import Ledger
 from dpoptim.assumptions import Assumption, trusted
 from dpoptim.data import Data, Schema
 from dpoptim.data.schema_files import to_toml
@@ -131,6 +132,14 @@ def iterates_in_words(optimization: Optimization) -> dict[str, str]:
 def weights_in_words(data: Data) -> str:
     each = zip(data.class_names, data.class_weights or (), strict=True)
     return ", ".join(f"{name} {weight:.4g}" for name, weight in each) + " (public)"
+
+
+def entry_of(request: TrainRequest, ledger: Ledger, trained: Trained) -> LedgerEntry | None:
+    """The ledger's entry of the run, if it was charged."""
+    if trained.reservation is None:
+        return None
+    path = None if request.ledger is None else str(request.ledger)
+    return LedgerEntry(path, ledger.dataset, trained.reservation, str(ledger.remaining()))
 
 
 def print_summary(console: Console, result: RunResult, folder: Path) -> None:

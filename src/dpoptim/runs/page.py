@@ -149,43 +149,6 @@ def escape(text: str) -> str:
     return html.escape(printable(text))
 
 
-def section(heading: str, body: str, lead: str = "", mark: str = "") -> str:
-    """A part of a page, of plain text and HTML, under a heading; ``mark`` is what links name."""
-    said = f'<p class="lead">{lead}</p>' if lead else ""
-    name = f' id="{mark}"' if mark else ""
-    return f"<section{name}><h2>{heading}</h2>{said}{body}</section>"
-
-
-def hero(kind: str, badge: str, epsilon: str, terms: Sequence[str], below: str, right: str) -> str:
-    """The top of a page about one guarantee.
-
-    Args:
-        kind: a class of the style, such as "proven". badge, epsilon, terms: plain text; an epsilon
-            of "" is infinite.
-        below, right: HTML, under the terms and beside them.
-    """
-    said = '<span aria-label="epsilon is infinite">ε <small>=</small> ∞</span>'
-    if epsilon:
-        long = "long" if len(epsilon) > len("2.00") else ""
-        said = f'ε <small>≤</small> <span class="{long}">{escape(epsilon)}</span>'
-    return (
-        f'<div class="card hero {kind}"><div><span class="badge">{escape(badge)}</span>'
-        f'<p class="epsilon">{said}</p>'
-        f'<p class="terms">{" · ".join(f"<span>{escape(term)}</span>" for term in terms)}</p>'
-        f"{below}</div><div>{right}</div></div>"
-    )
-
-
-def meter(way: str, here: str, least: str, most: str) -> str:
-    """A bar that is filled so far, as "12.3%", with plain text there and at its ends."""
-    return (
-        f'<div class="meter"><div class="here"><b style="left:clamp(5em,{way},100% - 5em)">'
-        f'{escape(here)}</b></div><div class="track"><div class="fill" style="width:{way}"></div>'
-        f'</div><div class="scale"><span>{escape(least)}</span><span>{escape(most)}</span></div>'
-        "</div>"
-    )
-
-
 def figure(svg: str, caption: str) -> str:
     """A picture with its caption, which is also what a screen reader says."""
     label = escape(caption)
@@ -218,21 +181,6 @@ def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], marked: int | N
         f'<div class="scroll"><table class="grid"><thead><tr>{top}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
-
-
-def beside(picture: str, heading: str, rows: Iterable[tuple[str, str]], remark: str = "") -> str:
-    """A card: a picture, and beside it a table of numbers with a remark."""
-    below = f'<p class="small">{remark}</p>' if remark else ""
-    return (
-        f'<div class="card beside">{picture}<div>{f"<h3>{heading}</h3>" if heading else ""}'
-        f"{pairs(rows, 'numbers')}{below}</div></div>"
-    )
-
-
-def cards(contents: Iterable[str], kind: str) -> str:
-    """Cards of HTML beside each other: a ``"pair"``, or in ``"columns"``."""
-    each = "".join(f'<div class="card">{content}</div>' for content in contents)
-    return f'<div class="{kind}">{each}</div>'
 
 
 def bullets(items: Iterable[str]) -> str:

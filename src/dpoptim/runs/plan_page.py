@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpoptim.accounting.guarantee import rounded_up
@@ -12,20 +11,17 @@ from dpoptim.plan.text import of_each
 from dpoptim.planning import EpsilonAtMost, Plans, Setting, learning_rate
 from dpoptim.planning.choice import PREDICTED
 from dpoptim.runs.certificate import FALSE_POSITIVE_RATES, attacker_misses, best_guess, percent_up
-from dpoptim.runs.drawing import ACCENT, MUTED, drawn, mark, power_of_ten, titles
-from dpoptim.runs.page import (
-    beside,
-    bullets,
-    cards,
-    duration,
-    escape,
-    facts,
-    figure,
-    grid,
-    hero,
-    page,
-    section,
+from dpoptim.runs.drawing import (
+    ACCENT,
+    MUTED,
+    figure_style,
+    inline_svg,
+    mark,
+    new_axes,
+    power_of_ten,
+    titles,
 )
+from dpoptim.runs.page import bullets, duration, escape, facts, figure, grid, page, pairs
 from dpoptim.runs.report_figures import attacker_figure
 
 HEADINGS = (
@@ -143,7 +139,7 @@ def plan_page(plans: Plans, title: str) -> str:
     **Guarantee.** Made from ``plans`` alone, which hold public numbers only.
     """
     sections = [
-        top(plans),
+        hero(plans),
         key_facts(plans),
         warned(plans),
         curves(plans),
@@ -154,8 +150,10 @@ def plan_page(plans: Plans, title: str) -> str:
     return page("Privacy plan", title, "before any record is touched", sections, FOOTER)
 
 
-def top(plans: Plans) -> str:
+def hero(plans: Plans) -> str:
     guarantee = plans.plan.guarantee
+    epsilon = rounded_up(guarantee.epsilon)
+    long = "long" if len(epsilon) > len("2.00") else ""
     terms = (
         f"at δ = {power_of_ten(guarantee.delta)}",
         plans.plan.neighboring,
@@ -163,12 +161,14 @@ def top(plans: Plans) -> str:
         *([f"per {guarantee.unit}"] if guarantee.unit != "record" else []),
     )
     chosen = plans.chosen
-    reading = (
-        f'<p class="reading">{escape(chosen.method.name)} with batches of '
+    return (
+        '<div class="card hero proven"><div><span class="badge">Planned</span>'
+        f'<p class="epsilon">ε <small>≤</small> <span class="{long}">{epsilon}</span></p>'
+        f'<p class="terms">{" · ".join(f"<span>{escape(term)}</span>" for term in terms)}</p></div>'
+        f'<div><p class="reading">{escape(chosen.method.name)} with batches of '
         f"{chosen.run.batch_size:,} {plans.plan.unit.name}s, {chosen.epochs:.3g} epochs. "
-        f"Asked for: {escape(str(plans.question.target))}.</p>"
+        f"Asked for: {escape(str(plans.question.target))}.</p></div></div>"
     )
-    return hero("proven", "Planned", rounded_up(guarantee.epsilon), terms, below="", right=reading)
 
 
 def key_facts(plans: Plans) -> str:
@@ -178,7 +178,11 @@ def key_facts(plans: Plans) -> str:
         [
             (f"{unit.title()}s", f"{question.n:,}", "a public number"),
             ("Parameters", f"{question.parameters:,}", "trained"),
-            ("Noisy steps", f"{chosen.run.steps:,}", of_each(unit, chosen.run.sampler.promise())),
+            (
+                "Noisy steps",
+                f"{chosen.run.steps:,}",
+                of_each(unit, chosen.run.sampler.promise()),
+            ),
             ("Noise multiplier", f"{chosen.noise_multiplier:.4g}", "noise / clip norm"),
             ("Noise to signal", f"{chosen.noise_to_signal:.2g}", "of one step, at least"),
             (
@@ -200,17 +204,22 @@ def warned(plans: Plans) -> str:
 
 
 def curves(plans: Plans) -> str:
-    name = plans.chosen.name
-    by_batch = (
-        f"Predicted error of {name} over the batch size, relative to the best of all settings."
-    )
-    by_length = f"Predicted error of {name} at the best batch size for each number of epochs."
-    pictures = [figure(batch_figure(plans), by_batch), figure(epochs_figure(plans), by_length)]
-    return section(
-        "Batch size and epochs",
-        cards(pictures, "pair"),
-        "The predicted error falls with more epochs, and with larger batches until there are too "
-        "few steps. Where a curve is flat, take what is cheaper.",
+    return (
+        '<section><h2>Batch size and epochs</h2><p class="lead">The predicted error falls with '
+        "more epochs, and with larger batches until there are too few steps. Where a curve is "
+        'flat, take what is cheaper.</p><div class="pair"><div class="card">'
+        + figure(
+            batch_figure(plans),
+            f"Predicted error of {plans.chosen.name} over the batch size, relative to the best of "
+            "all settings.",
+        )
+        + '</div><div class="card">'
+        + figure(
+            epochs_figure(plans),
+            f"Predicted error of {plans.chosen.name} at the best batch size for each number of "
+            "epochs.",
+        )
+        + "</div></div></section>"
     )
 
 
@@ -221,11 +230,12 @@ def table(plans: Plans) -> str:
         for place, each in enumerate(rows)
         if (each.name, each.run) == (plans.chosen.name, plans.chosen.run)
     )
-    return section(
-        "Settings compared",
-        f'<div class="card">{grid(HEADINGS, [row(plans, each) for each in rows], marked)}</div>',
-        "The cheapest setting within 5 % of the best predicted error is taken; ranks among "
-        f"{len(plans.settings)} settings. {PREDICTED}.",
+    return (
+        '<section><h2>Settings compared</h2><p class="lead">The cheapest setting within 5 % of '
+        f"the best predicted error is taken; ranks among {len(plans.settings)} settings. "
+        f"{PREDICTED}.</p>"
+        f'<div class="card">{grid(HEADINGS, [row(plans, each) for each in rows], marked)}</div>'
+        "</section>"
     )
 
 
@@ -236,9 +246,13 @@ def attacker(plans: Plans) -> str:
         (f"Found at {rate * 100:g} % false alarms", percent_up(1 - missed))
         for rate, missed in zip(FALSE_POSITIVE_RATES, attacker_misses(plan), strict=True)
     ]
-    curve = figure(attacker_figure(plan), f"Trade-off of the best attacker, {plan.neighboring}.")
-    asked = escape(f"Asked for: {plans.question.target}.")
-    return section("What an attacker could do", beside(curve, "At most", rows, asked))
+    return (
+        '<section><h2>What an attacker could do</h2><div class="card beside">'
+        + figure(attacker_figure(plan), f"Trade-off of the best attacker, {plan.neighboring}.")
+        + f"<div><h3>At most</h3>{pairs(rows, 'numbers')}"
+        f'<p class="small">{escape(f"Asked for: {plans.question.target}.")}</p></div></div>'
+        "</section>"
+    )
 
 
 def how_to(plans: Plans) -> str:
@@ -249,48 +263,51 @@ def how_to(plans: Plans) -> str:
         "third and three times that on public data.",
         "Average the last half of the iterates: that is post-processing, and free.",
     )
-    return section(
-        "Run it",
-        f'<div class="card"><pre>{escape(command(plans))}</pre>'
-        f'<div class="trusted">{bullets(advice)}</div></div>',
+    return (
+        f'<section><h2>Run it</h2><div class="card"><pre>{escape(command(plans))}</pre>'
+        f'<div class="trusted">{bullets(advice)}</div></div></section>'
     )
 
 
-@drawn("batch")
-def batch_figure(axes: Axes, plans: Plans) -> None:
+def batch_figure(plans: Plans) -> str:
     """Predicted error over the batch size, a curve for some numbers of epochs."""
     chosen, best = plans.chosen, plans.settings[0].error
     curves = by_epochs(plans)
     epochs = lines_to_draw(list(curves), round(chosen.epochs))
-    for count in epochs:
-        line = sorted(curves[count], key=lambda each: each.run.batch_size)
-        sizes = [each.run.batch_size for each in line]
-        colour = ACCENT if count == round(chosen.epochs) else MUTED
-        axes.plot(sizes, [each.error / best for each in line], color=colour, linewidth=1.8)
-        axes.annotate(
-            f"{count} epochs" if count > 1 else "1 epoch",
-            (sizes[0], line[0].error / best),
-            (0, 5),
-            textcoords="offset points",
-            color=colour,
-        )
-    logarithmic(axes)
-    mark(axes, chosen.run.batch_size, chosen.error / best, "chosen", "left")
-    titles(axes, "predicted error over the best", "expected batch size")
+    with figure_style("batch"):
+        axes = new_axes()
+        for count in epochs:
+            line = sorted(curves[count], key=lambda each: each.run.batch_size)
+            sizes = [each.run.batch_size for each in line]
+            colour = ACCENT if count == round(chosen.epochs) else MUTED
+            axes.plot(sizes, [each.error / best for each in line], color=colour, linewidth=1.8)
+            axes.annotate(
+                f"{count} epochs" if count > 1 else "1 epoch",
+                (sizes[0], line[0].error / best),
+                (0, 5),
+                textcoords="offset points",
+                color=colour,
+            )
+        logarithmic(axes)
+        mark(axes, chosen.run.batch_size, chosen.error / best, "chosen", "left")
+        titles(axes, "predicted error over the best", "expected batch size")
+        return inline_svg(axes, "batch")
 
 
-@drawn("epochs")
-def epochs_figure(axes: Axes, plans: Plans) -> None:
+def epochs_figure(plans: Plans) -> str:
     """The best predicted error over the epochs."""
     chosen, best = plans.chosen, plans.settings[0].error
     curves = by_epochs(plans)
     epochs = sorted(curves)
-    lowest = [min(each.error for each in curves[count]) / best for count in epochs]
-    axes.plot(epochs, lowest, color=ACCENT, marker="o", markersize=3.5)
-    logarithmic(axes)
-    mark(axes, round(chosen.epochs), chosen.error / best, "chosen", "right", below=True)
-    axes.margins(y=0.2)  # room for the label
-    titles(axes, "predicted error over the best", "epochs")
+    with figure_style("epochs"):
+        axes = new_axes()
+        lowest = [min(each.error for each in curves[count]) / best for count in epochs]
+        axes.plot(epochs, lowest, color=ACCENT, marker="o", markersize=3.5)
+        logarithmic(axes)
+        mark(axes, round(chosen.epochs), chosen.error / best, "chosen", "right", below=True)
+        axes.margins(y=0.2)  # room for the label
+        titles(axes, "predicted error over the best", "epochs")
+        return inline_svg(axes, "epochs")
 
 
 def by_epochs(plans: Plans) -> dict[int, list[Setting]]:

@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,8 +81,7 @@ def predict_file(
             writer.writerow([*keep, *header])
             for x, y, kept in features_of(saved, data, with_targets=public, keep=keep):
                 outputs = outputs_of(saved, x)
-                beside = zip(*map(as_texts, kept), lines_of(saved, outputs), strict=True)
-                writer.writerows([*own, *line] for *own, line in beside)
+                writer.writerows(lines_beside_kept(kept, lines_of(saved, outputs)))
                 records += len(x)
                 if score is not None and y is not None:
                     score.add(outputs, y)
@@ -120,6 +119,12 @@ def refuse_to_keep(data: Path, keep: Sequence[str], header: Sequence[str]) -> No
             f"--id {twice} would be two columns of one name in the predictions. Fix: name each "
             "column once, and none that is called as one of the predictions."
         )
+
+
+def lines_beside_kept(kept: Sequence[Values], lines: Iterable[list[str]]) -> Iterator[list[str]]:
+    """Lines of predictions behind their records' kept values."""
+    texts = [as_texts(values) for values in kept]
+    return ([*own, *line] for *own, line in zip(*texts, lines, strict=True))
 
 
 def features_of(

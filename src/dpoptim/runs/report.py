@@ -7,26 +7,13 @@ import math
 from typing import Any
 
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
+from dpoptim.plan import Plan
 from dpoptim.plan.text import of_each
 from dpoptim.runs import report_figures as figures
 from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.runs.drawing import power_of_ten
 from dpoptim.runs.evaluation_section import NO_EVALUATION
-from dpoptim.runs.page import (
-    beside,
-    bullets,
-    cards,
-    duration,
-    escape,
-    figure,
-    hero,
-    meter,
-    number,
-    page,
-    pairs,
-    percent,
-    section,
-)
+from dpoptim.runs.page import bullets, duration, escape, figure, number, page, pairs, percent
 from dpoptim.runs.page import facts as key_figures
 from dpoptim.runs.result import RunResult, kind_of_model
 from dpoptim.sampling import PoissonSampling
@@ -66,6 +53,14 @@ def report(result: RunResult) -> str:
 
 def _hero(result: RunResult, facts: dict[str, Any]) -> str:
     judged, guarantee = verdict(result), result.guarantee
+    if math.isinf(guarantee.epsilon):
+        number = '<span aria-label="epsilon is infinite">ε <small>=</small> ∞</span>'
+    else:
+        shown = rounded_up(guarantee.epsilon)
+        number = (
+            "ε <small>≤</small> <span "
+            f'class="{"long" if len(shown) > len("2.00") else ""}">{shown}</span>'
+        )
     terms = [
         f"at δ = {power_of_ten(guarantee.delta)}",
         neighboring_name(guarantee.neighboring),
@@ -78,16 +73,16 @@ def _hero(result: RunResult, facts: dict[str, Any]) -> str:
         for note in remarks
         if note.lower() != judged.title.lower()
     )
+    reading = facts["guarantee"]["reading"]
     trust = '<p class="small">given what is <a href="#basis">taken on trust</a></p>' * (
         judged.kind == "proven"
     )
-    return hero(
-        judged.kind,
-        f"{_SIGNS[judged.kind]} {judged.title}",
-        "" if math.isinf(guarantee.epsilon) else rounded_up(guarantee.epsilon),
-        terms,
-        below=trust + notes,
-        right=f'<p class="reading">{escape(facts["guarantee"]["reading"])}</p>{_meter(facts)}',
+    return (
+        f'<div class="card hero {judged.kind}"><div><span class="badge">{_SIGNS[judged.kind]} '
+        f'{escape(judged.title)}</span><p class="epsilon">{number}</p>'
+        f'<p class="terms">{" · ".join(f"<span>{escape(term)}</span>" for term in terms)}</p>'
+        f"{trust}{notes}</div>"
+        f'<div><p class="reading">{escape(reading)}</p>{_meter(facts)}</div></div>'
     )
 
 
@@ -97,14 +92,23 @@ def _meter(facts: dict[str, Any]) -> str:
         return ""
     share = facts["attacker"]["right_at_most"]
     way = f"{(share - 0.5) * 200:.1f}%"
-    return meter(way, f"best guess {percent_up(share)}", "50 % coin toss", "100 % certainty")
+    return (
+        f'<div class="meter"><div class="here"><b style="left:clamp(5em,{way},100% - 5em)">'
+        f'best guess {percent_up(share)}</b></div><div class="track"><div class="fill" '
+        f'style="width:{way}"></div></div>'
+        '<div class="scale"><span>50 % coin toss</span><span>100 % certainty</span></div></div>'
+    )
 
 
 def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
     plan, scores = result.plan, facts["scores"] or {}
     cells = [
         (f"{plan.unit.name.title()}s", f"{plan.n:,}", "a public number"),
-        ("Expected batch", f"{plan.batch_size:,}", of_each(plan.unit.name, plan.sampler.promise())),
+        (
+            "Expected batch",
+            f"{plan.batch_size:,}",
+            of_each(plan.unit.name, plan.sampler.promise()),
+        ),
         ("Noisy steps", f"{plan.steps:,}", f"about {plan.epochs:.3g} epochs"),
         ("Noise multiplier", f"{plan.noise_multiplier:.4g}", "noise / clip norm"),
     ]
@@ -134,17 +138,18 @@ def _attacker(result: RunResult, facts: dict[str, Any]) -> str:
         for point in facts["attacker"]["found_at_most"]
     ]
     relation, unit = result.plan.neighboring, result.guarantee.unit
-    curve = figures.attacker_figure(result.plan)
-    return section(
-        "What an attacker can do",
-        beside(
-            figure(curve, f"Trade-off of the best attacker, {relation}."),
-            "At most this share is recognised",
-            rows,
-            "Blind guessing recognises as many as it raises false alarms.",
-        ),
-        f"Every attack trades false alarms against missed {escape(unit)}s. Below the curve lies "
-        "what no attack reaches, however clever, and whatever else it knows.",
+    return (
+        '<section><h2>What an attacker can do</h2><p class="lead">Every attack trades false '
+        "alarms against "
+        f"missed {escape(unit)}s. Below the curve lies what no attack reaches, however clever, "
+        "and whatever "
+        'else it knows.</p><div class="card beside">'
+        + figure(
+            figures.attacker_figure(result.plan), f"Trade-off of the best attacker, {relation}."
+        )
+        + f"<div><h3>At most this share is recognised</h3>{pairs(rows, 'numbers')}"
+        '<p class="small">Blind guessing recognises as many as it raises false '
+        "alarms.</p></div></div></section>"
     )
 
 
@@ -168,16 +173,16 @@ def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
         lost = comparison[-1] - private[-1]
         price = f"{100 * lost:.1f} points" if result.classes else f"{lost:.3f}"
         rows.append(("Price of privacy", price.replace("-", "\N{MINUS SIGN}")))
-    curves = figures.accuracy_figure(name.lower(), private, comparison, measure=result.measure)
-    return section(
-        heading,
-        beside(
-            figure(curves, f"Hold-out {result.measure} {scores['measured']}."),
-            "After the last epoch",
-            rows,
-            "Such figures are releases of their own. They are shown because this data was declared "
-            "public.",
-        ),
+    return (
+        f'<section><h2>{heading}</h2><div class="card beside">'
+        + figure(
+            figures.accuracy_figure(name.lower(), private, comparison, measure=result.measure),
+            f"Hold-out {result.measure} {scores['measured']}.",
+        )
+        + f"<div><h3>After the last epoch</h3>{pairs(rows, 'numbers')}"
+        '<p class="small">Such figures are releases of their own. They are shown because this '
+        "data was "
+        "declared public.</p></div></div></section>"
     )
 
 
@@ -189,25 +194,30 @@ def _promise(result: RunResult, facts: dict[str, Any]) -> str:
     caveat = "" if proven else " (not a guarantee)"
     scope = "The run satisfies every point of the curve over delta at once." if proven else ""
     point = f"ε ≤ {rounded_up(plan.guarantee.epsilon)}"
-    pictures = [
-        figure(
+    return (
+        '<section><h2>One run, many readings</h2><p class="lead">Epsilon bounds how much any one '
+        f"{escape(result.guarantee.unit)} can shift what is released; delta is the slack in "
+        f"that bound. {scope}</p>"
+        '<div class="pair"><div class="card">'
+        + figure(
             figures.privacy_curve_figure(plan, point, caveat),
             f"Epsilon at other deltas, {plan.neighboring}; the plan's own point is marked.",
         )
-    ]
-    if isinstance(plan.sampler, PoissonSampling):
-        pictures.append(
-            figure(
-                figures.spending_figure(plan, point, caveat),
-                f"Epsilon of shorter plans with the same noise, {plan.neighboring}. This run's "
-                "whole plan was reserved before its first step, so stopping early saves nothing.",
-            )
+        + "</div>"
+        + (_spending(plan, point, caveat) if isinstance(plan.sampler, PoissonSampling) else "")
+        + "</div></section>"
+    )
+
+
+def _spending(plan: Plan, point: str, caveat: str) -> str:
+    return (
+        '<div class="card">'
+        + figure(
+            figures.spending_figure(plan, point, caveat),
+            f"Epsilon of shorter plans with the same noise, {plan.neighboring}. This run's whole "
+            "plan was reserved before its first step, so stopping early saves nothing.",
         )
-    return section(
-        "One run, many readings",
-        cards(pictures, "pair"),
-        f"Epsilon bounds how much any one {escape(result.guarantee.unit)} can shift what is "
-        f"released; delta is the slack in that bound. {scope}",
+        + "</div>"
     )
 
 
@@ -218,13 +228,13 @@ def _basis(facts: dict[str, Any]) -> str:
     unproven = ""
     if basis["unproven"]:
         unproven = f'<div class="card open"><h3>Unproven</h3>{bullets(basis["unproven"])}</div>'
-    return section(
-        "What the guarantee rests on",
-        f'{unproven}<div class="pair"><div class="card enforced"><h3>Enforced in code</h3>'
-        f'{bullets(basis["enforced"])}</div><div class="card trusted"><h3>Taken on trust</h3>'
-        f"{bullets(basis['trusted'])}</div></div>",
-        escape(facts["guarantee"]["relation_explained"]),
-        mark="basis",
+    return (
+        '<section id="basis"><h2>What the guarantee rests on</h2><p class="lead">'
+        f"{escape(facts['guarantee']['relation_explained'])}</p>{unproven}"
+        '<div class="pair"><div class="card enforced"><h3>Enforced in '
+        f"code</h3>{bullets(basis['enforced'])}</div>"
+        '<div class="card trusted"><h3>Taken on '
+        f"trust</h3>{bullets(basis['trusted'])}</div></div></section>"
     )
 
 
@@ -252,9 +262,8 @@ def _details(result: RunResult, facts: dict[str, Any]) -> str:
     ]
     if deltas:
         tables.insert(2, ("At other deltas", pairs(deltas, "numbers")))
-    return section(
-        "Details", cards([f"<h3>{name}</h3>{table}" for name, table in tables], "columns")
-    )
+    cards = "".join(f'<div class="card"><h3>{name}</h3>{table}</div>' for name, table in tables)
+    return f'<section><h2>Details</h2><div class="columns">{cards}</div></section>'
 
 
 def _verify(facts: dict[str, Any]) -> str:
@@ -266,7 +275,7 @@ def _verify(facts: dict[str, Any]) -> str:
             "<p>Epsilon follows from public numbers alone. Anybody can compute it again:</p>"
             f"<pre>{escape(facts['verify'])}</pre>"
         )
-    return section("Check it yourself", f'<div class="card">{text}</div>')
+    return f'<section><h2>Check it yourself</h2><div class="card">{text}</div></section>'
 
 
 def _number(value: object) -> str:

@@ -1,14 +1,10 @@
 """Public figures of a finished run, of which certificate and report are made."""
 
 from dataclasses import dataclass
-from typing import Self
 
 from dpoptim.accounting.guarantee import Guarantee
-from dpoptim.accounting.ledger import Ledger
 from dpoptim.assumptions import Assumption
 from dpoptim.plan import Plan
-
-CERTIFICATE = "certificate.json"
 
 
 @dataclass(frozen=True)
@@ -19,14 +15,6 @@ class LedgerEntry:
     dataset: str
     reservation: str
     remaining: str
-
-    @classmethod
-    def of(cls, ledger: Ledger, reservation: str | None) -> Self | None:
-        """A charge as its ledger has it now; None: there is none."""
-        if reservation is None:
-            return None
-        path = None if ledger.path is None else str(ledger.path)
-        return cls(path, ledger.dataset, reservation, str(ledger.remaining()))
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from dpoptim.files import write_atomically
 from dpoptim.printable import printable
 from dpoptim.runs.evaluations import NAME
-from dpoptim.runs.result import CERTIFICATE
 
+CERTIFICATE = "certificate.json"
 PURPOSES = {  # so that a signature for something else does not fit
     CERTIFICATE: b"dpoptim certificate 1\n",
     NAME: b"dpoptim evaluations 1\n",

@@ -160,7 +160,10 @@ def train_by_solver(
     return Trained(
         model=model,
         guarantee=replace(guarantee, unit=plan.unit.name),
-        basis=basis_of_run((*plan.basis, *basis_of_ledger(ledger.durable), *others), data),
+        basis=basis_of_run(
+            (*plan.basis, *basis_of_ledger(ledger.durable), *others),
+            data,
+        ),
         reservation=reservation,
         scores=()
         if hold_out is None

@@ -55,8 +55,7 @@ def grid_of(texts: Sequence[str] | None, data: Data, estimator: Any) -> dict[str
         ValueError: no name, or no values.
     """
     if not texts:
-        usual = MOMENTUM_SHARE * math.hypot(row_norm(data), 1.0)  # but for the loss's factor
-        return {"clip_norm": [share * usual for share in SHARES], "steps": list(STEPS)}
+        return {"clip_norm": [share * usual_clip(data) for share in SHARES], "steps": list(STEPS)}
     grid: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -69,6 +68,11 @@ def grid_of(texts: Sequence[str] | None, data: Data, estimator: Any) -> dict[str
     if unknown := [name for name in grid if name not in known]:
         raise ValueError(f"--grid has no setting {unknown[0]!r}; there are {', '.join(known)}.")
     return grid
+
+
+def usual_clip(data: Data) -> float:
+    """The estimators' own clip norm, up to the factor of the loss."""
+    return MOMENTUM_SHARE * math.hypot(row_norm(data), 1.0)
 
 
 def estimator_for(data: Data, rows_per_person: int) -> Any:
@@ -159,7 +163,13 @@ def tune_privately(
     if data.target_bounds is not None:  # as of targets scaled to [-1, 1]
         measure = "minus the squared error, of half the bounds' width as 1"
     tuned = Tuned(
-        search.best_params_, search.best_score_, measure, search.privacy_, out, data.name, charge
+        search.best_params_,
+        search.best_score_,
+        measure,
+        search.privacy_,
+        out,
+        data.name,
+        charge,
     )
     write_atomically(out / "tune.json", to_json(tuned))
     return tuned

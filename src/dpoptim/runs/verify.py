@@ -20,8 +20,8 @@ from dpoptim.plan import Plan
 from dpoptim.plan.text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import FORMAT, certificate
-from dpoptim.runs.interrupted import PLAN, is_unfinished, state_of_unfinished
 from dpoptim.runs.result import LedgerEntry, RunResult
+from dpoptim.runs.unfinished import PLAN, is_unfinished, state_of_unfinished
 from dpoptim.runs.verify_files import check_files
 from dpoptim.training.assumptions import LOOP, PACKAGE
 from dpoptim.training.batches.slots import SAME_SHAPES, less_lost_delta
@@ -109,7 +109,11 @@ def verify_run(folder: Path, *, ledgers: Sequence[Path] = ()) -> Verified:
             f"the charge {printable(str(written['ledger']['reservation']))} (--ledger FILE)"
         )
     return Verified(
-        plan, written, (*checked, *files.checked), (*unchecked, *files.open), tuple(files.unknown)
+        plan,
+        written,
+        (*checked, *files.checked),
+        (*unchecked, *files.open),
+        tuple(files.unknown),
     )
 
 

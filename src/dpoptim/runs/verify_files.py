@@ -28,8 +28,7 @@ from dpoptim.runs.evaluations import (
     trained_by,
 )
 from dpoptim.runs.interrupted import SECRET
-from dpoptim.runs.result import CERTIFICATE
-from dpoptim.runs.signature import signature_of
+from dpoptim.runs.signature import CERTIFICATE, signature_of
 
 SCHEMA, MODEL = "schema.toml", "model.pt"
 ELSEWHERE = {"plan.json", CERTIFICATE}  # which `verify` has lines of its own for

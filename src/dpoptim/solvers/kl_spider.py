@@ -141,7 +141,8 @@ def kl_spider(
         rho = releases.rho_left / (schedule.rounds - number)
         before = w
         w, target, anchor = run_round(
-            *(releases, w, schedule, target, rho, lipschitz, smoothness, fixed_share), known=anchor
+            *(releases, w, schedule, target, rho, lipschitz, smoothness, fixed_share),
+            known=anchor,
         )
         stuck = (stuck or schedule.plain_steps) and w is before
         if stuck:
