@@ -218,7 +218,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         last.privacy_, last._paid = self.privacy_, self._paid
 
     def _note_charge(self, run: str | None) -> None:
-        """Of the steps, too, which are charged together."""
+        """Keep it in the steps, too, which are charged together."""
         super()._note_charge(run)
         for step in (self.steps[-1][1], *private_steps(self)):
             step.ledger_run_ = run

@@ -128,8 +128,8 @@ class FitRecord:
                 notes=tuple(stated["notes"]),
             )
             stored, computed = Guarantee.from_json(stated), found.guarantee
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"text is a damaged fit: {error}; certify it again.") from None
+        except (KeyError, TypeError, AttributeError, OverflowError):
+            raise ValueError("text is a damaged fit: certify it again.") from None
         refuse_other_promise(stored, computed)
         return found
 
@@ -138,7 +138,7 @@ Promise = Plan | FitRecord
 
 
 def promise_from_json(text: str) -> Promise:
-    """What a run directory's ``plan.json`` holds: a plan, or the record of a fit.
+    """Read a run directory's ``plan.json``: a plan, or the record of a fit.
 
     Raises:
         ValueError: as `Plan.from_json` and `FitRecord.from_json`.

@@ -31,8 +31,7 @@ def vouchers(
         if len(of_part) != 1 or not name.strip():
             raise ValueError(
                 f"vouched_by: {printable(part)!r} must be a part of one line that is taken on "
-                f"trust, and have a name; it is in {len(of_part)} of {len(lines)}. Fix: names by "
-                f"parts of: {'; '.join(lines)}."
+                f"trust, and of no other, and have a name. Fix: parts of: {'; '.join(lines)}."
             )
         found[of_part[0]] = printable(name)
     return found
