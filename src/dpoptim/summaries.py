@@ -83,6 +83,7 @@ def private_mean(
     n: int | None = None,
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
+    label: str | None = None,
 ) -> Summary:
     """The mean of one number a record.
 
@@ -96,6 +97,7 @@ def private_mean(
         n: public number of records; needed where the relation hides it.
         ledger: where it is charged; None: nowhere.
         noise_seed: repeatable noise, for tests.
+        label: public text for the ledger's entry, such as the column's name.
 
     Returns:
         the mean of values cut to the range that was found, and its error by noise.
@@ -125,6 +127,7 @@ def private_mean(
         n=n,
         ledger=ledger,
         noise_seed=noise_seed,
+        label=label,
     ).fit(column[:, None])
     assert scaler.privacy_ is not None
     return Summary(float(scaler.mean_[0]), float(scaler.standard_error_[0]), scaler.privacy_)
@@ -139,13 +142,14 @@ def private_count(
     n: int | None = None,
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
+    label: str = "private count",
 ) -> Summary:
     """How many records have something.
 
     Args:
         flags: shape (n,), a truth value for each record. Private.
-        epsilon, delta, neighboring, n, ledger, noise_seed: as for `private_mean`, and so is what is
-            raised.
+        epsilon, delta, neighboring, n, ledger, noise_seed, label: as for `private_mean`, and so is
+            what is raised.
 
     Returns:
         the count, which may be below 0 and no whole number.
@@ -167,7 +171,7 @@ def private_count(
         n=n,
         ledger=ledger,
         noise_seed=noise_seed,
-        label="private count",
+        label=label,
     )
     return replace(found, value=float(found.value[0]))
 
@@ -258,6 +262,7 @@ def private_quantile(
     n: int | None = None,
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
+    label: str = "private quantile",
 ) -> Summary:
     """A number below which about a share ``quantile`` of the records lies.
 
@@ -266,7 +271,7 @@ def private_quantile(
         quantile: in (0, 1); 0.5 is the median.
         lower, upper: public range of the answer, one of some hundreds of numbers in it: evenly, and
             closer towards 0 and the ends (`quantiles.candidates_of`).
-        epsilon, delta, neighboring, n, ledger, noise_seed: as for `private_mean`.
+        epsilon, delta, neighboring, n, ledger, noise_seed, label: as for `private_mean`.
 
     Returns:
         the candidate; ``standard_error`` is None.
@@ -300,9 +305,7 @@ def private_quantile(
     below, above = Column(scaled).counts(candidates)
     counts, rank = (below, share) if share < 0.5 else (above, 1 - share)
     scores = -np.abs(counts - rank * records)
-    with paid_gate(
-        mu, relation, label="private quantile", ledger=ledger, noise_seed=noise_seed
-    ) as gate:
+    with paid_gate(mu, relation, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
         chosen = gate.select(
             scores.tolist(), norm_bound=bound_of_count(relation), epsilon=epsilon_of_choice(mu)
         )

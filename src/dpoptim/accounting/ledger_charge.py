@@ -2,7 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import dp_accounting as dp
 
@@ -14,6 +16,18 @@ from dpoptim.printable import printable
 
 PartOf = Callable[[int, int], dp.DpEvent]
 ANNOUNCEMENTS = 20  # a run tells the ledger so often how far it may have come
+_lists: ContextVar[tuple[list[str], ...]] = ContextVar("lists", default=())
+
+
+@contextmanager
+def charges_made() -> Iterator[list[str]]:
+    """List the ids of charges that are reserved in this ``with``, by this thread, in turn."""
+    made: list[str] = []
+    token = _lists.set((*_lists.get(), made))
+    try:
+        yield made
+    finally:
+        _lists.reset(token)
 
 
 class Charge:
@@ -61,6 +75,8 @@ class Charge:
                 run=self._planned,
                 checkpoints=self._saved,
             )
+            for made in _lists.get():
+                made.append(self.reservation.id)
         else:
             self.reservation = self._ledger.resume(
                 self._paused, self.event, released=self._announced, checkpoint=self._digest

@@ -10,6 +10,7 @@ from typing import Any
 from dpoptim.audit.attack_families import attack, audits
 from dpoptim.audit.finding import CONFIDENCE, WEAK, Finding, finding
 from dpoptim.files import write_atomically
+from dpoptim.plan import Plan
 from dpoptim.runs.verify import verify_run
 
 UNPROMISED = "no noise, nothing promised"
@@ -38,6 +39,11 @@ def audit_run(directory: Path, *, trials: int, seed: int) -> list[Finding]:
     """
     verified = verify_run(directory)  # refuses an edited promise
     plan, written = verified.plan, verified.certificate["guarantee"]
+    if not isinstance(plan, Plan):
+        raise ValueError(
+            f"{directory.name} holds a fit of {plan.estimator}, and --run attacks plans of steps. "
+            "Fix: dpoptim audit, which attacks solvers, searches and steps by their methods."
+        )
     doubts = [] if written["status"] == "proven" else [written["status"]]
     name = "; ".join([f"run {directory.name}", *doubts, *written["notes"]])
     if plan.noise_multiplier == 0:

@@ -7,6 +7,8 @@ from typing import Any, TypeVar, cast
 
 from sklearn.base import BaseEstimator
 
+from dpoptim.accounting.ledger_charge import charges_made
+
 Fit = TypeVar("Fit", bound=Callable[..., Any])
 COUNT = "_fit_count"  # of charges, which a fit that fails may have made
 
@@ -20,8 +22,10 @@ def whole_fit(fit: Fit) -> Fit:
 
     @wraps(fit)
     def fitted(learner: Any, *data: Any, **more: Any) -> Any:
-        with as_before_where_it_fails(learner):
+        with as_before_where_it_fails(learner), charges_made() as made:
             found = fit(learner, *data, **more)
+            # parts of a charge come after it, on ledgers of their own
+            learner._note_charge(made[0] if made and learner.ledger is not None else None)
         learner._warn_of_repeats()  # of `CountsFits`
         return found
 

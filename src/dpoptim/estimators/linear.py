@@ -62,6 +62,7 @@ class DPLogisticRegression(FitsClasses, LinearFit):
         warm_start: start from the weights of the last fit, whose guarantee then adds up with this
             one's.
         ledger: where fits are charged, so that several cannot exceed a budget; None: nowhere.
+        label: public text for the ledger's entry; None: the class's name.
         noise_seed: repeatable noise, for tests: the guarantee says that it is not for release.
         sharded: under ``torch.distributed``, where all processes must call ``fit``: whether each
             has rows of its own, no record, nor rows of one person, in two of them. False: all have
@@ -76,6 +77,7 @@ class DPLogisticRegression(FitsClasses, LinearFit):
         intercept_: shape (1,) or (classes,).
         classes_: the class labels.
         privacy_: `Guarantee` of everything that ``fit`` learnt.
+        ledger_run_: the id of the fit's charge on its ledger; None without one.
 
     **Guarantee.** ``privacy_``, for every table: rows are clipped and gradients bounded record by
     record, whatever they hold; with ``persons``, what a person adds is a mean of bounded rows. It
@@ -225,6 +227,7 @@ class DPLinearRegression(FitsNumbers, LinearFit):
         ranks: Ranks,
         *,
         anew: bool,
+        label: str,
     ) -> tuple[Tensor, Guarantee]:
         """By default in the part of the range that targets take up, found within the budget.
 
@@ -249,6 +252,7 @@ class DPLinearRegression(FitsNumbers, LinearFit):
                 ledger=ledger,
                 noise_seed=self.noise_seed,
                 ranks=ranks,
+                label=label,
             )
             return weights, guarantee
         if self._part != WHOLE:  # targets may be many: no copy without need

@@ -20,6 +20,7 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.chunks import Chunks, over_chunks, refuse_change
 from dpoptim.estimators.persons import of_persons, per_person, units_in
 from dpoptim.estimators.repeats import Fit
+from dpoptim.estimators.scope import FROM_EARLIER, label_of
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import is_cross_entropy, solve
@@ -76,8 +77,7 @@ class LinearFit(PrivateSettings):
         before = getattr(self, "_weights", None) if self.warm_start else None
         if before is None or before.shape != (model.outputs, model.columns):
             return None, ()
-        said = "started from an earlier fit: the guarantee of that fit adds to this one's"
-        return torch.from_numpy(before.ravel()), (said,)
+        return torch.from_numpy(before.ravel()), (FROM_EARLIER,)
 
     def _solve(
         self,
@@ -126,10 +126,12 @@ class LinearFit(PrivateSettings):
         start, added = self._start(model, earlier)
         said = (*said, *added, *notes_of_weights(weights))
         rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
+        label = label_of(self._named, self.epsilon, delta)
         run = partial(
             solve,
             self.solver,
             model,
+            label=label,
             radius=radius,
             clip_norm=clip_norm,
             weight_bound=self.weight_bound,
@@ -145,7 +147,9 @@ class LinearFit(PrivateSettings):
         )
         ledger = None if self.ledger is None else self.ledger.of_units(unit.name)
         data = parts_of_data(rows, y, shares, weights)
-        solution, guarantee = self._solved(run, data, budget, ledger, ranks, anew=start is None)
+        solution, guarantee = self._solved(
+            run, data, budget, ledger, ranks, anew=start is None, label=label
+        )
         # another processor may have rounded the last step otherwise
         solution, guarantee = ranks.from_first(lambda: (solution, guarantee))
         if self.data_norm is None:
@@ -166,7 +170,7 @@ class LinearFit(PrivateSettings):
             self._chunks = earlier.followed_by(self._weights, n)
             guarantee = over_chunks(self.privacy_, guarantee)
         self._weights = self._chunks.weights
-        fit = Fit(budget.event(self.relation), guarantee, n)
+        fit = Fit(budget.event(self.relation), guarantee, n, whole=earlier is None)
         self.privacy_ = ranks.from_first(lambda: self._counted(fit))
         return self._weights
 
@@ -179,12 +183,14 @@ class LinearFit(PrivateSettings):
         ranks: Ranks,
         *,
         anew: bool,
+        label: str,
     ) -> tuple[torch.Tensor, Guarantee]:
         """The weights that a solver finds, and what they cost.
 
         Args:
             run: `solve` with all settings but data and budget, ledger and ranks.
             anew: whether it starts from public weights.
+            label: public text for the ledger's entry, which ``run`` has, too.
         """
         return run(data=data, budget=budget, ledger=ledger, ranks=ranks)
 

@@ -26,7 +26,6 @@ from dpoptim.plan import Plan
 from dpoptim.target_range import TargetRange
 from dpoptim.training.batches.privacy_units import Persons
 
-LABEL = "DPSGDRegressor"
 MOST_EXPONENT = 50.0  # of a plan with almost no noise
 
 
@@ -36,6 +35,7 @@ class NarrowedFit:
     Args:
         plan: of the network.
         noise_seed: repeatable noise, for tests; None: secret.
+        label: public text for the ledger's entry.
 
     Attributes:
         narrows: whether noise leaves something of the range to be found; else nothing is released
@@ -43,8 +43,8 @@ class NarrowedFit:
         parts: the events of what is released, in turn.
     """
 
-    def __init__(self, plan: Plan, noise_seed: int | None) -> None:
-        self.plan, self._seed = plan, noise_seed
+    def __init__(self, plan: Plan, noise_seed: int | None, label: str) -> None:
+        self.plan, self._seed, self._label = plan, noise_seed, label
         # what the network's noise would come to if every step had all records
         strength = math.expm1(min(plan.noise_multiplier**-2, MOST_EXPONENT))
         whole = plan.batch_size / plan.n * math.sqrt(plan.steps * strength / (1 - SHARE))
@@ -93,7 +93,7 @@ class NarrowedFit:
             index, shares = rows_brought(owners, np.arange(len(owners)), coins)
             y = y[index]
         paying = charged_together(
-            ledger, self.parts, neighboring=relation, label=LABEL, unit=plan.unit.name
+            ledger, self.parts, neighboring=relation, label=self._label, unit=plan.unit.name
         )
         with paying as paid:
             gate = FilteredGate(

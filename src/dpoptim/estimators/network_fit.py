@@ -29,6 +29,7 @@ from dpoptim.estimators.data_sets import data_set_of
 from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import Fit
+from dpoptim.estimators.scope import FROM_EARLIER, label_of
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.table import ClippedRows, public_norm, table
 from dpoptim.estimators.weights import notes_of_weights, weights_of_rows
@@ -122,10 +123,7 @@ class NetworkFit(PrivateSettings):
         plan = replace(plan, unit=unit)
         said = (*said, *notes_of_weights(weights))
         if earlier is None and last is not None:
-            said = (
-                *said,
-                "started from an earlier fit: the guarantee of that fit adds to this one's",
-            )
+            said = (*said, FROM_EARLIER)
         if self.data_norm is None:
             said = (
                 *said,
@@ -148,7 +146,7 @@ class NetworkFit(PrivateSettings):
                 stepper,
                 data_set_of(x, targets, weights, norm=norm),
                 ledger=ledger,
-                label=type(self).__name__,
+                label=label_of(self._named, epsilon, delta),
                 noise_seed=self.noise_seed,
                 persons=given.persons,
                 rows_per_record=plan.unit.most_rows,
@@ -174,7 +172,7 @@ class NetworkFit(PrivateSettings):
             self._chunks = Chunks(np.zeros(0), n)  # the network itself is what goes on
         else:
             guarantee = over_chunks(self.privacy_, guarantee)
-        self.privacy_ = self._counted(Fit(event, guarantee, n))
+        self.privacy_ = self._counted(Fit(event, guarantee, n, whole=earlier is None))
 
     def _trained(
         self, run: Run, plan: Plan, targets: Tensor, owners: Persons | None, *, anew: bool

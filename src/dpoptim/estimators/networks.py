@@ -16,6 +16,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
 from dpoptim.estimators.narrowed_fit import NarrowedFit
 from dpoptim.estimators.network_fit import NetworkFit, Run, linear_layers
+from dpoptim.estimators.scope import label_of
 from dpoptim.estimators.table import (
     bounded_targets,
     public_classes,
@@ -77,6 +78,7 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
             one's.
         random_state: of the initial weights; has nothing to do with the noise.
         ledger: where fits are charged, so that several cannot exceed a budget; None: nowhere.
+        label: public text for the ledger's entry; None: the class's name.
         noise_seed: repeatable noise, for tests: the guarantee says that it is not for release.
         rows_per_person: where ``fit`` is told ``persons``, at most so many rows of each take part
             in a step, chosen by coins; their mean gradient is clipped once.
@@ -86,6 +88,7 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
         classes_: the class labels.
         optimizer_, learning_rate_: by which it was trained, as in ``"SGD, momentum 0.9"``.
         privacy_: `Guarantee` of everything that ``fit`` learnt.
+        ledger_run_: the id of the fit's charge on its ledger; None without one.
 
     **Guarantee.** ``privacy_``, for every table. It covers one ``fit``, and its notes say what all
     runs on the ledger cost together. Choosing settings by comparing fits
@@ -197,7 +200,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         return self._whole_event(plan) if self._by_itself and not goes_on else plan.event
 
     def _whole_event(self, plan: Plan) -> DpEvent:
-        return NarrowedFit(plan, self.noise_seed).event
+        return NarrowedFit(plan, self.noise_seed, self._named).event
 
     @property
     def _by_itself(self) -> bool:
@@ -208,7 +211,8 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         """The fit, if it is to find out where targets lie; None: in the range it is given."""
         if not (anew and self._by_itself and plan.guarantee.status == "proven"):
             return None
-        fit = NarrowedFit(plan, self.noise_seed)
+        label = label_of(self._named, self.epsilon, plan.delta)
+        fit = NarrowedFit(plan, self.noise_seed, label)
         return fit if fit.narrows else None
 
     def _trained(

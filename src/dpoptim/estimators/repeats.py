@@ -19,10 +19,13 @@ from weakref import WeakValueDictionary
 from dp_accounting import DpEvent
 from sklearn.base import BaseEstimator
 
+from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.budget_words import spent
-from dpoptim.accounting.guarantee import Guarantee, neighboring_name
+from dpoptim.accounting.event_json import event_text
+from dpoptim.accounting.guarantee import Guarantee, neighboring_name, rounded_up
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.estimators.scope import ALONE, scope_on_ledger, with_scope
+from dpoptim.accounting.ledger_records import delta_of
+from dpoptim.estimators.scope import ALONE, RESTATED, scope_on_ledger, with_scope
 
 ELSEWHERE = "its copies in other processes are not counted in that"
 ARRIVED = "a copy from another process was fitted: the fits of all copies add up"
@@ -61,10 +64,27 @@ def uncounted() -> Iterator[None]:
 
 
 class Fit(NamedTuple):
-    """The event of a fit, what it guarantees, and on how many records; public."""
+    """The event of a fit, what it guarantees, and on how many records; public.
+
+    Attributes:
+        whole: whether the event is all that the model has cost; not of one chunk of several.
+    """
 
     event: DpEvent
     guarantee: Guarantee
+    records: int
+    whole: bool = True
+
+
+class Paid(NamedTuple):
+    """The price of what an estimator has learnt, as it is kept and pickled with it; public.
+
+    Attributes:
+        event: as `event_text` writes it; "": no event is all of it.
+        records: so many.
+    """
+
+    event: str
     records: int
 
 
@@ -105,7 +125,7 @@ class FitCount:
         self._fits.append(fit)
         self._ledgers.add("" if ledger is None else ledger.id)
         self._due |= math.log2(len(self._fits)).is_integer() or fit.records > largest
-        scope = self._scope(ledger, fit.guarantee.delta)
+        scope = self._scope(ledger, fit)
         relation = neighboring_name(fit.guarantee.neighboring)
         self._fix = FIX + (LEDGER.format(relation) if ledger is None else "")
         if self._arrived:  # always the same words, which are shown once in each process
@@ -119,8 +139,8 @@ class FitCount:
     def _has_company(self) -> bool:
         return len(self._fits) > 1 or self._sent or self._arrived
 
-    def _scope(self, ledger: Ledger | None, delta: float) -> tuple[str, ...]:
-        on_ledger = (ALONE,) if ledger is None else scope_on_ledger(ledger, delta)
+    def _scope(self, ledger: Ledger | None, fit: Fit) -> tuple[str, ...]:
+        on_ledger = scope_of(fit, ledger)
         # nothing beside a ledger that knows of all of them
         if not self._has_company or (ledger is not None and len(self._ledgers) == 1):
             return on_ledger
@@ -152,6 +172,18 @@ class FitCount:
             warnings.warn(f"{who}: {unsaid}. {self._fix}.", RepeatedFitWarning, stacklevel=4)
 
 
+def scope_of(fit: Fit, ledger: Ledger | None) -> tuple[str, ...]:
+    """Notes on what a fit costs as its ledger states it, and on the other runs there."""
+    if ledger is None:
+        return (ALONE,)
+    own, delta = fit.guarantee, delta_of(ledger.budget)
+    restated: tuple[str, ...] = ()
+    if delta != own.delta and own.status == "proven":
+        there = compute_epsilon(fit.event, delta, own.neighboring)
+        restated = (f"{RESTATED}: epsilon={rounded_up(there.epsilon)} at delta={delta:g}",)
+    return (*restated, *scope_on_ledger(ledger, own.delta))
+
+
 def arrived(name: str = "", process: int = 0) -> FitCount:
     """The count of a copy: its own in the process that pickled it, if it is there still.
 
@@ -167,6 +199,8 @@ class CountsFits(BaseEstimator):
 
     ledger: Ledger | None
     privacy_: Any  # the `Guarantee` of the last fit; None where nothing was read
+    ledger_run_: str | None  # the id of the last fit's charge on its ledger
+    _paid: Paid
 
     def __sklearn_clone__(self) -> Any:
         clone: Any = super().__sklearn_clone__()
@@ -181,12 +215,16 @@ class CountsFits(BaseEstimator):
 
     def _counted(self, fit: Fit) -> Guarantee:
         """The guarantee of a fit with its scope, and the count with this fit."""
+        self._paid = Paid(event_text(fit.event) if fit.whole else "", fit.records)
         if not _counting.get():
             ledger = self.ledger
-            scope = (ALONE,) if ledger is None else scope_on_ledger(ledger, fit.guarantee.delta)
-            return with_scope(fit.guarantee, scope)
+            return with_scope(fit.guarantee, scope_of(fit, ledger))
         by_hand = getattr(self, "privacy_", None) is not None
         return self._count.add(fit, self.ledger, by_hand=by_hand)
+
+    def _note_charge(self, run: str | None) -> None:
+        """Keep the id of the last fit's charge."""
+        self.ledger_run_ = run
 
     def _warn_of_repeats(self) -> None:
         self._count.say(type(self).__name__)

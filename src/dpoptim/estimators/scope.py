@@ -9,6 +9,8 @@ from dpoptim.estimators.table import READ_OFF
 
 ON_TRUST = "on trust: preprocessing and settings were not read off these records"
 ALONE = "this fit alone: others on the same records add to it, and no ledger counts them"
+RESTATED = "the same fit as its ledger states it"
+FROM_EARLIER = "started from an earlier fit: the guarantee of that fit adds to this one's"
 MOST_COMPOSED = 16  # of runs on a budget: a fit should not wait for composing more
 ON_LEDGER = "runs on its ledger together"
 
@@ -28,6 +30,11 @@ def scope_on_ledger(ledger: Ledger, delta: float) -> tuple[str, ...]:
     else:
         cost = cost_of(entries, ledger.budget, ledger.neighboring, delta)
     return (f"all {len(entries)} {ON_LEDGER}: {cost}",)
+
+
+def label_of(name: str, epsilon: float, delta: float) -> str:
+    """A ledger's label for a fit: the ledger states all runs at one delta, this at its own."""
+    return f"{name} (epsilon={epsilon:g} at delta={delta:g})"
 
 
 def with_scope(guarantee: Guarantee, scope: tuple[str, ...]) -> Guarantee:

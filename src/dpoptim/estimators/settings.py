@@ -16,6 +16,9 @@ class PrivateSettings(KnowsOpacus, CountsFits):
     """Base of estimators and transformers: a dataclass, whose fields are scikit-learn's settings.
 
     They are stored untouched. What is learnt is no argument.
+
+    Args:
+        label: public text for the ledger's entry; None: the class's name.
     """
 
     epsilon: float | None = None
@@ -23,6 +26,7 @@ class PrivateSettings(KnowsOpacus, CountsFits):
     neighboring: str | None = None
     ledger: Ledger | None = None
     noise_seed: int | None = None
+    label: str | None = None
     relations: ClassVar[tuple[str, ...]] = RELATIONS  # that it can protect records under
     reads_sparse: ClassVar[bool] = True  # tables of SciPy
 
@@ -30,6 +34,11 @@ class PrivateSettings(KnowsOpacus, CountsFits):
     def relation(self) -> str:
         """The neighbouring relation of its fits, by name."""
         return relation_of(self.neighboring, self.ledger, self.relations)
+
+    @property
+    def _named(self) -> str:
+        """The name of its fits in the ledger."""
+        return type(self).__name__ if self.label is None else self.label
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

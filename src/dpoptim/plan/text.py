@@ -109,11 +109,6 @@ COMPARED = {
 def basis_of(plan: Plan) -> tuple[Assumption, ...]:
     """The guarantee's basis, from the plan alone."""
     unit = plan.unit.name
-    relation = {
-        "add-or-remove-one": f"n={plan.n} is a public number that was not derived from the data",
-        "zero-out": f"n={plan.n} is public; a neighbour has one {unit} that contributes nothing",
-        "replace-one": f"n={plan.n} is public; a neighbour has one {unit} of another value",
-    }[plan.neighboring]
     others = packages_of_others(plan)
     by_code = trusted if others else enforced  # what others' code promises is on trust
     promised = (
@@ -124,7 +119,7 @@ def basis_of(plan: Plan) -> tuple[Assumption, ...]:
     in_code = (replace(each, text=of_each(unit, each.text)) for each in promised)
     return (
         *(by_code(each.text) if each.kind == "enforced" else each for each in in_code),
-        trusted(relation),
+        relation_on_trust(plan.n, plan.neighboring, unit),
         plan.unit_assumption,
         *(trusted(METHOD_OF_OTHERS.format(package)) for package in others),
         trusted(
@@ -138,6 +133,17 @@ def basis_of(plan: Plan) -> tuple[Assumption, ...]:
         trusted(
             "settings, preprocessing and stopping were not chosen by looking at the private data"
         ),
+    )
+
+
+def relation_on_trust(n: int, neighboring: str, unit: str) -> Assumption:
+    """The number of records as public knowledge, and whom the relation compares with."""
+    return trusted(
+        {
+            "add-or-remove-one": f"n={n} is a public number that was not derived from the data",
+            "zero-out": f"n={n} is public; a neighbour has one {unit} that contributes nothing",
+            "replace-one": f"n={n} is public; a neighbour has one {unit} of another value",
+        }[neighboring]
     )
 
 

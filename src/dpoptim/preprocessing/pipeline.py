@@ -25,7 +25,7 @@ from dpoptim.data.sparse_rows import TWO_AXES, shape_of
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
-from dpoptim.estimators.scope import ALONE, ON_TRUST
+from dpoptim.estimators.scope import label_of
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.gate import charged_together, event_ahead
 from dpoptim.gate.one_process import alone
@@ -37,8 +37,11 @@ from dpoptim.preprocessing.steps_within import (
     charged_steps,
     is_part,
     learning_steps,
+    own_notes,
     private_steps,
     shares_as_given,
+    steps_with,
+    with_state,
 )
 from dpoptim.statistics import price_of
 
@@ -47,7 +50,7 @@ MOST_SHARE = 0.3  # of mu^2, for all preprocessing together
 # their public ranges columns take up
 LEAST_SHARE = 0.1
 LEFT = 1 - 1e-9  # so that rounding cannot end above the budget
-MOST_LABEL = 200  # characters
+MOST_LABEL = 160  # characters of names
 
 
 class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
@@ -64,6 +67,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             what each needs for a precision of a hundredth of the columns' ranges, but at least
             0.1, and at most 0.3 for all; functions of public numbers.
         ledger: where everything is charged, as one run; None: nowhere.
+        label: public text for the ledger's entry; None: the names of class and steps.
         memory: as for ``Pipeline``; None where a step is charged.
         verbose, transform_input: as for ``Pipeline``.
 
@@ -100,6 +104,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         delta: float | Literal["auto"] = "auto",
         shares: Mapping[str, float] | None = None,
         ledger: Ledger | None = None,
+        label: str | None = None,
         memory: Any = None,
         verbose: bool = False,
         transform_input: Any = None,
@@ -109,6 +114,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         self.delta = delta
         self.shares = shares
         self.ledger = ledger
+        self.label = label
 
     def __getitem__(self, ind: Any) -> Any:
         """A step; or those of a slice, on the same budget and ledger if they are fitted again."""
@@ -196,7 +202,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         # without these the last step refuses by itself, before anything is spent
         last_event = self._try(X, y, params, epsilons, with_budgets, relation) if before else None
         parts = [*before, last_event] if last_event is not None else before
-        with self._ledger_of_fit(parts, relation) as ledger:
+        with self._ledger_of_fit(parts, relation, delta) as ledger:
             earlier = {entry.id for entry in ledger.entries()}
             budgets = with_budgets(steps_with(epsilons, self), ledger=ledger)
             with budgets, uncounted(), as_parts(self):
@@ -209,7 +215,13 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         whole = compute_epsilon(event, delta, relation)
         whole = replace(whole, unit=unit.name, notes=(*own_notes(last), *said, *unprotected))
         self.privacy_ = self._counted(Fit(event, whole, n))
-        last.privacy_ = self.privacy_
+        last.privacy_, last._paid = self.privacy_, self._paid
+
+    def _note_charge(self, run: str | None) -> None:
+        """Keep it in the steps, too, which are charged together."""
+        super()._note_charge(run)
+        for step in (self.steps[-1][1], *private_steps(self)):
+            step.ledger_run_ = run
 
     def _try(
         self,
@@ -236,14 +248,17 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             warnings.simplefilter("ignore")  # they come with the fit
             return event_ahead(fit, relation)
 
-    def _ledger_of_fit(self, parts: list[Any], relation: str) -> AbstractContextManager[Ledger]:
+    def _ledger_of_fit(
+        self, parts: list[Any], relation: str, delta: float
+    ) -> AbstractContextManager[Ledger]:
         """The ledger of the steps: several are charged as one run, being fixed beforehand.
 
         Args:
             parts: their events; none: the last step is charged by itself.
         """
         if parts:
-            label = ", ".join((type(self).__name__, *dict(self.steps)))[:MOST_LABEL]
+            named = ", ".join((type(self).__name__, *dict(self.steps)))[:MOST_LABEL]
+            label = label_of(named if self.label is None else self.label, self.epsilon, delta)
             return charged_together(self.ledger, parts, neighboring=relation, label=label)
         return nullcontext(Ledger(neighboring=relation) if self.ledger is None else self.ledger)
 
@@ -306,19 +321,6 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         return {name: share * scale for name, share in wanted.items()}
 
 
-def steps_with(epsilons: Mapping[str, float], pipeline: Pipeline) -> list[tuple[Any, float]]:
-    """The steps of these names, with their budgets."""
-    steps = pipeline.get_params(deep=True)
-    return [(steps[name], epsilon) for name, epsilon in epsilons.items()]
-
-
-def with_state(estimator: Any) -> Any:
-    """A clone that goes on from what the estimator has learnt, if it would."""
-    made, of = clone(estimator), estimator.get_params(deep=False)
-    made.__dict__ |= {name: x for name, x in vars(estimator).items() if name not in of}
-    return made
-
-
 @contextmanager
 def _budgets(
     steps: list[tuple[Any, float]], delta: float, ledger: Ledger, n: int, relation: str
@@ -339,12 +341,3 @@ def _budgets(
             step.set_params(
                 **{name: own[name] for name in ("epsilon", "delta", "ledger", "n") if name in own}
             )
-
-
-def own_notes(estimator: Any) -> tuple[str, ...]:
-    """Notes of a step's guarantee, but for its scope and budget: the pipeline's count."""
-    return tuple(
-        note
-        for note in (() if estimator.privacy_ is None else estimator.privacy_.notes)
-        if not note.startswith(("all ", "epsilon ", "delta ")) and note not in (ALONE, ON_TRUST)
-    )

@@ -91,7 +91,7 @@ class ChargedFit(PrivateSettings):
             mu=price.mu,
             delta=price.delta,
             neighboring=self.relation,
-            label=type(self).__name__,
+            label=self._named,
             ledger=self.ledger,
             noise_seed=self.noise_seed,
         )

@@ -105,7 +105,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
             with paid_gate(
                 price.mu,
                 self.relation,
-                label=type(self).__name__,
+                label=self._named,
                 ledger=self.ledger,
                 noise_seed=self.noise_seed,
             ) as gate:

@@ -11,13 +11,14 @@ from numbers import Real
 from typing import Any
 
 from sklearn import config_context
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
 from dpoptim.arguments import real_number
 from dpoptim.estimators.repeats import CountsFits
+from dpoptim.estimators.scope import ALONE, ON_TRUST, RESTATED
 from dpoptim.preprocessing.private_step import PrivateStep
 
 EPSILON = "epsilon"
@@ -173,3 +174,26 @@ def is_part(pipeline: Any) -> bool:
 def is_named(name: str, setting: str) -> bool:
     """Whether a name among ``get_params`` is that of this setting, of any step."""
     return name.rpartition("__")[2] == setting
+
+
+def steps_with(epsilons: Mapping[str, float], pipeline: Pipeline) -> list[tuple[Any, float]]:
+    """The steps of these names, with their budgets."""
+    steps = pipeline.get_params(deep=True)
+    return [(steps[name], epsilon) for name, epsilon in epsilons.items()]
+
+
+def with_state(estimator: Any) -> Any:
+    """A clone that goes on from what the estimator has learnt, if it would."""
+    made, of = clone(estimator), estimator.get_params(deep=False)
+    made.__dict__ |= {name: x for name, x in vars(estimator).items() if name not in of}
+    return made
+
+
+def own_notes(estimator: Any) -> tuple[str, ...]:
+    """Notes of a step's guarantee, but for its scope and budget: the pipeline's count."""
+    return tuple(
+        note
+        for note in (() if estimator.privacy_ is None else estimator.privacy_.notes)
+        if not note.startswith(("all ", "epsilon ", "delta ", RESTATED))
+        and note not in (ALONE, ON_TRUST)
+    )

@@ -8,7 +8,7 @@ import math
 import shlex
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import lru_cache, singledispatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from dpoptim.documents import dump, with_digest
 from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
 from dpoptim.plan.text import of_each
+from dpoptim.runs.fit_record import FitRecord, Promise
 from dpoptim.runs.plans import plan_by_numbers
 from dpoptim.runs.result import LedgerEntry, RunResult
 
@@ -114,7 +115,7 @@ def guarantee_in_words(result: RunResult) -> str:
 
 
 @lru_cache(maxsize=64)
-def best_guess(plan: Plan, guarantee: Guarantee) -> float:
+def best_guess(plan: Promise, guarantee: Guarantee) -> float:
     """A bound on how often the best attacker tells two neighbours apart, on even prior odds.
 
     See `right_at_most`; without an epsilon there is only the guarantee itself.
@@ -133,7 +134,7 @@ def certificate(result: RunResult) -> dict[str, Any]:
     """
     judged, guarantee, plan = verdict(result), result.guarantee, result.plan
     relation = neighboring_name(guarantee.neighboring)
-    private = plan.noise_multiplier > 0
+    private = not isinstance(plan.event, dp_accounting.NonPrivateDpEvent)
     document = {
         "format": FORMAT,
         "verdict": {**asdict(judged), "for_release": judged.kind == "proven"},
@@ -141,6 +142,7 @@ def certificate(result: RunResult) -> dict[str, Any]:
         "model": {
             "name": result.model_name,
             "parameters": result.parameters,
+            **({"file": plan.model_file} if isinstance(plan, FitRecord) else {}),
             "sha256": result.model_sha256,
         },
         "guarantee": {
@@ -150,16 +152,7 @@ def certificate(result: RunResult) -> dict[str, Any]:
             "relation_explained": RELATIONS[relation].format(unit=guarantee.unit),
         },
         "attacker": attacker(plan, guarantee) if judged.kind == "proven" else None,
-        "settings": {
-            "method": type(plan.method).__name__,
-            **{name: _jsonable(value) for name, value in asdict(plan.method).items()},  # type: ignore[call-overload]
-            "n": plan.n,
-            "expected_batch_size": plan.batch_size,
-            "sampling": of_each(plan.unit.name, plan.sampler.promise()),
-            "steps": plan.steps,
-            "expected_epochs": plan.epochs,
-            "noise_multiplier": plan.noise_multiplier,
-        },
+        "settings": settings_of(plan),
         "further_deltas": further_deltas(plan) if private else [],
         "basis": {
             # Without a guarantee there is nothing to rest on anything: a list would look like one.
@@ -168,6 +161,7 @@ def certificate(result: RunResult) -> dict[str, Any]:
             ]
             for kind in ("enforced", "trusted", "unproven")
         },
+        **({"vouched_by": result.vouched_by} if result.vouched_by else {}),
         "scores": public_scores(result),
         "ledger": ledger_entry(result.ledger),
         "training": {**result.settings, "seconds": result.seconds},
@@ -181,12 +175,37 @@ def certificate(result: RunResult) -> dict[str, Any]:
     return with_digest(document)
 
 
+@singledispatch
+def settings_of(promise: Promise) -> dict[str, Any]:
+    """Settings that the guarantee depends on, by name; strict JSON can hold them."""
+    raise TypeError(type(promise).__name__)
+
+
+@settings_of.register
+def _(plan: Plan) -> dict[str, Any]:
+    return {
+        "method": type(plan.method).__name__,
+        **{name: _jsonable(value) for name, value in asdict(plan.method).items()},  # type: ignore[call-overload]
+        "n": plan.n,
+        "expected_batch_size": plan.batch_size,
+        "sampling": of_each(plan.unit.name, plan.sampler.promise()),
+        "steps": plan.steps,
+        "expected_epochs": plan.epochs,
+        "noise_multiplier": plan.noise_multiplier,
+    }
+
+
+@settings_of.register
+def _(fit: FitRecord) -> dict[str, Any]:
+    return {"estimator": fit.estimator, "n": fit.n, "event": str(fit.event)}
+
+
 def write_certificate(path: Path, result: RunResult) -> None:
     """Write the certificate as JSON, whole or not at all; OSError names the path and the fix."""
     write_atomically(path, dump(certificate(result)) + "\n")
 
 
-def attacker(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
+def attacker(plan: Promise, guarantee: Guarantee) -> dict[str, Any]:
     """The best attacker's reach, by the whole privacy curve."""
     return {
         "right_at_most": best_guess(plan, guarantee),
@@ -199,12 +218,12 @@ def attacker(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def attacker_misses(plan: Plan) -> tuple[float, ...]:
+def attacker_misses(plan: Promise) -> tuple[float, ...]:
     """The best attacker's misses at each of the rates of false alarms."""
     return tuple(tradeoff_curve(plan.event, plan.neighboring, FALSE_POSITIVE_RATES).tolist())
 
 
-def further_deltas(plan: Plan) -> list[dict[str, float]]:
+def further_deltas(plan: Promise) -> list[dict[str, float]]:
     """Epsilon of the whole run at other deltas and the plan's own; None without a proof."""
     if plan.guarantee.status != "proven":
         return []
@@ -216,7 +235,7 @@ def further_deltas(plan: Plan) -> list[dict[str, float]]:
 
 
 @lru_cache(maxsize=64)
-def privacy_curve_points(plan: Plan) -> tuple[tuple[float, float], ...]:
+def privacy_curve_points(plan: Promise) -> tuple[tuple[float, float], ...]:
     """Pairs (delta, epsilon) of the whole run, the largest delta first."""
     deltas = sorted({*FURTHER_DELTAS, plan.guarantee.delta}, reverse=True)
     return tuple(
@@ -249,7 +268,7 @@ def ledger_entry(entry: LedgerEntry | None) -> dict[str, str] | None:
     }
 
 
-def account_command(plan: Plan) -> str | None:
+def account_command(plan: Promise) -> str | None:
     """The command that computes epsilon again from public numbers.
 
     None without a proof, and where no command makes the plan's event.
@@ -258,6 +277,11 @@ def account_command(plan: Plan) -> str | None:
         return None
     if isinstance(plan.event, dp_accounting.GaussianDpEvent):  # the whole run is one Gaussian
         return command_of(plan, plan.n, 1, plan.event.noise_multiplier)
+    return None if isinstance(plan, FitRecord) else command_of_steps(plan)
+
+
+def command_of_steps(plan: Plan) -> str | None:
+    """The command for a run of steps, if one makes the plan's event."""
     size, steps, noise = plan.batch_size, plan.steps, plan.noise_multiplier
     settings = settings_in_words(plan)
     for method, setting in (("dp-sgd", []), (plan.method.name, settings)):
@@ -280,7 +304,7 @@ def account_command(plan: Plan) -> str | None:
     return None
 
 
-def command_of(plan: Plan, size: int, steps: int, noise: float) -> str:
+def command_of(plan: Promise, size: int, steps: int, noise: float) -> str:
     """The command for steps of DP-SGD, with the plan's other numbers."""
     return (
         f"dpoptim account --n {plan.n} --batch-size {size} --steps {steps} --noise-multiplier "

@@ -1,10 +1,11 @@
-"""A run directory for a training loop of one's own: model, plan, certificate and report."""
+"""A run directory for one's own training or estimator: model, plan, certificate and report."""
 
 import datetime
 import hashlib
 import io
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +14,61 @@ from torch import Tensor
 
 from dpoptim.documents import sha256_of
 from dpoptim.errors import PrivacyError
+from dpoptim.estimators.repeats import CountsFits
 from dpoptim.files import write_atomically
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import write_certificate
+from dpoptim.runs.certify_fit import fit_handed_over
 from dpoptim.runs.outcome import try_writing
 from dpoptim.runs.report import report
 from dpoptim.runs.result import LedgerEntry, RunResult
 from dpoptim.runs.train import package_versions
+from dpoptim.runs.vouching import vouchers
 from dpoptim.training.private_training import PrivateTraining
 
 
 def certify(
-    private: PrivateTraining,
+    trained: Any,
     folder: str | Path,
     *,
     data: str,
     weights: Mapping[str, Any] | None = None,
     settings: Mapping[str, str] | None = None,
+    vouched_by: str | Mapping[str, str] | None = None,
 ) -> Path:
-    """Write what whoever signs is handed: ``model.pt``, plan, certificate and report.
+    """Write what whoever signs is handed: model, plan, certificate and report.
 
-    After the last step, inside the ``with`` or after it. ``dpoptim verify``, ``sign`` and ``audit
-    --run`` take the folder. Of several processes, one calls it.
+    After the last step, inside the ``with`` or after it; or after a fit. ``dpoptim verify`` and
+    ``sign`` take the folder, and of a training ``audit --run``. Of several processes, one calls
+    it, and of an estimator that is the first.
 
     Args:
-        private: the training, as `attach` returned it; `PrivateTrainer` and Lightning's callback
-            keep it as ``private``.
+        trained: the training, as `attach` returned it (`PrivateTrainer` and Lightning's callback
+            keep it as ``private``), whose model becomes ``model.pt``; or a fitted estimator,
+            `PrivatePipeline` or `DPSearchCV`, pickled as ``model.pkl`` without its ledger.
         folder: made if it is not there; files of an earlier certificate are replaced.
         data: the data set's name, for people.
         weights: what is to be released, as a state dict; None: the model's, as it is now (the
             certificate says so if it was changed since the run was left). Of a model spread by
             ``fully_shard``, a whole one.
         settings: other settings for people, all public: learning rate, schedule, preparation.
+        vouched_by: who vouches for what is taken on trust: one name for all of it, or names by a
+            part of the line that each vouches for. The report has a place for those not named.
 
     Returns:
         the folder.
 
     Raises:
-        PrivacyError: nothing was released yet.
+        PrivacyError: nothing was released yet; or a fit has no proven guarantee, was made on
+            several chunks of a stream, or is not on the ledger that it names.
         TypeError, ValueError: weights or settings that are none, or spread over processes; a name
             that is empty.
         OSError: the folder cannot be written; the run is as it was.
 
-    **Guarantee.** That of the run, which `PrivateTraining.spent` says, for everything in the
-    folder: model and figures are what was released, or public. What ``settings``, and weights
-    that are not those that the run left, are made of is the caller's word, and stands so there.
+    **Guarantee.** That of the run, which `PrivateTraining.spent` or ``privacy_`` says, for
+    everything in the folder: model and figures are what was released, or public. What
+    ``settings``, and weights that are not those that the run left, are made of is the caller's
+    word, and stands so there.
 
     Examples:
         >>> import torch
@@ -74,25 +85,63 @@ def certify(
         ...         optimizer.step()
         >>> folder = dpoptim.certify(private, "runs/own", data="made up")  # doctest: +SKIP
     """
-    if private.steps_done == 0:
-        raise PrivacyError(
-            "dpoptim.certify was called before the run released anything: there is no model to "
-            "certify yet. Fix: call it after the last optimizer.step()."
-        )
     if not data.strip():
         raise ValueError("data: the certificate needs a name of the data set, for people.")
-    own = weights is None and private.model_is_as_left
-    content = file_of(private.model.state_dict() if weights is None else weights)
-    result = result_of(private, data, settings or {}, hashlib.sha256(content).hexdigest(), own)
+    said = settings or {}
+    if not all(isinstance(each, str) for pair in said.items() for each in pair):
+        raise TypeError("settings: names and values are text, such as {'learning rate': '0.1'}.")
+    name, content, result = handed_over(trained, data, weights, said)
+    result = replace(result, vouched_by=vouchers(result.basis, vouched_by))
     page, folder = report(result), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try_writing(folder)
-    write_atomically(folder / "model.pt", content)
+    write_atomically(folder / name, content)
     write_atomically(folder / "plan.json", result.plan.to_json() + "\n")
     files = {"report.html": sha256_of(page)}
     write_certificate(folder / "certificate.json", replace(result, files=files))
     write_atomically(folder / "report.html", page)
     return folder
+
+
+@singledispatch
+def handed_over(
+    trained: object, data: str, weights: Mapping[str, Any] | None, settings: Mapping[str, str]
+) -> tuple[str, bytes, RunResult]:
+    """The model's file by name and content, and the public figures of what trained it.
+
+    Whatever can be certified is registered here by its class.
+    """
+    raise TypeError(
+        "dpoptim.certify takes what dpoptim.attach returned, or a fitted estimator, "
+        f"PrivatePipeline or DPSearchCV of dpoptim, got {type(trained).__name__}."
+    )
+
+
+@handed_over.register
+def _(
+    trained: CountsFits, data: str, weights: Mapping[str, Any] | None, settings: Mapping[str, str]
+) -> tuple[str, bytes, RunResult]:
+    if weights is not None:
+        raise TypeError("weights: an estimator is written as its fit left it; leave them out.")
+    return fit_handed_over(trained, data, settings)
+
+
+@handed_over.register
+def _(
+    trained: PrivateTraining,
+    data: str,
+    weights: Mapping[str, Any] | None,
+    settings: Mapping[str, str],
+) -> tuple[str, bytes, RunResult]:
+    if trained.steps_done == 0:
+        raise PrivacyError(
+            "dpoptim.certify was called before the run released anything: there is no model to "
+            "certify yet. Fix: call it after the last optimizer.step()."
+        )
+    own = weights is None and trained.model_is_as_left
+    content = file_of(trained.model.state_dict() if weights is None else weights)
+    digest = hashlib.sha256(content).hexdigest()
+    return "model.pt", content, result_of(trained, data, settings, digest, own)
 
 
 def file_of(weights: Mapping[str, Any]) -> bytes:
@@ -118,8 +167,6 @@ def result_of(
     Args:
         own: whether the file has the weights that the run left.
     """
-    if not all(isinstance(each, str) for pair in settings.items() for each in pair):
-        raise TypeError("settings: names and values are text, such as {'learning rate': '0.1'}.")
     optimizers = ", ".join(type(each).__name__ for each in private.optimizers)
     done, planned = private.steps_done, private.plan.steps
     said = {

@@ -129,7 +129,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         )
         write_run(folder, result, data)
         saved.remove()
-        print_summary(console, result, folder)
+        print_summary(console, result, plan, folder)
     return folder
 
 

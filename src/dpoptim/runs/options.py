@@ -226,6 +226,10 @@ class TrainRequest:
     ledger: LedgerOption = None
     dataset: DatasetOption = None
     budget: BudgetOption = None
+    vouched_by: Annotated[
+        str | None,
+        typer.Option(help="Who vouches for what the certificate takes on trust, by name."),
+    ] = None
     compare: Annotated[
         bool | None,
         typer.Option(
@@ -264,11 +268,9 @@ class TrainRequest:
     @property
     def class_names(self) -> tuple[str, ...] | None:
         """The list in ``--classes``."""
-        return (
-            None
-            if self.classes is None
-            else tuple(name.strip() for name in self.classes.split(","))
-        )
+        if self.classes is None:
+            return None
+        return tuple(name.strip() for name in self.classes.split(","))
 
     @property
     def weights_of_classes(self) -> dict[str, float] | None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from torch import nn
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.assumptions import Assumption, trusted
+from dpoptim.assumptions import Assumption
 from dpoptim.data import Data, Schema
 from dpoptim.data.schema_files import to_toml
 from dpoptim.documents import sha256_of
@@ -22,8 +22,9 @@ from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.inputs import describe_encoding
 from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.report import report
-from dpoptim.runs.result import LedgerEntry, RunResult
+from dpoptim.runs.result import LedgerEntry, RunResult, same_ledger
 from dpoptim.runs.train import Optimization, Trained, package_versions
+from dpoptim.runs.vouching import vouchers
 from dpoptim.terminal import cell
 from dpoptim.training.planned_rate import decay_of
 
@@ -40,6 +41,7 @@ def result_of(
     digest: str,
 ) -> RunResult:
     """Statements on a run that is over: covered by its guarantee, or declared public."""
+    basis = (*trained.basis, *known_by_name(request, ledger))
     return RunResult(
         data_name=data.name,
         model_name=request.model,
@@ -47,7 +49,7 @@ def result_of(
         parameters=parameters,
         plan=plan,
         guarantee=trained.guarantee,
-        basis=(*trained.basis, *known_by_name(request, ledger)),
+        basis=basis,
         settings={
             **printable_settings(request, data, plan, optimization),
             **({"ended": trained.ended} if trained.ended else {}),
@@ -60,6 +62,7 @@ def result_of(
         versions=package_versions(),
         finished=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         model_sha256=digest,
+        vouched_by=vouchers(basis, request.vouched_by),
     )
 
 
@@ -67,10 +70,7 @@ def known_by_name(request: TrainRequest, entry: LedgerEntry | None) -> Iterator[
     """Trust that a ledger rests on, since it compares no records."""
     if entry is not None and entry.path is not None:
         by = "the file's name" if request.dataset is None else "the name that --dataset gave"
-        yield trusted(
-            "every other use of these records is charged to the same ledger, which knows them by "
-            f"name alone: {entry.dataset!r}, {by}"
-        )
+        yield same_ledger(entry.dataset, by)
 
 
 def write_run(folder: Path, result: RunResult, data: Data) -> None:
@@ -142,10 +142,10 @@ def entry_of(request: TrainRequest, ledger: Ledger, trained: Trained) -> LedgerE
     return LedgerEntry(path, ledger.dataset, trained.reservation, str(ledger.remaining()))
 
 
-def print_summary(console: Console, result: RunResult, folder: Path) -> None:
+def print_summary(console: Console, result: RunResult, plan: Plan, folder: Path) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     measure, form = result.measure, ".2%" if result.classes else ".4f"
-    said = result.plan.guarantee.notes  # before the run
+    said = plan.guarantee.notes  # before the run
     notes = tuple(note for note in result.guarantee.notes if note not in said)
     table.add_row("guarantee", str(replace(result.guarantee, notes=notes)))
     if result.private_scores is not None:
@@ -157,7 +157,7 @@ def print_summary(console: Console, result: RunResult, folder: Path) -> None:
             f"{measure}, not private", f"{result.comparison_scores[-1]:{form}} (for comparison)"
         )
     duration = "" if result.seconds is None else f", {result.seconds:.1f} s"
-    table.add_row("training", f"{result.plan.steps} steps{duration}")
+    table.add_row("training", f"{plan.steps} steps{duration}")
     if "ended" in result.settings:
         table.add_row("ended", cell(result.settings["ended"]))
     table.add_row("results", cell(f"{folder}/: model.pt, plan.json, certificate.json, report.html"))

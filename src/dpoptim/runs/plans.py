@@ -8,7 +8,7 @@ from typing import Any
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import usual_delta
-from dpoptim.data import Data
+from dpoptim.data import Data, Schema
 from dpoptim.estimators.solving import option_names
 from dpoptim.methods import PrivateQuantile
 from dpoptim.plan import Plan
@@ -23,6 +23,8 @@ from dpoptim.solvers.sufficient_statistics import LARGEST
 
 DEFAULT_EPSILON = 2.0
 BUNDLED_DELTA = 1e-5
+# of a number, in half widths of its bounds: these are wider than values scatter
+USUAL_SQUARE = 1 / 6
 SMALL_DATA = 20_000  # records; below, images are planned like tables
 
 
@@ -225,7 +227,7 @@ def defaults_of(options: TrainRequest, data: Data, *, bundled: bool) -> Recipe:
     if chosen.solver or not is_small_and_linear(options, data, n):
         return base
     delta = delta_of(options, n, bundled)
-    clip_norm = base.clip_norm if options.clip_norm is None else options.clip_norm
+    clip_norm = usual_length(data) if options.clip_norm is None else options.clip_norm
     if not 0 < clip_norm < math.inf:
         return base  # the plan, or the method, will say what is wrong
     return planned(
@@ -239,6 +241,22 @@ def defaults_of(options: TrainRequest, data: Data, *, bundled: bool) -> Recipe:
         batch_size=None if options.batch_size is None else min(options.batch_size, n),
         epochs=1.0 if options.single_pass else options.epochs,
     )
+
+
+def usual_length(data: Data) -> float:
+    """How long a record of a table is, with a 1 for the intercept: the clip norm by default.
+
+    By its schema, and no record. A shorter clip norm cuts the records that a model is wrong about
+    and no others: rare classes are then said to be rarer than they are. A longer one is noise.
+    Other records have norms of 1 to 10, and clip norm 1.
+    """
+    schema = data.encoding
+    if not isinstance(schema, Schema) or schema.scaling == "none":
+        return 1.0
+    if schema.scaling == "unit-norm":
+        return math.sqrt(2)
+    of_columns = (1.0 if each.kind == "category" else USUAL_SQUARE for each in schema.features)
+    return float(f"{math.sqrt(1 + sum(of_columns)):.2g}")
 
 
 def is_small_and_linear(options: TrainRequest, data: Data, n: int) -> bool:

@@ -4,6 +4,7 @@ It says what the certificate says, and draws it. `page` is its frame.
 """
 
 import math
+from functools import singledispatch
 from typing import Any
 
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
@@ -13,6 +14,7 @@ from dpoptim.runs import report_figures as figures
 from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.runs.drawing import power_of_ten
 from dpoptim.runs.evaluation_section import NO_EVALUATION
+from dpoptim.runs.fit_record import FitRecord, Promise
 from dpoptim.runs.page import bullets, duration, escape, figure, number, page, pairs, percent
 from dpoptim.runs.page import facts as key_figures
 from dpoptim.runs.result import RunResult, kind_of_model
@@ -24,6 +26,8 @@ _SIGNS = {
     "marked": "!",
     "none": "\N{MULTIPLICATION X}",
 }
+VOUCHED, BLANK = "vouched for by", "\N{LOW LINE}" * 16
+UNCHARGED = "this was charged to no ledger, so others on the same records are not counted"
 FOOTER = "This report holds public figures only."
 
 
@@ -101,9 +105,32 @@ def _meter(facts: dict[str, Any]) -> str:
 
 
 def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
-    plan, scores = result.plan, facts["scores"] or {}
-    cells = [
-        (f"{plan.unit.name.title()}s", f"{plan.n:,}", "a public number"),
+    scores, unit = facts["scores"] or {}, result.guarantee.unit.title()
+    cells = [(f"{unit}s", f"{result.plan.n:,}", "a public number"), *cells_of(result.plan)]
+    if result.seconds is not None:
+        cells.append(("Training time", duration(result.seconds), "of the private run"))
+    if scores.get("private"):
+        cells.append(
+            (
+                result.measure[:1].upper() + result.measure[1:]
+                if facts["plan"] is None
+                else f"Private {result.measure}",
+                _score(result, scores["private"][-1]),
+                PUBLIC,
+            )
+        )
+    return key_figures(cells)
+
+
+@singledispatch
+def cells_of(promise: Promise) -> list[tuple[str, str, str]]:
+    """Key figures of what was promised: name, value and remark each."""
+    raise TypeError(type(promise).__name__)
+
+
+@cells_of.register
+def _(plan: Plan) -> list[tuple[str, str, str]]:
+    return [
         (
             "Expected batch",
             f"{plan.batch_size:,}",
@@ -112,19 +139,11 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
         ("Noisy steps", f"{plan.steps:,}", f"about {plan.epochs:.3g} epochs"),
         ("Noise multiplier", f"{plan.noise_multiplier:.4g}", "noise / clip norm"),
     ]
-    if result.seconds is not None:
-        cells.append(("Training time", duration(result.seconds), "of the private run"))
-    if scores.get("private"):
-        cells.append(
-            (
-                result.measure[:1].upper() + result.measure[1:]
-                if plan.noise_multiplier == 0
-                else f"Private {result.measure}",
-                _score(result, scores["private"][-1]),
-                PUBLIC,
-            )
-        )
-    return key_figures(cells)
+
+
+@cells_of.register
+def _(fit: FitRecord) -> list[tuple[str, str, str]]:
+    return [("Fitted", fit.estimator, "charged as a whole")]
 
 
 def _attacker(result: RunResult, facts: dict[str, Any]) -> str:
@@ -157,7 +176,7 @@ def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
     scores = facts["scores"]
     if scores is None:
         return ""
-    noisy = result.plan.noise_multiplier > 0
+    noisy = facts["plan"] is not None
     name, heading = (
         ("Private", f"What it costs in {result.measure}")
         if noisy
@@ -189,7 +208,7 @@ def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
 def _promise(result: RunResult, facts: dict[str, Any]) -> str:
     """Epsilon by delta and by steps."""
     proven, plan = facts["verdict"]["for_release"], result.plan
-    if plan.noise_multiplier == 0 or plan.guarantee.status != "proven":
+    if plan.guarantee.status != "proven":
         return ""
     caveat = "" if proven else " (not a guarantee)"
     scope = "The run satisfies every point of the curve over delta at once." if proven else ""
@@ -204,12 +223,15 @@ def _promise(result: RunResult, facts: dict[str, Any]) -> str:
             f"Epsilon at other deltas, {plan.neighboring}; the plan's own point is marked.",
         )
         + "</div>"
-        + (_spending(plan, point, caveat) if isinstance(plan.sampler, PoissonSampling) else "")
+        + _spending(plan, point, caveat)
         + "</div></section>"
     )
 
 
-def _spending(plan: Plan, point: str, caveat: str) -> str:
+def _spending(plan: Promise, point: str, caveat: str) -> str:
+    """Epsilon by steps, of those that batches are sampled for."""
+    if not (isinstance(plan, Plan) and isinstance(plan.sampler, PoissonSampling)):
+        return ""
     return (
         '<div class="card">'
         + figure(
@@ -234,8 +256,14 @@ def _basis(facts: dict[str, Any]) -> str:
         '<div class="pair"><div class="card enforced"><h3>Enforced in '
         f"code</h3>{bullets(basis['enforced'])}</div>"
         '<div class="card trusted"><h3>Taken on '
-        f"trust</h3>{bullets(basis['trusted'])}</div></div></section>"
+        f"trust</h3>{bullets(_to_sign(facts))}</div></div></section>"
     )
+
+
+def _to_sign(facts: dict[str, Any]) -> list[str]:
+    """Each line that is taken on trust, with who vouches for it, or a place for the name."""
+    named = facts.get("vouched_by", {})
+    return [f"{line} ({VOUCHED}: {named.get(line, BLANK)})" for line in facts["basis"]["trusted"]]
 
 
 def _details(result: RunResult, facts: dict[str, Any]) -> str:
@@ -251,9 +279,8 @@ def _details(result: RunResult, facts: dict[str, Any]) -> str:
         (f"δ = {power_of_ten(row['delta'])}", f"ε ≤ {rounded_up(float(row['epsilon']))}")
         for row in facts["further_deltas"]
     ]
-    ledger = list(
-        (facts["ledger"] or {"entry": "none: no noise was added, so nothing was charged"}).items()
-    )
+    why = UNCHARGED if facts["plan"] else "no noise was added, so nothing was charged"
+    ledger = list((facts["ledger"] or {"entry": f"none: {why}"}).items())
     tables = [
         ("Privacy settings", pairs(settings)),
         ("Training", pairs(training)),

@@ -23,9 +23,10 @@ from dpoptim.runs.drawing import (
     spread,
     titles,
 )
+from dpoptim.runs.fit_record import Promise
 
 
-def privacy_curve_figure(plan: Plan, point: str, caveat: str = "") -> str:
+def privacy_curve_figure(plan: Promise, point: str, caveat: str = "") -> str:
     """Epsilon against delta for the whole run, the plan's own point marked as ``point``."""
     guarantee = plan.guarantee
     least, most = min(1e-10, guarantee.delta), max(1e-3, guarantee.delta)
@@ -74,7 +75,7 @@ def spending_figure(plan: Plan, point: str, caveat: str = "") -> str:
         return inline_svg(axes, "spending")
 
 
-def attacker_figure(plan: Plan) -> str:
+def attacker_figure(plan: Promise) -> str:
     """The errors that no attacker can avoid: false negatives against false positives."""
     alarms = np.concatenate([np.linspace(0, 0.1, 21), np.linspace(0.1, 1, 46)[1:]])
     misses = tradeoff_curve(plan.event, plan.neighboring, alarms)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from dpoptim.accounting.guarantee import Guarantee
-from dpoptim.assumptions import Assumption
-from dpoptim.plan import Plan
+from dpoptim.assumptions import Assumption, trusted
+from dpoptim.runs.fit_record import Promise
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,14 @@ class RunResult:
         finished: local date and time, ISO 8601.
         model_sha256: of the file that holds the model; None if it was not written.
         files: SHA-256 of other files of the run, by name; see `run_files`. None: not known.
+        vouched_by: who vouches for what is taken on trust, by line; None: nobody is named.
     """
 
     data_name: str
     model_name: str
     classes: int
     parameters: int
-    plan: Plan
+    plan: Promise
     guarantee: Guarantee
     basis: tuple[Assumption, ...]
     settings: dict[str, str]
@@ -54,6 +55,7 @@ class RunResult:
     finished: str
     model_sha256: str | None = None
     files: dict[str, str] | None = None
+    vouched_by: dict[str, str] | None = None
 
     @property
     def measure(self) -> str:
@@ -64,3 +66,11 @@ class RunResult:
 def kind_of_model(name: str, *, classifies: bool) -> str:
     """A model's name for people: a softmax of one number is no softmax."""
     return "linear model" if name == "softmax" and not classifies else name
+
+
+def same_ledger(dataset: str, by: str) -> Assumption:
+    """Trust that a ledger rests on. Args: by: what named the data set."""
+    return trusted(
+        "every other use of these records is charged to the same ledger, which knows them by "
+        f"name alone: {dataset!r}, {by}"
+    )

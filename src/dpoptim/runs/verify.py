@@ -20,9 +20,11 @@ from dpoptim.plan import Plan
 from dpoptim.plan.text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import FORMAT, certificate
+from dpoptim.runs.fit_record import Promise, promise_from_json
 from dpoptim.runs.result import LedgerEntry, RunResult
 from dpoptim.runs.unfinished import PLAN, is_unfinished, state_of_unfinished
 from dpoptim.runs.verify_files import check_files
+from dpoptim.runs.vouching import vouched_in, who_vouches
 from dpoptim.training.assumptions import LOOP, PACKAGE
 from dpoptim.training.batches.slots import SAME_SHAPES, less_lost_delta
 
@@ -39,7 +41,7 @@ class Verified:
         unknown: one line for each file that is no part of a run.
     """
 
-    plan: Plan
+    plan: Promise
     certificate: dict[str, Any]
     checked: tuple[str, ...]
     open: tuple[str, ...]
@@ -58,7 +60,7 @@ def verify_run(folder: Path, *, ledgers: Sequence[Path] = ()) -> Verified:
         FileNotFoundError: a file is missing. LedgerError: the ledger cannot be read.
     """
     refuse_uncertified(folder, ledgers)
-    plan = read_document(folder / PLAN, Plan.from_json)
+    plan = read_document(folder / PLAN, promise_from_json)
     written = read_document(folder / "certificate.json", read_certificate)
     try:
         expected = certificate(result_by_certificate(plan, written))
@@ -84,7 +86,8 @@ def verify_run(folder: Path, *, ledgers: Sequence[Path] = ()) -> Verified:
     ]
     unchecked = [
         "certificate.json: names, scores, times, which charge is its own and what attaching found "
-        "stand there alone (dpoptim sign)"
+        "stand there alone (dpoptim sign)",
+        *who_vouches(written),
     ]
     same, line = compared_package(written)
     (checked if same else unchecked).append(line)
@@ -119,6 +122,12 @@ def verify_run(folder: Path, *, ledgers: Sequence[Path] = ()) -> Verified:
 
 def refuse_uncertified(folder: Path, ledgers: Sequence[Path]) -> None:
     """Refuse a directory of something else, or of a run that has not ended, saying what it is."""
+    if folder.is_file():
+        raise ValueError(
+            f"{_shown(folder)} is a file, and what is verified is a run directory: a model alone "
+            "says nothing that could be checked. Fix: ask for the folder that dpoptim train, or "
+            "dpoptim.certify, wrote."
+        )
     if (folder / "tune.json").is_file() and not (folder / PLAN).exists():
         raise ValueError(
             f"{_shown(folder)} holds what dpoptim tune found, which has no certificate. Fix: "
@@ -133,15 +142,17 @@ def refuse_uncertified(folder: Path, ledgers: Sequence[Path]) -> None:
         )
 
 
-def result_by_certificate(plan: Plan, written: dict[str, Any]) -> RunResult:
+def result_by_certificate(plan: Promise, written: dict[str, Any]) -> RunResult:
     """A run of this plan with what the certificate says of everything else."""
     basis = tuple(
         Assumption(kind, text) for kind, texts in written["basis"].items() for text in texts
     )
     said = [*written["guarantee"]["notes"], *written["basis"]["unproven"]]
-    slots = SAME_SHAPES.text in written["basis"]["enforced"]
-    guarantee = less_lost_delta(plan, plan.guarantee) if slots else plan.guarantee
-    if any("seeded" in text for text in said):  # wherever it is said, it holds
+    guarantee = plan.guarantee
+    if isinstance(plan, Plan) and SAME_SHAPES.text in written["basis"]["enforced"]:
+        guarantee = less_lost_delta(plan, guarantee)
+    # wherever it is said, it holds
+    if any("seeded" in text for text in said) and SEEDED not in guarantee.notes:
         guarantee = replace(guarantee, notes=(*guarantee.notes, SEEDED))
     scores = written["scores"] or {"private": None, "without_privacy": None}
     charged = written["ledger"]
@@ -164,6 +175,7 @@ def result_by_certificate(plan: Plan, written: dict[str, Any]) -> RunResult:
         finished=written["finished"],
         model_sha256=written["model"]["sha256"],
         files=files_of(written),
+        vouched_by=vouched_in(written),
     )
 
 
@@ -198,7 +210,7 @@ def differing_entries(written: Any, expected: Any, place: str = "") -> Iterator[
         )
 
 
-def missing_basis(plan: Plan, written: dict[str, Any]) -> Iterator[str]:
+def missing_basis(plan: Promise, written: dict[str, Any]) -> Iterator[str]:
     """Assumptions of the plan's guarantee that the certificate does not list."""
     if written["verdict"]["kind"] == "none":  # then nothing is listed
         return
@@ -271,7 +283,7 @@ def charge_of(path: Path, ledger: Ledger, written: dict[str, Any]) -> Reservatio
     return found
 
 
-def check_ledger(path: Path, found: Reservation, plan: Plan) -> str:
+def check_ledger(path: Path, found: Reservation, plan: Promise) -> str:
     """The charge is as much as the plan costs, and a line that says so."""
     charged = compute_epsilon(found.event, plan.delta, found.neighboring)
     if found.neighboring != plan.neighboring or charged.epsilon < plan.guarantee.epsilon * (

@@ -12,7 +12,6 @@ from dpoptim.accounting.event_json import event_from_json, event_text
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_runs import Reservation
 from dpoptim.documents import sha256_of
-from dpoptim.plan import Plan
 from dpoptim.plan.text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.evaluation_section import NO_EVALUATION, REPORT, parts_of, text_of
@@ -27,10 +26,15 @@ from dpoptim.runs.evaluations import (
     refuted_evaluations,
     trained_by,
 )
+from dpoptim.runs.fit_record import FitRecord, Promise
 from dpoptim.runs.interrupted import SECRET
 from dpoptim.runs.signature import CERTIFICATE, signature_of
 
 SCHEMA, MODEL = "schema.toml", "model.pt"
+PICKLED = (
+    "{}: what it does when it is opened; it is a pickle, which runs what it holds, so here its "
+    "SHA-256 alone is compared"
+)
 ELSEWHERE = {"plan.json", CERTIFICATE}  # which `verify` has lines of its own for
 
 
@@ -55,7 +59,7 @@ class Found:
 
 
 def check_files(
-    folder: Path, written: Mapping[str, Any], plan: Plan, ledgers: Sequence[Ledger]
+    folder: Path, written: Mapping[str, Any], plan: Promise, ledgers: Sequence[Ledger]
 ) -> Found:
     """Look at every file of the run directory.
 
@@ -68,7 +72,10 @@ def check_files(
     found = Found()
     kept = read_evaluations(folder)
     named = written.get("files") or {}
-    check_model(folder / MODEL, written["model"]["sha256"], found)
+    model = plan.model_file if isinstance(plan, FitRecord) else MODEL
+    check_model(folder / model, written["model"]["sha256"], found)
+    if model != MODEL:
+        found.open.append(PICKLED.format(model))
     check_named(folder / SCHEMA, named, found, lambda text: text)
     check_named(folder / REPORT, named, found, without_evaluations)
     if REPORT in named and (folder / REPORT).is_file():
@@ -85,7 +92,7 @@ def check_files(
             found.open.append(f"{shown}: whose signature it is (--public-key FILE)")
         elif path.name.startswith((SECRET, "progress-")):
             found.open.append(f"{shown}: of an unfinished run; it holds data, and is not released")
-        elif path.name not in {SCHEMA, REPORT, NAME, MODEL, *ELSEWHERE}:
+        elif path.name not in {SCHEMA, REPORT, NAME, model, *ELSEWHERE}:
             found.unknown.append(f"{shown}: no file that the certificate speaks of")
     return found
 
@@ -142,7 +149,7 @@ def check_section(path: Path, kept: Mapping[str, Any], found: Found) -> None:
 
 
 def check_evaluations(
-    kept: Mapping[str, Any], written: Mapping[str, Any], plan: Plan, found: Found
+    kept: Mapping[str, Any], written: Mapping[str, Any], plan: Promise, found: Found
 ) -> None:
     """Each evaluation's guarantee, and their sums, computed again."""
     entries = kept["evaluations"]

@@ -31,6 +31,7 @@ from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import per_person, units_in
 from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
+from dpoptim.estimators.scope import label_of
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import READ_OFF, classes_in
 from dpoptim.estimators.weights import notes_of_weights
@@ -64,6 +65,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         holdout: share of the records that score, in (0, 1).
         random_state: of the division into parts, a whole number; public.
         ledger: where the search is charged, as one event; None: nowhere.
+        label: public text for the ledger's entry; None: the class's name and the estimator's.
         noise_seed: repeatable noise and trials, for tests.
 
     Attributes:
@@ -109,6 +111,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         holdout: float = 0.2,
         random_state: int = 0,
         ledger: Ledger | None = None,
+        label: str | None = None,
         noise_seed: int | None = None,
     ) -> None:
         self.estimator = estimator
@@ -119,6 +122,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         self.holdout = holdout
         self.random_state = random_state
         self.ledger = ledger
+        self.label = label
         self.noise_seed = noise_seed
 
     @whole_fit
@@ -165,7 +169,7 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                 neighboring=relation,
                 ledger=ranks.ledger((self.ledger or own).of_units(unit.name)),
                 noise=ranks.common_stream(self.noise_seed, "trials"),
-                label=type(self).__name__,
+                label=label_of(self._named, self.epsilon, delta),
             )
 
             def fit(
@@ -212,13 +216,24 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         guarantee = replace(compute_epsilon(event, delta, relation), notes=notes)
         guarantee = per_person(guarantee, owners)
         self.privacy_ = ranks.from_first(lambda: self._counted(Fit(event, guarantee, n)))
-        self.best_estimator_.privacy_ = self.privacy_  # the trial's own would hide the others
+        # the trial's own would hide the others
+        self.best_estimator_.privacy_ = self.privacy_
+        self.best_estimator_._paid = getattr(self, "_paid", None)
         if classes:  # as given: another fit of it would read them off its own labels
             self.best_estimator_.set_params(classes=None)
         if is_classifier(self.best_estimator_):
             self.classes_ = self.best_estimator_.classes_
         if hasattr(self, "feature_names_in_"):  # the trials saw an array
             self.best_estimator_.feature_names_in_ = self.feature_names_in_
+
+    def _note_charge(self, run: str | None) -> None:
+        super()._note_charge(run)
+        self.best_estimator_._note_charge(run)
+
+    @property
+    def _named(self) -> str:
+        named = f"{type(self).__name__}, {type(self.estimator).__name__}"
+        return named if self.label is None else self.label
 
     def _classes(self, labels: NDArray[Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The setting of all trials, if the estimator was not told classes; what is to be said."""
