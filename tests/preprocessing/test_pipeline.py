@@ -283,7 +283,9 @@ def test_persons_are_protected_by_the_whole_or_refused_before_anything_is_spent(
         common: Any = {"epsilon": 4.0, "delta": 1e-4, "ledger": ledger}
         rows = PrivatePipeline([("s", DPStandardScaler(**bounds)), ("m", model)], **common)
         for given in ({"persons": owners}, {"m__persons": owners}):
-            with pytest.raises(ValueError, match="step 's' learns from rows .* Fix: a free step"):
+            with pytest.raises(
+                ValueError, match="step 's' learns from rows .* Fix: a step that learns nothing"
+            ):
                 rows.fit(x, y, **given)
         assert ledger.entries() == []
         free = PrivatePipeline([("s", DPMinMaxScaler(**bounds)), ("m", model)], **common)

@@ -7,6 +7,8 @@ from typing import Any, TypeVar, cast
 
 from sklearn.base import BaseEstimator
 
+from dpoptim.estimators.other_fits import warn_of_other_fits
+
 Fit = TypeVar("Fit", bound=Callable[..., Any])
 COUNT = "_fit_count"  # of charges, which a fit that fails may have made
 
@@ -20,9 +22,11 @@ def whole_fit(fit: Fit) -> Fit:
 
     @wraps(fit)
     def fitted(learner: Any, *data: Any, **more: Any) -> Any:
+        before = len(vars(learner)[COUNT].fits) if COUNT in vars(learner) else 0
         with as_before_where_it_fails(learner):
             found = fit(learner, *data, **more)
         learner._warn_of_repeats()  # of `CountsFits`
+        warn_of_other_fits(learner, (*data, more.get("X"), more.get("y")), before)
         return found
 
     return cast(Fit, fitted)

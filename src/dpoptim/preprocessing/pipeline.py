@@ -132,8 +132,8 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         Raises:
             ValueError: a last step without a budget, a step that would learn without one, steps
                 under different neighbouring relations, bad shares, persons whom a step does not
-                know, or what a step refuses, which copies of all are tried for where one is charged;
-                before anything is spent.
+                know, or what a step refuses, which copies of all are tried for where one is
+                charged; before anything is spent.
             BudgetExceeded: the ledger does not admit all steps; nothing is charged or drawn.
             RankError: another process has failed, or does not agree.
         """
@@ -259,7 +259,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         if charged:
             raise ValueError(
                 f"persons: step {next(iter(charged))!r} learns from rows as if each were "
-                "somebody else's. Fix: a free step in its place, such as DPMinMaxScaler with "
+                "somebody else's. Fix: a step that learns nothing, such as DPMinMaxScaler with "
                 "public bounds, or categories that are public."
             )
         params[name] = persons
