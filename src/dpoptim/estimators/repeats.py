@@ -22,7 +22,8 @@ from sklearn.base import BaseEstimator
 from dpoptim.accounting.budget_words import spent
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.estimators.scope import ALONE, scope_on_ledger, with_scope
+from dpoptim.accounting.ledger_records import scope_on_ledger
+from dpoptim.estimators.scope import ALONE, with_scope
 
 ELSEWHERE = "its copies in other processes are not counted in that"
 ARRIVED = "a copy from another process was fitted: the fits of all copies add up"
