@@ -225,6 +225,10 @@ def test_what_is_on_trust_of_the_steps_of_others_is_said() -> None:
             FunctionTransformer(lambda x: x - x.mean(0)),
             "FunctionTransformer treats each row",
         ),
+        (
+            ColumnTransformer([("some", scaler(), lambda x: list(range(x.shape[1])))]),
+            "the function that chooses columns for first__some looks at no record",
+        ),
         (Doubled(), "Doubled treats each row by itself, and needs no fit, as its tags say"),
     ):
         notes = pipeline(first).fit(X, Y).privacy_.notes

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.compose import ColumnTransformer
+from sklearn.compose import ColumnTransformer, make_column_selector
 from sklearn.feature_selection import SelectFromModel
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
@@ -68,17 +68,27 @@ BY_SETTINGS: dict[type, Callable[[Any], bool]] = {
 
 
 def steps_of_others(name: str, step: Any) -> Iterator[tuple[str, Any]]:
-    """Steps that are fitted and not of this library, by name, in whatever holds them."""
+    """Steps that are fitted and not of this library, by name, in whatever holds them.
+
+    So are functions that choose the columns of one.
+    """
     if isinstance(step, Pipeline | FeatureUnion | ColumnTransformer):
-        held = step.transformers if isinstance(step, ColumnTransformer) else None
-        held = [each[:2] for each in held] if held is not None else parts_of(step)
-        for inner, each in [*held, ("remainder", getattr(step, "remainder", None))]:
+        for inner, each in parts_of(step):
             yield from steps_of_others(f"{name}__{inner}", each)
-    elif hasattr(step, "fit") and not isinstance(step, PrivateStep):
+    elif chooses_columns(step) or (hasattr(step, "fit") and not isinstance(step, PrivateStep)):
         yield name, step
 
 
-def parts_of(step: Pipeline | FeatureUnion) -> list[tuple[str, Any]]:
+def chooses_columns(part: Any) -> bool:
+    """Whether it is a function that may look at records; scikit-learn's goes by names and types."""
+    return callable(part) and not hasattr(part, "fit") and type(part) is not make_column_selector
+
+
+def parts_of(step: Pipeline | FeatureUnion | ColumnTransformer) -> list[tuple[str, Any]]:
+    """Everything that is called on a table, by name."""
+    if isinstance(step, ColumnTransformer):
+        called = [(name, each) for name, *both in step.transformers for each in both]
+        return [*called, ("remainder", step.remainder)]
     return list(step.steps if isinstance(step, Pipeline) else step.transformer_list)
 
 
@@ -99,7 +109,9 @@ def notes_on_others(steps: list[tuple[str, Any]]) -> list[str]:
 def note_on(name: str, step: Any) -> Iterator[str]:
     """Notes on trust in one step; ValueError if it would learn."""
     kind = type(step).__name__
-    if isinstance(step, FrozenEstimator):
+    if chooses_columns(step):
+        yield f"on trust: the function that chooses columns for {name} looks at no record"
+    elif isinstance(step, FrozenEstimator):
         inner = type(step.estimator).__name__
         yield f"on trust: the frozen {inner} was not fitted to these records"
     elif (learns_not := BY_SETTINGS.get(type(step))) is not None and learns_not(step):
