@@ -16,7 +16,7 @@ NO_LEDGER = "this evaluation alone: no ledger counts what else these records cos
 
 
 def kind_of_records(said: Records | None, ledger: Ledger | None, label: str) -> Records:
-    """What the records were to the model, by what is public; a doubt is for the caller to settle.
+    """Kind of records, by what is public; a doubt is for the caller to settle.
 
     Args:
         said: by the caller. label: of the evaluation to come.
