@@ -54,6 +54,10 @@ class KnownFit(NamedTuple):
     ledger: str
     rows: tuple[Rows, ...]
 
+    @property
+    def is_there(self) -> bool:
+        return any(each.is_there for each in self.rows)
+
     def shares_records(self, other: "KnownFit") -> bool:
         return any(one.shares_records(two) for one in self.rows for two in other.rows)
 
@@ -80,9 +84,9 @@ def warn_of_other_fits(learner: CountsFits, data: tuple[Any, ...], before: int) 
     if count is None or len(count.fits) == before:
         return  # it released nothing, or another fit counts it
     ledger: Ledger | None = learner.ledger
-    rows = tuple(found for each in data if (found := rows_of(each)) is not None)
+    rows = rows_in(data)
     this = KnownFit(count.fits[-1], count, "" if ledger is None else ledger.id, rows)
-    _known[:] = [one for one in _known if any(each.is_there for each in one.rows)]
+    _known[:] = [one for one in _known if one.is_there]
     others = [one for one in _known if one.shares_records(this)]
     _known.append(this)
     if not any(one.adds_nothing_up_with(this) for one in others):
@@ -97,6 +101,11 @@ def warn_of_other_fits(learner: CountsFits, data: tuple[Any, ...], before: int) 
         f"{FIX}{LEDGER.format(relation)}."
     )
     warnings.warn(words, OtherRunsWarning, stacklevel=4)
+
+
+def rows_in(data: tuple[Any, ...]) -> tuple[Rows, ...]:
+    """Rows of all arguments that can be known again."""
+    return tuple(found for each in data if (found := rows_of(each)) is not None)
 
 
 def rows_of(given: Any) -> Rows | None:
