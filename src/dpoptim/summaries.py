@@ -8,13 +8,15 @@ import numpy as np
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger_records import scope_on_ledger
 from dpoptim.accounting.public_numbers import public_number_of_records, relation_of, stated_delta
 from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.numbers import classes_of
-from dpoptim.estimators.scope import ALONE, scope_on_ledger, with_scope
+from dpoptim.estimators.scope import ALONE, with_scope
 from dpoptim.estimators.settings import Delta
 from dpoptim.preprocessing.standard_scaler import DPStandardScaler
+from dpoptim.privacy_unit import RECORD
 from dpoptim.quantiles import Column, bound_of_count, candidates_of, epsilon_of_choice
 from dpoptim.statistics import (
     Floats,
@@ -25,6 +27,7 @@ from dpoptim.statistics import (
     release_sum,
 )
 from dpoptim.target_range import TargetRange
+from dpoptim.training.batches.privacy_units import Persons
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,9 @@ def private_mean(
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
     label: str | None = None,
+    persons: Any = None,
 ) -> Summary:
-    """The mean of one number a record.
+    """The mean of one number a record, or of persons' means.
 
     Args:
         values: shape (n,), NaN where one is missing, which is left out. Private.
@@ -98,6 +102,9 @@ def private_mean(
         ledger: where it is charged; None: nowhere.
         noise_seed: repeatable noise, for tests.
         label: public text for the ledger's entry, such as the column's name.
+        persons: the owner of each value (numbers or strings), where the guarantee shall protect
+            persons who have several. Each person then counts once, by the mean of their values; n
+            and delta are of persons.
 
     Returns:
         the mean of values cut to the range that was found, and its error by noise.
@@ -107,6 +114,8 @@ def private_mean(
             not admit it.
 
     **Guarantee.** ``guarantee``, for all values: that of `DPStandardScaler`, whose mean this is.
+    With ``persons`` it is of the table with one row a person, a function of that person's values
+    alone.
 
     Examples:
         >>> import numpy as np
@@ -118,6 +127,10 @@ def private_mean(
     """
     # infinite ones are at the ends, like all beyond: to refuse them would tell of them
     column = np.clip(number_array("values", one_axis("values", values)), lower, upper)
+    unit = RECORD.name if persons is None else "person"
+    if persons is not None:
+        column = means_of_persons(column, Persons.of(persons, len(column), 1, "values"))
+        ledger = None if ledger is None else ledger.of_units(unit)
     scaler = PrivateMean(
         lower,
         upper,
@@ -130,7 +143,20 @@ def private_mean(
         label=label,
     ).fit(column[:, None])
     assert scaler.privacy_ is not None
-    return Summary(float(scaler.mean_[0]), float(scaler.standard_error_[0]), scaler.privacy_)
+    guarantee = replace(scaler.privacy_, unit=unit)
+    return Summary(float(scaler.mean_[0]), float(scaler.standard_error_[0]), guarantee)
+
+
+def means_of_persons(column: Floats, owners: Persons) -> Floats:
+    """Each person's mean, NaN where all of their values are missing; shape (persons,). Private.
+
+    **Guarantee.** Each depends on that person's values alone, rounding included.
+    """
+    known = ~np.isnan(column)
+    with np.errstate(all="ignore"):  # a warning would tell of a record
+        sums = np.bincount(owners.numbers, np.where(known, column, 0.0), minlength=len(owners))
+        means: Floats = sums / np.bincount(owners.numbers, known, minlength=len(owners))
+    return means
 
 
 def private_count(

@@ -362,3 +362,16 @@ def test_names_that_differ_as_text_are_told_apart(tmp_path: Path) -> None:
     x = encoded(tmp_path, "c\n2\n2.0\n2.00\n2.1\nx.0\nx\n1\n0\n", column)
     places = [row.nonzero()[0].tolist() for row in x]
     assert places == [[0], [1], [0], [2], [3], [], [], []]
+
+
+def test_columns_that_may_be_persons_are_asked_about(tmp_path: Path) -> None:
+    """A patient's number was dropped, or a category, and no draft said what it can be."""
+    path = tmp_path / "t.csv"
+    path.write_text("patient,customer_id,visit_id,age,y\n")
+    text = draft(path, target="y")
+    for name in ("patient", "customer_id"):
+        assert f'[columns.{name}]\nkind = "FILL-IN"  # person, if it says whose row it is' in text
+    assert '[columns.visit_id]\nkind = "drop"  # by its name, it identifies; person, if' in text
+    named = draft(path, target="y", person="patient")
+    assert '[columns.patient]\nkind = "person"\n' in named
+    assert '[columns.customer_id]\nkind = "drop"' in named

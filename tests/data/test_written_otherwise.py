@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpoptim.data import Column, Schema, load_table, parse_schema
+from dpoptim.data import Column, Schema, load_table, parse_schema, schema_without_file
 from dpoptim.data.encoding import encode_table
-from dpoptim.data.numbers import MARKS, as_numbers, day_text
+from dpoptim.data.numbers import MARKS, as_numbers, day_text, places_among
 from dpoptim.data.public_schemas import from_public_table
 from dpoptim.data.schema_files import draft, to_toml
+from dpoptim.data.unmatched_columns import unmatched_columns
 
 DATE = '[columns.d]\nkind = "date"\nbounds = [2020-01-01, 2020-01-11]\n'
 NUMBER = '[columns.a]\nkind = "number"\nbounds = [0, 2000]\n'
@@ -360,3 +361,53 @@ def test_a_draft_says_where_to_write_it(tmp_path: Path) -> None:
         text = draft(path, target="y")
         assert f'# thousands = "{mark}"' in text
         assert 'format = "%d.%m.%Y"' in text
+
+
+def test_booleans_are_one_however_they_are_written(tmp_path: Path) -> None:
+    """pandas writes True where a schema lists "true": no category matched, and nothing was said."""
+    path = tmp_path / "a.csv"
+    path.write_text("smoker,y\nTrue,TRUE\nfalse,False\nTRUE,true\n ,FALSE\n")
+    schema = parse_schema(
+        '[columns.smoker]\nkind = "category"\ncategories = ["true", "false"]\n'
+        '[columns.y]\nkind = "target"\nclasses = ["False", "True"]'
+    )
+    (found,) = encode_table(path, schema, labels=True)
+    assert found.x.tolist() == [[1, 0], [0, 1], [1, 0], [0, 0]]
+    assert found.y is not None
+    assert found.y.tolist() == [1, 0, 1, 0]
+    assert places_among(["True", "true"], ["true", "True"]).tolist() == [1, 0]
+
+
+def test_a_gap_in_the_target_is_called_one(tmp_path: Path) -> None:
+    """It said "a label outside the declared classes"."""
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n1,no\n2,\n")
+    schema = parse_schema(
+        '[columns.x]\nkind = "number"\nbounds = [0, 2]\n'
+        '[columns.y]\nkind = "target"\nclasses = ["no", "yes"]'
+    )
+    with pytest.raises(ValueError, match="record 2 has no value of the target 'y'; drop"):
+        list(encode_table(path, schema, labels=True))
+
+
+def test_columns_without_any_of_their_categories_are_found(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    path.write_text("a,b,x\nyes,u,1\nno,v,1\n")
+    other.write_text("a,b,x\n")
+    schema = parse_schema(
+        '[columns.a]\nkind = "category"\ncategories = ["Y", "N"]\n'
+        '[columns.b]\nkind = "category"\ncategories = ["v", "w"]\n'
+        '[columns.x]\nkind = "number"\nbounds = [0, 2]'
+    )
+    assert unmatched_columns(path, schema) == ("a",)
+    assert unmatched_columns(other, schema) == ()
+
+
+def test_numbers_without_a_schema_lead_to_one(tmp_path: Path) -> None:
+    """A customer's number "00969-X" led to decimal marks."""
+    path = tmp_path / "churn.csv"
+    path.write_text("customer,y\n00969-X,no\n")
+    schema = schema_without_file(path, "y", classes=("no", "yes"))
+    with pytest.raises(ValueError, match=r"'customer' is not a number, .* schema new ") as no:
+        list(encode_table(path, schema, labels=True))
+    assert "decimal" not in str(no.value)

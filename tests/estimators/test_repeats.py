@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.model_selection import (
     GridSearchCV,
@@ -26,6 +28,7 @@ from dpoptim.estimators import (
     DPSGDClassifier,
     RepeatedFitWarning,
 )
+from dpoptim.estimators.other_fits import rows_of
 from dpoptim.estimators.scope import ALONE
 from dpoptim.preprocessing import DPStandardScaler, PrivatePipeline
 from dpoptim.tuning import DPSearchCV, tune_on_public
@@ -216,3 +219,71 @@ def test_a_copy_that_is_pickled_and_loaded_here_shares_the_count() -> None:
     with heard():
         again = pickle.loads(pickle.dumps(one)).fit(X, Y)
     assert any(note.startswith("all 2 fits of it and its clones") for note in again.privacy_.notes)
+
+
+@contextmanager
+def heard_of_others() -> Iterator[list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        words: list[str] = []
+        yield words
+        words += [str(one.message) for one in caught if one.category is dpoptim.OtherRunsWarning]
+
+
+def test_a_loop_of_new_estimators_says_what_all_of_them_cost() -> None:
+    """Twelve constructors on one table were twelve times "this fit alone"."""
+    x, y = X.copy(), Y.copy()
+    with heard_of_others() as words:
+        for l2 in (0.0, 0.1, 0.2, 0.3):
+            logistic(l2=l2).fit(x, y)
+    assert [text.split(": ")[1].split()[0] for text in words] == ["2", "4"]
+    price = gdp_epsilon(gdp_mu(1.0, 1e-5) * 4**0.5, 1e-5)
+    assert float(words[-1].split("epsilon=")[1].split()[0]) == pytest.approx(price, abs=0.01)
+
+
+def test_ledgers_that_do_not_add_up_are_named_and_one_ledger_is_not() -> None:
+    for made in (logistic, network, pipeline):
+        x, y = X.copy(), Y.copy()
+        with heard_of_others() as words:
+            for _ in range(2):
+                made(ledger=dpoptim.Ledger(neighboring="zero-out")).fit(x, y)
+        assert len(words) == 1
+        assert words[0].startswith(f"{type(made()).__name__}: 2 fits of this process so far")
+    one, x, y = dpoptim.Ledger(neighboring="zero-out"), X.copy(), Y.copy()
+    with heard_of_others() as words:
+        for l2 in (0.0, 0.1):
+            logistic(l2=l2, ledger=one).fit(x, y)
+    assert not words
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        (lambda x: x[:100], lambda x: x[100:], False),
+        (lambda x: x[::2], lambda x: x[1::2], False),
+        (lambda x: x[:150], lambda x: x[100:], True),
+        (lambda x: x[:, :2], lambda x: x[:, 2:], True),
+        (lambda x: x[::-1], lambda x: x, True),
+        (lambda x: csr_array(x), lambda x: csr_array(x), False),
+        (lambda x: pd.DataFrame(x), lambda x: pd.DataFrame(x.copy()), None),
+    ],
+)
+def test_the_same_records_are_known_by_their_memory(first: Any, second: Any, shared: Any) -> None:
+    x = X.copy()
+    one, other = first(x), second(x)
+    mine, its = rows_of(one), rows_of(other)
+    assert mine is not None
+    assert its is not None
+    assert mine.shares_records(mine)
+    if shared is not None:
+        assert mine.shares_records(its) is shared
+    del x, one, other
+    assert mine.is_there is False
+
+
+def test_columns_chosen_anew_are_known_by_the_labels() -> None:
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(y=Y)
+    with heard_of_others() as words:
+        for columns in (["a", "b"], ["b", "c"]):
+            logistic().fit(frame[columns], frame["y"])
+    assert len(words) == 1

@@ -19,10 +19,12 @@ from sklearn.metrics import log_loss, roc_auc_score
 import dpoptim
 from dpoptim.accounting import compute_epsilon
 from dpoptim.errors import PrivacyError
+from dpoptim.estimators import DPLogisticRegression
 from dpoptim.evaluation import evaluate_classifier, evaluate_regressor, regressor
 from dpoptim.evaluation.evaluate import classifier_rows
 from dpoptim.evaluation.intervals import area_under_curve, variance_of_loss
 from dpoptim.evaluation.regressor import regressor_rows, spread_rows
+from dpoptim.evaluation.scored_records import APART, NO_LEDGER, TRAINING
 from dpoptim.privacy_unit import Unit
 from dpoptim.statistics import BOUND_ROUNDING, bounded_sum
 
@@ -514,3 +516,40 @@ def test_a_word_among_labels_leaves_the_others_in_their_classes(last: Any) -> No
         sure, [0] * 399 + [last], classes=[0, 1], epsilon=10.0, delta=1e-4, noise_seed=0
     )
     assert found.accuracy.value > 0.95
+
+
+def test_a_ledger_that_holds_other_charges_asks_what_the_records_were() -> None:
+    """Scores of the training's own records said "the model was not trained on these records"."""
+    p, y = scored(500)
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        DPLogisticRegression(epsilon=1.0, delta=1e-5, classes=[0, 1], ledger=ledger).fit(p, y)
+        for score in (
+            lambda **said: evaluate_classifier(
+                p, y, classes=[0, 1], ledger=ledger, **SETTINGS, **said
+            ),
+            lambda **said: evaluate_regressor(
+                p[:, 0], y, target_bound=1.0, ledger=ledger, **SETTINGS, **said
+            ),
+        ):
+            before = len(ledger.entries())
+            with pytest.raises(ValueError, match="such as 'estimator, .*', so .* Fix: records="):
+                score()
+            with pytest.raises(ValueError, match="must be 'hold-out' or 'training', got 'test'"):
+                score(records="test")
+            assert len(ledger.entries()) == before
+            notes = score(records="training").guarantee.notes
+            assert TRAINING in notes
+            assert APART not in notes
+            assert any(note.startswith(f"all {before + 1} runs on its ledger") for note in notes)
+            assert APART in score(records="hold-out").guarantee.notes
+
+
+def test_an_evaluation_without_a_ledger_says_so() -> None:
+    p, y = scored(500)
+    assert NO_LEDGER in evaluate_classifier(p, y, classes=[0, 1], **SETTINGS).guarantee.notes
+    with pytest.raises(ValueError, match="records='training': their ledger counts the training"):
+        evaluate_classifier(p, y, classes=[0, 1], records="training", **SETTINGS)
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        for _ in range(2):  # a ledger of evaluations alone asks nothing
+            found = evaluate_classifier(p, y, classes=[0, 1], ledger=ledger, **SETTINGS)
+        assert found.guarantee.notes[-1] == APART

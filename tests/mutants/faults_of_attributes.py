@@ -5,7 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 from dpoptim.estimators import atomic_fits
-from dpoptim.preprocessing import steps_within
+from dpoptim.preprocessing import pipeline, steps_within
 
 
 def what_a_refused_fit_read_kept() -> AbstractContextManager[Any]:
@@ -21,3 +21,8 @@ def tables_sparse_by_their_entries() -> AbstractContextManager[Any]:
         return setting != "sparse_threshold" and honest(name, setting)
 
     return patch.object(steps_within, "is_named", is_named)
+
+
+def steps_of_others_that_learn_let_go() -> AbstractContextManager[Any]:
+    """What scikit-learn's transformers learn from private records is released with a pipeline."""
+    return patch.object(pipeline, "notes_on_others", lambda steps: [])

@@ -1085,6 +1085,12 @@ MUTANTS: tuple[Mutant, ...] = (
         faults_of_attributes.tables_sparse_by_their_entries,
         "attributes",
     ),
+    Mutant(
+        "steps of others learn in a pipeline",
+        "preprocessing.steps_of_others.notes_on_others",
+        faults_of_attributes.steps_of_others_that_learn_let_go,
+        "attributes",
+    ),
     # rows of tables
     Mutant("noise only in rows looked up", ADD_NORMAL, _rows.noise_only_in_rows_looked_up, "noise"),
     Mutant(

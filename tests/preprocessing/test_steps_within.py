@@ -1,5 +1,6 @@
 """What a pipeline states covers every fit within it, wherever steps are held."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +8,27 @@ import joblib
 import numpy as np
 import pytest
 import sklearn
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import PCA
 from sklearn.feature_selection import SelectFromModel
 from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, Pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    Normalizer,
+    OneHotEncoder,
+    OrdinalEncoder,
+    PolynomialFeatures,
+    StandardScaler,
+    TargetEncoder,
+)
 
 import dpoptim
 from dpoptim.estimators import DPLogisticRegression
 from dpoptim.preprocessing import DPMinMaxScaler, DPOneHot, DPStandardScaler, PrivatePipeline
+from dpoptim.preprocessing.steps_of_others import note_on
 
 X = np.random.default_rng(0).uniform(-1, 1, (400, 3))
 Y = (X[:, 0] > 0).astype(int)
@@ -88,7 +100,7 @@ def test_an_estimator_within_a_step_is_none_that_shares_the_budget() -> None:
         pipeline(SelectFromModel(model())).fit(X, Y)
     chosen = model(epsilon=1.0).fit(X, Y)
     notes = pipeline(SelectFromModel(FrozenEstimator(chosen))).fit(X, Y).privacy_.notes
-    assert any("SelectFromModel" in note for note in notes)
+    assert "on trust: the frozen DPLogisticRegression was not fitted to these records" in notes
 
 
 def test_one_transformer_under_two_names_has_one_share() -> None:
@@ -171,8 +183,98 @@ class Centred:
         return x - self.mean_
 
 
-def test_steps_that_learn_are_named_wherever_they_are_held() -> None:
+def test_steps_that_learn_are_refused_wherever_they_are_held() -> None:
+    """`TargetEncoder(smooth=0)` published labels under ``status == "proven"``."""
+    ledger = dpoptim.Ledger(neighboring="zero-out")
     rest = ColumnTransformer([("a", scaler(), [0])], remainder=StandardScaler())
-    for first, name in ((rest, "StandardScaler"), (Centred(), "Centred")):
+    union = FeatureUnion([("a", Pipeline([("deep", TargetEncoder())])), ("b", "passthrough")])
+    inner = PrivatePipeline([("own", PCA()), ("range", DPMinMaxScaler(-1, 1))])
+    for first, said in (
+        (StandardScaler(), "step 'first', a StandardScaler, .* Fix: DPStandardScaler"),
+        (rest, "step 'first__remainder', a StandardScaler, would learn from the private records"),
+        (union, "step 'first__a__deep', a TargetEncoder, .* Fix: DPOneHot"),
+        (inner, "step 'first__own', a PCA, .* Fix: fit it on public data, .*FrozenEstimator"),
+        (OneHotEncoder(), "OneHotEncoder, .* with a list of categories and handle_unknown='ignore"),
+        (Centred(), "a Centred, .* if its fit learns nothing, .* tags say requires_fit=False"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            pipeline(first, ledger=ledger).fit(X, Y)
+    assert not ledger.entries()
+
+
+class Doubled(TransformerMixin, BaseEstimator):
+    """A transformer of somebody's own, which says that it learns nothing."""
+
+    def fit(self, x: Any, y: Any = None) -> "Doubled":
+        return self
+
+    def transform(self, x: Any) -> Any:
+        return 2 * x
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        return tags
+
+
+def test_what_is_on_trust_of_the_steps_of_others_is_said() -> None:
+    frozen = FrozenEstimator(StandardScaler().fit(np.ones((3, 3))))
+    for first, said in (
+        (frozen, "the frozen StandardScaler was not fitted to these records"),
+        (
+            FunctionTransformer(lambda x: x - x.mean(0)),
+            "FunctionTransformer treats each row",
+        ),
+        (
+            ColumnTransformer([("some", scaler(), lambda x: list(range(x.shape[1])))]),
+            "the function that chooses columns for first__some looks at no record",
+        ),
+        (Doubled(), "Doubled treats each row by itself, and needs no fit, as its tags say"),
+    ):
         notes = pipeline(first).fit(X, Y).privacy_.notes
-        assert f"on trust: {name} learnt nothing from these records, as it must not" in notes
+        assert any(note.startswith("on trust: ") and said in note for note in notes)
+    for free in (FunctionTransformer(np.abs), FunctionTransformer(), Normalizer(), "passthrough"):
+        assert "itself" not in str(pipeline(free).fit(X, Y).privacy_.notes)
+
+
+KNOWN = [["a", "b"], ["0", "1"]]
+WORDS = np.array([["a", "0"], ["b", "1"], ["a", "1"]], dtype=object)
+OTHERS = np.array([["?", "9"], [None, "1"], ["a", "7"]], dtype=object)
+UNKNOWN: Any = {"handle_unknown": "use_encoded_value", "unknown_value": -1}
+
+
+@pytest.mark.parametrize(
+    ("step", "tables"),
+    [
+        (OneHotEncoder(categories=KNOWN, handle_unknown="ignore"), (WORDS, OTHERS)),
+        (OrdinalEncoder(categories=KNOWN, **UNKNOWN), (WORDS, OTHERS)),
+        (PolynomialFeatures(2), (np.ones((3, 2)), np.full((3, 2), 7.0))),
+        (
+            SimpleImputer(strategy="constant", fill_value=0.0, keep_empty_features=True),
+            (np.ones((3, 2)), np.full((3, 2), np.nan)),
+        ),
+    ],
+)
+def test_steps_let_go_by_their_settings_learn_nothing(step: Any, tables: Any) -> None:
+    """Fitted to whatever records, they are the same."""
+    assert not list(note_on("it", step))
+    one, other = (pickle.dumps(clone(step).fit(table)) for table in tables)
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        OneHotEncoder(categories=KNOWN),
+        OneHotEncoder(categories=KNOWN, handle_unknown="ignore", min_frequency=2),
+        OrdinalEncoder(categories="auto", **UNKNOWN),
+        OrdinalEncoder(categories=KNOWN),
+        SimpleImputer(strategy="constant"),
+        SimpleImputer(strategy="constant", keep_empty_features=True, add_indicator=True),
+        SelectFromModel(model()),
+    ],
+)
+def test_other_settings_of_them_are_refused(step: Any) -> None:
+    """An unknown category is an error that a record alone brings about, or counts decide."""
+    with pytest.raises(ValueError, match="would learn from the private records"):
+        list(note_on("it", step))

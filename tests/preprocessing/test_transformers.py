@@ -335,3 +335,12 @@ def test_a_scaler_does_not_cut_off_what_is_rare(rare: float) -> None:
     x = (np.random.default_rng(0).random((20_000, 1)) < rare).astype(float)
     scaler = DPStandardScaler(lower=0, upper=1, epsilon=1.0, delta=1e-6, noise_seed=0).fit(x)
     assert abs(scaler.scale_[0] - x.std()) < 0.2 * x.std()
+
+
+def test_ends_are_taken_back() -> None:
+    table = np.array([[18.0, 0.0], [56.5, 5.0], [95.0, 10.0]])
+    scaler = DPMinMaxScaler(lower=[18, 0], upper=[95, 10])
+    scaled = scaler.fit_transform(table)
+    assert np.allclose(scaler.inverse_transform(scaled), table)
+    with pytest.raises(ValueError, match="expecting 2 features"):
+        scaler.inverse_transform(scaled[:, :1])

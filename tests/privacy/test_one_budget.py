@@ -188,7 +188,7 @@ def act(what: str, ledger: Ledger, epsilon: float, checkpoint: Path) -> None:
         steps = [("bounds", free), ("scale", DPStandardScaler(-1, 1)), ("fit", line)]
         PrivatePipeline(steps, **paid).fit(X, Y)
     elif what == "score":
-        evaluate_regressor(Y, Y, target_bound=1.0, **paid)
+        evaluate_regressor(Y, Y, target_bound=1.0, records="hold-out", **paid)
     elif what == "train on":
         train_on(ledger, checkpoint)
     else:

@@ -12,6 +12,8 @@ from dpoptim.accounting.filters import selection_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.audit.statistics import choices_seen, shifts_seen
 from dpoptim.gate import adaptive
+from dpoptim.summaries import means_of_persons
+from dpoptim.training.batches.privacy_units import Persons
 
 MU, DELTA = 1.5, 1e-5
 HOSTILE = (math.nan, math.inf, -math.inf, 1e300, -1.0, 0.1, 1.0)
@@ -127,3 +129,30 @@ def test_values_are_near_the_true_ones() -> None:
 def test_what_is_wrong_is_said(wrong: Callable[..., Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         wrong(np.zeros(20))
+
+
+def test_a_mean_of_persons_moves_by_one_of_them_alone() -> None:
+    """A person with a thousand rows counts once, by a number that no other person has a part in."""
+    rng = np.random.default_rng(0)
+    owners = np.sort(rng.integers(0, 60, 500))
+    values = rng.uniform(0, 1, 500)
+    values[owners == 7] = np.nan
+    means = means_of_persons(values, Persons.of(owners, 500, 1))
+    kept = owners != 3
+    others = means_of_persons(values[kept], Persons.of(owners[kept], int(kept.sum()), 1))
+    assert np.isnan(means).sum() == 1
+    assert np.array_equal(np.delete(means, 3), others, equal_nan=True)
+    assert means[5] == pytest.approx(values[owners == 5].mean())
+    many = np.r_[np.zeros(1000), np.arange(200.0) % 2]
+    names = np.r_[np.zeros(1000, dtype=int), np.arange(1, 201)]
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        given: dict[str, Any] = {"epsilon": 500.0, "delta": 1e-6, "noise_seed": 0, "ledger": ledger}
+        found = dpoptim.private_mean(many, 0, 1, **given, persons=names)
+        assert found.guarantee.unit == "person"
+        assert found.value == pytest.approx(100 / 201, abs=0.01)
+        assert found.value - dpoptim.private_mean(
+            many, 0, 1, epsilon=500.0, delta=1e-6, noise_seed=0
+        ).value == pytest.approx(100 / 201 - 100 / 1200, abs=0.02)
+        assert ledger.entries()[0].unit == "person"
+        with pytest.raises(ValueError, match="as long as values"):
+            dpoptim.private_mean(many, 0, 1, **given, persons=names[1:])

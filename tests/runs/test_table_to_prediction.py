@@ -385,3 +385,40 @@ def test_sums_predict_numbers(tmp_path: Path) -> None:
     )
     assert "per person" in text
     assert float(re.findall(r"R2, private\s+(\S+)", text)[0]) > 0.9
+
+
+def test_what_a_schema_drops_or_does_not_match_is_said(tmp_path: Path) -> None:
+    """A dropped column may be a person's; "yes" for "Y" made a column of nothing, in silence."""
+    data, schema, out = tmp_path / "t.csv", tmp_path / "s.toml", tmp_path / "run"
+    rows = (f"{i // 3},{i},{'yes' if i % 2 else 'no'},{i % 2}" for i in range(600))
+    data.write_text("\n".join(["patient,visit_id,smoker,y", *rows]) + "\n")
+    columns = {
+        "patient": 'kind = "drop"',
+        "visit_id": 'kind = "drop"',
+        "smoker": 'kind = "category"\ncategories = ["Y", "N"]',
+        "y": 'kind = "target"\nclasses = ["0", "1"]',
+    }
+
+    def write() -> None:
+        entries = (f"[columns.{name}]\n{entry}\n" for name, entry in columns.items())
+        schema.write_text("".join(entries))
+
+    write()
+    assert "read off the records" not in run("schema", "check", schema)
+    said = "Note: column 'smoker': no record has one of its categories"
+    checked = run("schema", "check", schema, "--data", data)
+    assert "is read off the records: it is private" in checked
+    assert said in checked
+    common = ["train", "--data", data, "--schema", schema, "--epsilon", "1", "--delta", "1e-5"]
+    trained = run(*common, "--out", out, "--noise-seed", "1")
+    assert said not in trained  # which a record would decide, and nobody paid for
+    assert said in run("predict", out, data, "--out", tmp_path / "p.csv")
+    dropped = "no dropped column says which person's a record is (dropped: patient, visit_id)"
+    assert dropped in str(json.loads((out / "certificate.json").read_text())["basis"])
+    run("verify", out)
+    columns |= {"patient": 'kind = "person"', "smoker": columns["smoker"].replace("Y", "yes")}
+    write()
+    assert said not in run("schema", "check", schema, "--data", data)
+    out = tmp_path / "persons"
+    run(*common, "--out", out, "--noise-seed", "1")
+    assert "no dropped column" not in (out / "certificate.json").read_text()

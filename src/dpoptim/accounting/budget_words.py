@@ -111,7 +111,7 @@ def spent(
             return guarantee
         note = (
             f"{count} runs without a budget: valid if no run's parameters depended on earlier "
-            "outputs"
+            "outputs, on the word of whoever made the runs"
         )
         return replace(guarantee, status="on the user's word", notes=(*guarantee.notes, note))
     note = (

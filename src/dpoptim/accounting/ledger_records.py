@@ -23,6 +23,8 @@ from dpoptim.notebook import as_table
 from dpoptim.printable import printable
 from dpoptim.privacy_unit import RECORD, Unit
 
+MOST_COMPOSED = 16  # of runs on a budget: a fit should not wait for composing more
+ON_LEDGER = "runs on its ledger together"
 DELTA = 1e-6  # where a ledger without a budget states its runs
 
 
@@ -113,6 +115,23 @@ def cost_of(
     if epsilon >= budget.epsilon:  # of runs that were ended early it counts a part
         return kept
     return f"{composed}; if they did, {kept}"
+
+
+def scope_on_ledger(ledger: "LedgerRecords", delta: float) -> tuple[str, ...]:
+    """Notes on the cost of all runs on a ledger together, if there are several.
+
+    Args:
+        delta: where it is stated without a budget; else at the budget's.
+    """
+    entries = ledger.entries()
+    if len(entries) < 2:
+        return ()
+    if ledger.budget is not None and len(entries) > MOST_COMPOSED:
+        budget = ledger.budget
+        cost = f"at most epsilon={budget.epsilon:g} at delta={budget.delta:g}, the budget"
+    else:
+        cost = cost_of(entries, ledger.budget, ledger.neighboring, delta)
+    return (f"all {len(entries)} {ON_LEDGER}: {cost}",)
 
 
 class LedgerRecords:
@@ -244,7 +263,7 @@ class LedgerRecords:
         return as_table(self.describe())
 
     def describe(self, *, events: bool = False) -> str:
-        """The ledger for a person: budget, what is left, each run, and their sum.
+        """The ledger for a person: the sum of its runs, budget, what is left, and each run.
 
         Args:
             events: whether each run's event, by which other accountants compute its epsilon, is
@@ -258,9 +277,10 @@ class LedgerRecords:
         if not entries:
             return "\n".join(lines)
         shares = [math.nan] * len(entries) if self.budget is None else self.shares()
+        lines.insert(1, total_of(entries, self.budget, self.neighboring))
         lines += lines_of(entries, shares, delta_of(self.budget), events=events)
         lines += [] if self.budget is None else why_shares_differ(self.budget)
-        return "\n".join([*lines, total_of(entries, self.budget, self.neighboring)])
+        return "\n".join(lines)
 
     def takes_all(self, event: dp.DpEvent) -> str:
         """The warning that a run of this event would leave nothing to later ones; "" if none.

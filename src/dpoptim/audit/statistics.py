@@ -9,7 +9,7 @@ refused leave anything, or a fitted step tell a number of entries that nobody pa
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array
 from sklearn.compose import ColumnTransformer
+from sklearn.preprocessing import TargetEncoder
 from torch import Tensor
 
 from dpoptim.accounting import gdp_epsilon
@@ -220,8 +221,8 @@ def statistics() -> str:
 
 
 def attributes() -> str:
-    """The detector: what a refused fit has read, or a number of entries that nobody paid for."""
-    return "; ".join([*left_by_refused_fits(), *told_by_entries()])
+    """The detector: what a refused fit has read, or what nobody paid for: a number, a label."""
+    return "; ".join([*left_by_refused_fits(), *told_by_entries(), *told_by_steps_of_others()])
 
 
 def left_by_refused_fits() -> list[str]:
@@ -261,3 +262,19 @@ def told_by_entries() -> list[str]:
     if len(told) == len(cases):
         return []
     return ["refuted: a fitted step tells how many entries are 0"]
+
+
+def told_by_steps_of_others() -> list[str]:
+    """Whether a pipeline is fitted that holds one record's label as a step's mean of its town."""
+    towns = np.array([["a"]] * 19 + [["b"]])
+    told = set[float]()
+    for last in (0, 1):
+        encoder = TargetEncoder(smooth=0.0, target_type="binary", cv=2)
+        model = DPLogisticRegression(classes=[0, 1], noise_seed=0)
+        pipeline = PrivatePipeline([("towns", encoder), ("model", model)], epsilon=1.0, delta=1e-5)
+        with suppress(ValueError):  # refused, as it must be
+            pipeline.fit(towns, np.array([0, 1] * 9 + [0, last]))
+            told.add(float(encoder.encodings_[0][1]))
+    if len(told) < 2:
+        return []
+    return ["refuted: a fitted step tells the label of the only record of its category"]

@@ -30,7 +30,7 @@ def ledger(
         ),
     ] = None,
 ) -> None:
-    """Show a ledger: its budget, what is left, each run with its epsilon, and their sum.
+    """Show a ledger: what its runs cost together, its budget, what is left, and each run.
 
     The digest that it prints covers every entry. Write it down elsewhere, and --verify --digest
     shows later whether the ledger was written anew or replaced by an older copy.

@@ -40,11 +40,14 @@ def predict(
     Example: [bold]dpoptim predict runs/patients new.csv --out predictions.csv[/]
     """
     with clear_errors():
+        from dpoptim.data.unmatched_columns import UNMATCHED
         from dpoptim.runs.predict import predict_file
 
         predicted = predict_file(
             run, data, out, public=data_is_public, keep=id_column or (), overwrite=overwrite
         )
+    for name in predicted.unmatched:
+        say(f"Note: {UNMATCHED.format(name)}")
     say(f"wrote {predicted.records} predictions to {out}")
     if predicted.score is not None:
         say(f"score {predicted.score:.4f} ({predicted.measure})")

@@ -141,15 +141,41 @@ def new_schema(
 
 
 @schema_commands.command("check")
-def schema_check(schema: Annotated[Path, typer.Argument(help="A schema in TOML.")]) -> None:
-    """Say whether a schema is complete, and what features it makes."""
+def schema_check(
+    schema: Annotated[Path, typer.Argument(help="A schema in TOML.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also read this table by it, to the end: what is then said is read off its "
+            "records, for their owner alone."
+        ),
+    ] = None,
+) -> None:
+    """Say whether a schema is complete, and what features it makes.
+
+    With --data also whether a table can be read by it, and which columns hold none of their
+    categories, as where a file writes them otherwise. That is private.
+
+    Example: [bold]dpoptim schema check patients.schema.toml --data patients.csv[/]
+    """
     with clear_errors():
         from dpoptim.data import read_schema
+        from dpoptim.data.table_files import is_table
+        from dpoptim.data.unmatched_columns import UNMATCHED, unmatched_columns
 
-        found = read_schema(schema)
+        found, unmatched = read_schema(schema), None
+        if data is not None:
+            if not data.is_file() or not is_table(data):
+                raise FileNotFoundError(f"{data} is no table; --data takes the records' file.")
+            unmatched = unmatched_columns(data, found)
     target = "none" if found.target is None else found.target.name
     text = (
         f"{len(found.features)} columns make {found.width} features; target {target}; person "
         f"{found.person or 'none'}"
     )
     say(text)
+    if unmatched is not None:
+        say("What follows is read off the records: it is private, and not for release.")
+        for name in unmatched:
+            say(f"Note: {UNMATCHED.format(name)}")
+        say(f"{data} can be read by it" + ("" if unmatched else ", and no column is unmatched"))

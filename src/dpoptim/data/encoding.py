@@ -166,9 +166,15 @@ def numbers_of(path: Path, chunk: Chunk, column: Column, schema: Schema) -> NDAr
     if bad is not None:
         mark, other = ("point", ",") if decimal == "." else ("comma", ".")
         grouped = f"{thousands!r} between" if thousands else "no mark of"
+        where = f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number"
+        if column.kind == "number" and column.bounds is None:  # as without a schema
+            raise ValueError(
+                f"{where}, as all columns are taken for where no schema describes them. Fix: "
+                f"dpoptim schema new {path} drafts one; say there whether the column is a "
+                "category, a date, or dropped, or how its numbers are written."
+            )
         raise ValueError(
-            f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number "
-            f"(with a decimal {mark} and {grouped} thousands). Fix: correct it; or, in the "
+            f"{where} (with a decimal {mark} and {grouped} thousands). Fix: correct it; or, in the "
             f'schema that dpoptim schema new drafts, say decimal = "{other}" or thousands = '
             f'"{other}" above the columns or in this one, or in the column unit = "$" where a '
             "number is written $5; or make it a date or a category, or drop it."
@@ -203,11 +209,17 @@ def targets_of(
         return to_unit(np.clip(numbers, *target.bounds), target.bounds).astype(np.float32)
     y = places_among(target.classes, chunk.columns[target.name])
     if (y < 0).any():
-        record = chunk.first + int(np.argmax(y < 0))
+        other = int(np.argmax(y < 0))
+        record = chunk.first + other
+        if is_missing(as_texts(chunk.columns[target.name])[other]):
+            raise ValueError(
+                f"{path}: record {record} has no value of the target {target.name!r}; drop the "
+                "record. (If such a text is a class of its own, add it to the declared classes.)"
+            )
         raise ValueError(
             f"{path}: record {record} has a label outside the declared classes "
             f"{', '.join(target.classes)}; add it to the classes or drop the record. (Labels are "
-            "compared as text, but that 1.0 is 1.)"
+            "compared as text, but that 1.0 is 1, and TRUE is true.)"
         )
     return y
 

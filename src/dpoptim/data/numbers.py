@@ -157,14 +157,18 @@ def places_among(names: Sequence[str], values: Values) -> NDArray[np.int64]:
     """The place of each value among the names, -1 for others.
 
     They are compared as text; where no name is the same, 1.0 is 1, as a column of whole numbers is
-    written that was held as floats.
+    written that was held as floats, and True, TRUE and true are one, as programs write them.
     """
-    places = {without_zero_fraction(name): place for place, name in enumerate(names)}
+    places = {alike_written(name): place for place, name in enumerate(names)}
     places |= {name: place for place, name in enumerate(names)}
-    found = (
-        places.get(text, places.get(without_zero_fraction(text), -1)) for text in as_texts(values)
-    )
+    found = (places.get(text, places.get(alike_written(text), -1)) for text in as_texts(values))
     return np.fromiter(found, np.int64, len(values))
+
+
+def alike_written(text: str) -> str:
+    """One text for a whole number, or a boolean, however it is written; other text as it is."""
+    small = text.lower()
+    return small if small in BOOLEANS else without_zero_fraction(text)
 
 
 def without_zero_fraction(text: str) -> str:
@@ -174,6 +178,7 @@ def without_zero_fraction(text: str) -> str:
     return number if point and fraction and digits and not fraction.strip("0") else text
 
 
+BOOLEANS = ("true", "false")
 EPOCH = date(1970, 1, 1)
 START = datetime(1970, 1, 1)
 

@@ -19,6 +19,17 @@ IDENTIFIER = re.compile(
     r"(^|[_\s-])(id|uuid|key|index|name|email|phone)$|^(id|unnamed)", re.IGNORECASE
 )
 IDENTIFIES = "identifies"  # the role of a column with such a name
+# words for whoever has records, alone or before such an ending
+PEOPLE = re.compile(
+    r"^(account|citizen|client|customer|employee|household|member|participant|patient|person|"
+    r"policy_?holder|student|subject|user)s?([_\s-]*(id|uuid|key|no|nr|num|number|name))?$",
+    re.IGNORECASE,
+)
+WHOSE = "a person's"  # the role of a column with such a name
+BY_NAME = {
+    IDENTIFIES: 'kind = "drop"  # by its name, it identifies; person, if it says whose row it is\n',
+    WHOSE: f'kind = "{FILL_IN}"  # person, if it says whose row it is; else drop, or another\n',
+}
 WRITTEN = {  # by whether the comma separates columns
     True: '# thousands = ","  # where numbers are written "1,234"\n',
     False: '# decimal = ","  # where numbers are written 0,5\n'
@@ -136,8 +147,8 @@ def drafted_entry(found: str | None, role: str) -> str:
     open_bounds = f'bounds = ["{FILL_IN}", "{FILL_IN}"]\n'
     if role == "target":
         return f'kind = "target"\nclasses = {values_of(found)}\n'
-    if role == IDENTIFIES:
-        return 'kind = "drop"  # by its name, it identifies\n'
+    if role in BY_NAME:
+        return BY_NAME[role]
     if role in ("person", "drop"):
         return f'kind = "{role}"\n'
     if role == "category" or (not role and found in ("text", "boolean")):
@@ -163,6 +174,8 @@ def role_of(name: str, target: str | None, person: str | None) -> str:
     """Use of a column, by its name; "" where its values say."""
     if name in (target, person):
         return "target" if name == target else "person"
+    if person is None and PEOPLE.search(name):
+        return WHOSE
     return IDENTIFIES if IDENTIFIER.search(name) else ""
 
 

@@ -208,8 +208,8 @@ def check_classes(source: str | Path, classes: tuple[str, ...]) -> None:
 def classes_missing(source: str | Path) -> str:
     return (
         f"{source}: --classes is missing. The list of labels goes into the released model, so on "
-        "private data it must be known beforehand: declare it (--classes no,yes, or in a schema), "
-        "or declare the data public (--data-is-public)."
+        "private data it must be known beforehand: declare it (--classes no,yes, or in a schema, "
+        "which `dpoptim schema new` drafts), or declare the data public (--data-is-public)."
     )
 
 

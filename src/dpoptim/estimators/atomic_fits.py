@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 from sklearn.base import BaseEstimator
 
 from dpoptim.accounting.ledger_charge import charges_made
+from dpoptim.estimators.other_fits import warn_of_other_fits
 
 Fit = TypeVar("Fit", bound=Callable[..., Any])
 COUNT = "_fit_count"  # of charges, which a fit that fails may have made
@@ -22,11 +23,13 @@ def whole_fit(fit: Fit) -> Fit:
 
     @wraps(fit)
     def fitted(learner: Any, *data: Any, **more: Any) -> Any:
+        before = len(vars(learner)[COUNT].fits) if COUNT in vars(learner) else 0
         with as_before_where_it_fails(learner), charges_made() as made:
             found = fit(learner, *data, **more)
             # parts of a charge come after it, on ledgers of their own
             learner._note_charge(made[0] if made and learner.ledger is not None else None)
         learner._warn_of_repeats()  # of `CountsFits`
+        warn_of_other_fits(learner, (*data, more.get("X"), more.get("y")), before)
         return found
 
     return cast(Fit, fitted)

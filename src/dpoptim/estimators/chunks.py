@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
-from dpoptim.estimators.scope import ON_LEDGER
+from dpoptim.accounting.ledger_records import ON_LEDGER
 
 Weights = NDArray[np.float64]
 TRUSTED = (

@@ -24,7 +24,7 @@ from dpoptim.estimators.scope import FROM_EARLIER, label_of
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import is_cross_entropy, solve
-from dpoptim.estimators.table import ClippedRows, public_norm, table
+from dpoptim.estimators.table import ClippedRows, clipped_to, public_norm, table
 from dpoptim.estimators.weights import notes_of_weights, parts_of_data
 from dpoptim.noise.stream import key_stream
 from dpoptim.sampling.sampler import MOST_STEPS
@@ -153,11 +153,7 @@ class LinearFit(PrivateSettings):
         # another processor may have rounded the last step otherwise
         solution, guarantee = ranks.from_first(lambda: (solution, guarantee))
         if self.data_norm is None:
-            said = (
-                *said,
-                f"rows were clipped to norm sqrt({features}): scale the features by public "
-                "constants",
-            )
+            said = (*said, clipped_to(features))
         shared = notes_of_ranks(ranks, owners, sharded=self.sharded)
         guarantee = per_person(guarantee, owners)
         guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said, *shared))

@@ -31,7 +31,7 @@ from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.scope import FROM_EARLIER, label_of
 from dpoptim.estimators.settings import Delta, PrivateSettings
-from dpoptim.estimators.table import ClippedRows, public_norm, table
+from dpoptim.estimators.table import ClippedRows, clipped_to, public_norm, table
 from dpoptim.estimators.weights import notes_of_weights, weights_of_rows
 from dpoptim.iterate import Iterate
 from dpoptim.methods import TrainingMethod
@@ -125,11 +125,7 @@ class NetworkFit(PrivateSettings):
         if earlier is None and last is not None:
             said = (*said, FROM_EARLIER)
         if self.data_norm is None:
-            said = (
-                *said,
-                f"rows were clipped to norm sqrt({features}): scale the features by public "
-                "constants",
-            )
+            said = (*said, clipped_to(features))
         by = optimizer(self.optimizer, momentum=self.momentum, betas=self.betas)
         start, chosen_for = self._learning_rate(plan, parameters, by), self._chosen_for(plan, by)
         one_of("iterate", self.iterate, get_args(Iterate))

@@ -9,7 +9,7 @@ import math
 import os
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -24,8 +24,8 @@ from dpoptim.accounting.budget_words import spent
 from dpoptim.accounting.event_json import event_text
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, rounded_up
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_records import delta_of
-from dpoptim.estimators.scope import ALONE, RESTATED, scope_on_ledger, with_scope
+from dpoptim.accounting.ledger_records import delta_of, scope_on_ledger
+from dpoptim.estimators.scope import ALONE, RESTATED, with_scope
 
 ELSEWHERE = "its copies in other processes are not counted in that"
 ARRIVED = "a copy from another process was fitted: the fits of all copies add up"
@@ -139,31 +139,20 @@ class FitCount:
     def _has_company(self) -> bool:
         return len(self._fits) > 1 or self._sent or self._arrived
 
+    @property
+    def fits(self) -> list[Fit]:
+        """All that were counted, oldest first."""
+        return self._fits
+
     def _scope(self, ledger: Ledger | None, fit: Fit) -> tuple[str, ...]:
         on_ledger = scope_of(fit, ledger)
         # nothing beside a ledger that knows of all of them
         if not self._has_company or (ledger is not None and len(self._ledgers) == 1):
             return on_ledger
-        counted = f"all {len(self._fits)} fits of it and its clones: {self.together()}"
-        return (*on_ledger, counted, *([ELSEWHERE] if self._sent or self._arrived else []))
-
-    def together(self) -> Guarantee:
-        """The price of all fits that protect the same units in the same relation as the last.
-
-        **Guarantee.** By composition, at the last fit's delta, whoever the records are; those that
-        only some fits have seen are protected better.
-        """
-        last = self._fits[-1].guarantee
-        alike = [
-            each
-            for each in self._fits
-            if (each.guarantee.neighboring, each.guarantee.unit) == (last.neighboring, last.unit)
-        ]
-        whole = spent(
-            None, [each.event for each in alike], last.delta, neighboring_name(last.neighboring)
+        counted = (
+            f"all {len(self._fits)} fits of it and its clones so far: {price_together(self._fits)}"
         )
-        unproven = [each.guarantee.status for each in alike if each.guarantee.status != "proven"]
-        return replace(whole, unit=last.unit, status=[*unproven, whole.status][0])
+        return (*on_ledger, counted, *([ELSEWHERE] if self._sent or self._arrived else []))
 
     def say(self, who: str) -> None:
         """Warn of repeated fits, if the last one was the time to."""
@@ -182,6 +171,25 @@ def scope_of(fit: Fit, ledger: Ledger | None) -> tuple[str, ...]:
         there = compute_epsilon(fit.event, delta, own.neighboring)
         restated = (f"{RESTATED}: epsilon={rounded_up(there.epsilon)} at delta={delta:g}",)
     return (*restated, *scope_on_ledger(ledger, own.delta))
+
+
+def price_together(fits: Sequence[Fit]) -> Guarantee:
+    """The price of all fits that protect the same units in the same relation as the last.
+
+    **Guarantee.** By composition, at the last fit's delta, whoever the records are; those that
+    only some fits have seen are protected better.
+    """
+    last = fits[-1].guarantee
+    alike = [
+        each
+        for each in fits
+        if (each.guarantee.neighboring, each.guarantee.unit) == (last.neighboring, last.unit)
+    ]
+    whole = spent(
+        None, [each.event for each in alike], last.delta, neighboring_name(last.neighboring)
+    )
+    unproven = [each.guarantee.status for each in alike if each.guarantee.status != "proven"]
+    return replace(whole, unit=last.unit, status=[*unproven, whole.status][0])
 
 
 def arrived(name: str = "", process: int = 0) -> FitCount:

@@ -3,33 +3,12 @@
 from dataclasses import replace
 
 from dpoptim.accounting.guarantee import Guarantee
-from dpoptim.accounting.ledger import Ledger
-from dpoptim.accounting.ledger_records import cost_of
 from dpoptim.estimators.table import READ_OFF
 
 ON_TRUST = "on trust: preprocessing and settings were not read off these records"
 ALONE = "this fit alone: others on the same records add to it, and no ledger counts them"
 RESTATED = "the same fit as its ledger states it"
 FROM_EARLIER = "started from an earlier fit: the guarantee of that fit adds to this one's"
-MOST_COMPOSED = 16  # of runs on a budget: a fit should not wait for composing more
-ON_LEDGER = "runs on its ledger together"
-
-
-def scope_on_ledger(ledger: Ledger, delta: float) -> tuple[str, ...]:
-    """Notes on the cost of all runs on a ledger together, if there are several.
-
-    Args:
-        delta: where it is stated without a budget; else at the budget's.
-    """
-    entries = ledger.entries()
-    if len(entries) < 2:
-        return ()
-    if ledger.budget is not None and len(entries) > MOST_COMPOSED:
-        budget = ledger.budget
-        cost = f"at most epsilon={budget.epsilon:g} at delta={budget.delta:g}, the budget"
-    else:
-        cost = cost_of(entries, ledger.budget, ledger.neighboring, delta)
-    return (f"all {len(entries)} {ON_LEDGER}: {cost}",)
 
 
 def label_of(name: str, epsilon: float, delta: float) -> str:

@@ -47,6 +47,14 @@ def classes_in(labels: NDArray[Any], *, stacklevel: int = 2) -> NDArray[Any]:
     return np.unique(labels)
 
 
+def clipped_to(columns: int) -> str:
+    """A note on rows that nobody has said a bound for."""
+    return (
+        f"rows were clipped to norm {columns**0.5:.3g}, the root of their number of columns: scale "
+        "the features by public constants"
+    )
+
+
 def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
     """Rows scaled down to ``norm``, in a copy; zero where entries or length are not finite.
 

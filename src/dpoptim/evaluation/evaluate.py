@@ -7,7 +7,7 @@ guarantee holds (parallel composition); where the parts share a ledger, it charg
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from dpoptim.evaluation.intervals import (
     of_the_area,
     variance_of_loss,
 )
+from dpoptim.evaluation.scored_records import LABEL, Records, kind_of_records, with_notes
 from dpoptim.statistics import (
     BOUND_ROUNDING,
     Floats,
@@ -36,8 +37,6 @@ from dpoptim.statistics import (
 )
 
 Delta = float | Literal["auto"]
-LABEL = "evaluation"
-APART = "on trust: the model was not trained on these records"
 LARGEST_LOSS = 4.0  # of a record, in nats: the log-loss is clipped there
 # Shares of a record's squared length: for the confusion matrix, for scores in bins, for the
 # log-loss.
@@ -106,6 +105,7 @@ def evaluate_classifier(
     n: int | None = None,
     ledger: Ledger | None = None,
     label: str = LABEL,
+    records: Records | None = None,
     noise_seed: int | None = None,
 ) -> ClassifierScores:
     """Accuracy, confusion matrix, log-loss, AUC and calibration on private records.
@@ -124,13 +124,16 @@ def evaluate_classifier(
             where ``n`` does not have to be it.
         ledger: where it is charged; None: nowhere.
         label: public text for the ledger's entry.
+        records: ``"hold-out"``, or ``"training"``: among those that the model was trained on. None:
+            a hold-out, if the ledger holds evaluations alone.
         noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
 
     Returns:
         noisy scores with their intervals, and the guarantee.
 
     Raises:
-        ValueError: unequal shapes, or a setting out of range; before anything is spent.
+        ValueError: unequal shapes, a setting out of range, or a ledger that holds other charges
+            and no ``records``; before anything is spent.
 
     **Guarantee.** ``guarantee``, for all records and any model that was not trained on them. A
     record adds sqrt(0.6) to one cell of the confusion matrix, sqrt(0.3) to one bin, and at most
@@ -161,7 +164,8 @@ def evaluate_classifier(
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
     relation = relation_of(neighboring, ledger)
-    records, mu, number, said = price_and_records(epsilon, delta, n, len(scores), relation)
+    kind = kind_of_records(records, ledger, label)
+    size, mu, number, said = price_and_records(epsilon, delta, n, len(scores), relation)
     places = classes_of(list(classes), labels)
     rows = classifier_rows(scores, places[:, None] == np.arange(len(names)), bins)
     released = release_sum(
@@ -182,9 +186,9 @@ def evaluate_classifier(
     in_cells = released.deviation / math.sqrt(SHARES[0])
     in_bins = released.deviation / math.sqrt(SHARES[1])
     in_loss = released.deviation / math.sqrt(SHARES[2])
-    right, count, in_count = float(np.trace(confusion)), float(records), 0.0
+    right, count, in_count = float(np.trace(confusion)), float(size), 0.0
     in_right = in_cells * math.sqrt(k)
-    warn_of_other_labels(float(confusion.sum()), in_cells * k, records)
+    warn_of_other_labels(float(confusion.sum()), in_cells * k, size)
     if relation == "add-or-remove-one":
         # n says nothing of how many records there are, so their noisy number counts
         count, in_count = max(float(confusion.sum()), 1.0), in_cells * k
@@ -219,7 +223,7 @@ def evaluate_classifier(
         confusion=confusion,
         calibration=_calibration(histogram, in_bins, level),
         histogram=histogram,
-        guarantee=with_notes(released.guarantee, said),
+        guarantee=with_notes(released.guarantee, said, kind, ledger),
     )
 
 
@@ -260,7 +264,3 @@ def _calibration(histogram: Floats, noise: float, confidence: float) -> tuple[Bi
             share = of_a_mean(float(happened), float(total), noise, confidence=confidence)
             found.append(Bin(float(edges[i]), float(edges[i + 1]), share))
     return tuple(found)
-
-
-def with_notes(guarantee: Guarantee, said: tuple[str, ...]) -> Guarantee:
-    return replace(guarantee, notes=(*guarantee.notes, *said, APART))

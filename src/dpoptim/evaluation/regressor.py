@@ -17,8 +17,9 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import relation_of
 from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
-from dpoptim.evaluation.evaluate import LABEL, Delta, price_and_records, with_notes
+from dpoptim.evaluation.evaluate import Delta, price_and_records
 from dpoptim.evaluation.intervals import Interval, mean_square, of_a_mean, of_r2
+from dpoptim.evaluation.scored_records import LABEL, Records, kind_of_records, with_notes
 from dpoptim.gate import FilteredGate
 from dpoptim.statistics import (
     BOUND_ROUNDING,
@@ -79,6 +80,7 @@ def evaluate_regressor(
     n: int | None = None,
     ledger: Ledger | None = None,
     label: str = LABEL,
+    records: Records | None = None,
     noise_seed: int | None = None,
 ) -> RegressorScores:
     """R2 and squared error on private records; arguments as for `evaluate_classifier`.
@@ -88,14 +90,15 @@ def evaluate_regressor(
         target_bound: public bound on |y|, or ``(lowest, highest)`` of y, to which targets and
             predictions are cut. R2's noise grows with the square of the range over the targets'
             variance.
-        epsilon, delta, confidence, neighboring, n, ledger, label,
+        epsilon, delta, confidence, neighboring, n, ledger, label, records,
         noise_seed: as for `evaluate_classifier`.
 
     Returns:
         noisy scores, and the guarantee.
 
     Raises:
-        ValueError: unequal shapes, or a setting out of range; before anything is spent.
+        ValueError: unequal shapes, a setting out of range, or a ledger that holds other charges
+            and no ``records``; before anything is spent.
 
     **Guarantee.** ``guarantee``. With t and r the target and half the residual in units of the
     bound, a record adds ``(r^2 - 1/2, t, t^2 - 1/2)``, and 1 where their number is not public,
@@ -122,7 +125,8 @@ def evaluate_regressor(
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
     relation = relation_of(neighboring, ledger)
-    records, mu, number, said = price_and_records(epsilon, delta, n, len(true), relation)
+    kind = kind_of_records(records, ledger, label)
+    size, mu, number, said = price_and_records(epsilon, delta, n, len(true), relation)
     counted = relation == "add-or-remove-one"
     with paid_gate(mu, relation, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
         sums, noise = released_sum(
@@ -133,7 +137,7 @@ def evaluate_regressor(
         )
         weights = np.array(WEIGHTS) * math.sqrt(1 - COUNTED if counted else 1.0)
         in_count = noise / math.sqrt(COUNTED) if counted else 0.0
-        count = max(float(sums[3]) / math.sqrt(COUNTED), 1.0) if counted else float(records)
+        count = max(float(sums[3]) / math.sqrt(COUNTED), 1.0) if counted else float(size)
         residual, first, second = sums[:3] / count / weights
         by_residual, by_first, by_second = noise / count / weights
         by_count = in_count / count  # relative
@@ -179,9 +183,8 @@ def evaluate_regressor(
         n=count,
         confidence=level,
     )
-    return RegressorScores(
-        scaled, r2, with_notes(guarantee_of(gate, number, noise_seed=noise_seed), said)
-    )
+    guarantee = guarantee_of(gate, number, noise_seed=noise_seed)
+    return RegressorScores(scaled, r2, with_notes(guarantee, said, kind, ledger))
 
 
 def released_sum(

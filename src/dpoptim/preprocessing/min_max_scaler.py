@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.arguments import real_number
+from dpoptim.data.input_arrays import checked_table
 from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.setting_types import refuse_other_types
@@ -113,6 +115,13 @@ class DPMinMaxScaler(BoundedColumns):
         ``lower=-1, upper=1``.
         """
         return self._mapped(X)
+
+    def inverse_transform(self, X: Any) -> Floats:
+        """X in the columns' own units again, what was cut excepted; shape (n, columns), dense."""
+        check_is_fitted(self)
+        given = checked_table(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        found: Floats = self.low_ + (given + 1) / 2 * (self.high_ - self.low_)
+        return found
 
     def _map(self, x: Floats, columns: Any) -> Floats:
         low, high = self.low_[columns], self.high_[columns]

@@ -32,11 +32,11 @@ from dpoptim.gate.one_process import alone
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.preprocessing.broadcast import pack, unpack
 from dpoptim.preprocessing.private_step import PrivateStep, only_tried
+from dpoptim.preprocessing.steps_of_others import notes_on_others
 from dpoptim.preprocessing.steps_within import (
     as_parts,
     charged_steps,
     is_part,
-    learning_steps,
     own_notes,
     private_steps,
     shares_as_given,
@@ -58,9 +58,8 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
 
     Args:
         steps: as for scikit-learn's ``Pipeline``; `ColumnTransformer` and the like may hold the
-            transformers. Steps that are not of `dpoptim` must not learn from the data: they are on
-            trust, and those that have something to learn are named in the notes. All are fitted in
-            this process, whatever ``n_jobs`` says.
+            transformers. Steps of others that would learn from the records are refused; what is on
+            trust stands in the notes. All are fitted in this process, whatever ``n_jobs`` says.
         epsilon, delta: the budget of everything that a fit learns. What the steps say of their own
             is not used.
         shares: of the budget's mu^2, by the name of a charged step (as in ``get_params``); None:
@@ -137,9 +136,10 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             params: of steps' ``fit``, as in scikit-learn.
 
         Raises:
-            ValueError: a last step without a budget, steps under different neighbouring relations,
-                bad shares, persons whom a step does not know, or what a step refuses, which copies
-                of all are tried for where one is charged; before anything is spent.
+            ValueError: a last step without a budget, a step that would learn without one, steps
+                under different neighbouring relations, bad shares, persons whom a step does not
+                know, or what a step refuses, which copies of all are tried for where one is
+                charged; before anything is spent.
             BudgetExceeded: the ledger does not admit all steps; nothing is charged or drawn.
             RankError: another process has failed, or does not agree.
         """
@@ -172,6 +172,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
 
     def _learn(self, X: Any, y: Any, persons: Any, params: dict[str, Any]) -> None:
         last, charged, relation = self._steps_with_budgets()
+        trusted = dict.fromkeys(notes_on_others(self.steps[:-1]))
         persons = self._persons_of_last(persons, params, charged)
         refuse_dates(X)  # and queries that have not run
         owners = None if persons is None else owners_of(X, persons, last.rows_per_person)
@@ -196,7 +197,6 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
             final = last.epsilon_after(before, n=n, epsilon=epsilon * LEFT, delta=delta)
         else:
             final = gdp_epsilon(rest, delta)
-        unprotected = dict.fromkeys(learning_steps(self.steps[:-1]))
         with_budgets = partial(_budgets, delta=delta, n=n, relation=relation)
         epsilons[self.steps[-1][0]] = final
         # without these the last step refuses by itself, before anything is spent
@@ -213,7 +213,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                     step.ledger = self.ledger
         event = dp_accounting.ComposedDpEvent(events)
         whole = compute_epsilon(event, delta, relation)
-        whole = replace(whole, unit=unit.name, notes=(*own_notes(last), *said, *unprotected))
+        whole = replace(whole, unit=unit.name, notes=(*own_notes(last), *said, *trusted))
         self.privacy_ = self._counted(Fit(event, whole, n))
         last.privacy_, last._paid = self.privacy_, self._paid
 
@@ -274,7 +274,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         if charged:
             raise ValueError(
                 f"persons: step {next(iter(charged))!r} learns from rows as if each were "
-                "somebody else's. Fix: a free step in its place, such as DPMinMaxScaler with "
+                "somebody else's. Fix: a step that learns nothing, such as DPMinMaxScaler with "
                 "public bounds, or categories that are public."
             )
         params[name] = persons

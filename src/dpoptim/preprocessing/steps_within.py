@@ -14,7 +14,6 @@ from sklearn import config_context
 from sklearn.base import BaseEstimator, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
-from sklearn.utils import get_tags
 
 from dpoptim.arguments import real_number
 from dpoptim.estimators.repeats import CountsFits
@@ -24,7 +23,6 @@ from dpoptim.preprocessing.private_step import PrivateStep
 EPSILON = "epsilon"
 _parts: ContextVar[bool] = ContextVar("parts", default=False)
 ANY_SHARE = 2.0  # of entries that are not 0: more than all, which scikit-learn would refuse
-HOLDERS = ("transformers", "steps", "transformer_list")  # of pipelines, and the like
 
 
 def private_steps(found: Any) -> Iterator[PrivateStep]:
@@ -39,20 +37,6 @@ def private_steps(found: Any) -> Iterator[PrivateStep]:
     if isinstance(found, list | tuple):
         for each in found:
             yield from private_steps(each)
-
-
-def learning_steps(steps: Any) -> list[str]:
-    """Notes on transformers that are fitted to records, and not by this library."""
-    if isinstance(steps, list | tuple):
-        return [note for each in steps for note in learning_steps(each)]
-    if not hasattr(steps, "fit") or isinstance(steps, PrivateStep):
-        return []
-    inner = next((getattr(steps, name) for name in HOLDERS if hasattr(steps, name)), None)
-    if inner is not None:
-        return learning_steps([*inner, getattr(steps, "remainder", None)])
-    if isinstance(steps, BaseEstimator) and not get_tags(steps).requires_fit:
-        return []
-    return [f"on trust: {type(steps).__name__} learnt nothing from these records, as it must not"]
 
 
 def charged_steps(pipeline: Pipeline) -> dict[str, PrivateStep]:

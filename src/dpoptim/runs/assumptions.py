@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from dpoptim.assumptions import Assumption, trusted
-from dpoptim.data import Data
+from dpoptim.data import Data, Schema
+from dpoptim.printable import printable
 from dpoptim.training.assumptions import of_own_program
 
 BY_THE_CLOCK = trusted("how many steps a clock left time for tells nothing about the records")
@@ -18,6 +19,22 @@ SECRET_MOVES = trusted(
 BY_ANOTHER = "before it was taken up again, the run was trained by the dpoptim whose SHA-256 is {}"
 
 
+MOST_NAMED = 8  # columns, of those that a schema drops
+
+
+def nobody_dropped(data: Data) -> tuple[Assumption, ...]:
+    """Columns that a schema without a person drops: one may say whose record each is."""
+    schema = data.encoding
+    if not isinstance(schema, Schema) or schema.person is not None:
+        return ()
+    dropped = [printable(column.name) for column in schema.columns if column.kind == "drop"]
+    if not dropped:
+        return ()
+    more = f", and {len(dropped) - MOST_NAMED} more" if len(dropped) > MOST_NAMED else ""
+    names = ", ".join(dropped[:MOST_NAMED]) + more
+    return (trusted(f"no dropped column says which person's a record is (dropped: {names})"),)
+
+
 def basis_of_run(
     basis: Iterable[Assumption], data: Data, *others: Assumption, views: int = 1
 ) -> tuple[Assumption, ...]:
@@ -30,5 +47,6 @@ def basis_of_run(
     of_run = (
         *((PUBLIC_WEIGHTS,) if data.class_weights is not None else ()),
         *((SECRET_MOVES,) if views > 1 else ()),
+        *nobody_dropped(data),
     )
     return of_own_program((*basis, *of_run, *others))

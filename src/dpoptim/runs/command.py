@@ -40,7 +40,14 @@ from dpoptim.runs.outcome import (
     try_writing,
     write_run,
 )
-from dpoptim.runs.plans import defaults_of, delta_of, epsilon_of, plan_of, relation_kept
+from dpoptim.runs.plans import (
+    defaults_of,
+    delta_of,
+    epsilon_of,
+    plan_of,
+    relation_kept,
+    why_this_relation,
+)
 from dpoptim.runs.processes import launched, refused_together
 from dpoptim.runs.result import kind_of_model
 from dpoptim.runs.saved_model import save_model
@@ -89,9 +96,9 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                 doubts = [*warnings_about_plan(plan, parameters_of(model)), *no_room(ledger, plan)]
                 # the plan itself is printed with the notes of its guarantee
                 doubts = [each for each in doubts if each not in plan.guarantee.notes]
-                introduce(
-                    plan, optimization, notes_on(request, data, ledger, doubts), console=console
-                )
+                why = why_this_relation(request, request.data in BUNDLED, plan.neighboring, kept)
+                noted = notes_on(request, data, ledger, doubts)
+                introduce(plan, optimization, noted, relation=why, console=console)
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore", WholeBudgetWarning)  # it is among the notes
                 stack.enter_context(plan_on_disk(folder, plan, ledger))
@@ -134,10 +141,16 @@ def run_training(request: TrainRequest, console: Console) -> Path:
 
 
 def introduce(
-    plan: Plan, optimization: Optimization, notes: Iterable[str], *, console: Console
+    plan: Plan,
+    optimization: Optimization,
+    notes: Iterable[str],
+    *,
+    relation: str,
+    console: Console,
 ) -> None:
     """Print what was decided, and what a person should know before anything is spent."""
     say(plan.describe(), to=console)
+    say(f"  neighbours   {relation}", to=console)
     if not isinstance(plan.method, WholeRun):
         rate = f"learning rate {optimization.rate_in_words(plan)}"
         say(f"  optimizer    {optimization.optimizer}, {rate}", to=console)

@@ -25,13 +25,11 @@ from dpoptim.evaluation import (
     evaluate_classifier,
     evaluate_regressor,
 )
-from dpoptim.evaluation.evaluate import APART, LABEL
+from dpoptim.evaluation.scored_records import APART, LABEL, NO_LEDGER, Records
 from dpoptim.plan import Plan
 from dpoptim.printable import printable
 from dpoptim.runs.evaluations import (
-    TRAINING,
     Evaluation,
-    Records,
     costs_together,
     label_ending,
     read_evaluations,
@@ -45,7 +43,8 @@ from dpoptim.runs.whole_budget import whole_budget
 from dpoptim.statistics import ask_first
 from dpoptim.target_range import TargetRange
 
-NO_LEDGER = "this evaluation alone: no ledger counts what else these records cost"
+# a digest of private records that anybody can compute tells whether a guess of them is right
+BY_NAME = "; files are compared by their names alone"
 
 
 def evaluate_run(
@@ -132,14 +131,14 @@ def evaluate_run(
             "n": n,
             "ledger": charged,
             "label": label_of(folder, model),
+            "records": kind,
             "noise_seed": noise_seed,
         }
         scores = scores_of(saved, outputs, y, common)
         charge = next(each for each in charged.entries() if each.id == charged.made[-1])
         left = str(charged.remaining())
         entry = LedgerEntry(str(ledger), charged.dataset, charge.id, left)
-    trusted = {"hold-out": APART, "training": TRAINING}[kind]
-    notes = [trusted if note == APART else note for note in scores.guarantee.notes]
+    notes = [f"{note}{BY_NAME}" if note == APART else note for note in scores.guarantee.notes]
     notes += [] if ledger is not None else [NO_LEDGER]
     return Evaluation(
         replace(scores, guarantee=replace(scores.guarantee, unit=unit, notes=tuple(notes))),

@@ -12,6 +12,7 @@ from dpoptim.documents import dump, sha256_of, with_digest
 from dpoptim.evaluation import ClassifierScores, RegressorScores
 from dpoptim.evaluation.evaluate import HIDDEN
 from dpoptim.evaluation.intervals import Interval, receiver_curve
+from dpoptim.evaluation.scored_records import TRAINING, Records
 from dpoptim.files import turn_in, write_atomically
 from dpoptim.runs.drawing import (
     ACCENT,
@@ -29,9 +30,7 @@ from dpoptim.runs.evaluations import (
     NAME,
     SECTIONS,
     SELECTED,
-    TRAINING,
     Evaluation,
-    Records,
     costs_together,
     headline,
     in_words,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dp_accounting
 
@@ -17,6 +17,7 @@ from dpoptim.accounting.event_json import event_from_json, event_to_json
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.documents import load
 from dpoptim.evaluation import ClassifierScores, Interval, RegressorScores
+from dpoptim.evaluation.scored_records import Records
 from dpoptim.plan.text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import ledger_entry
@@ -25,9 +26,7 @@ from dpoptim.runs.result import LedgerEntry
 # of the report's section of evaluations, and of the one that it replaces
 SECTIONS = ("report_section_sha256", "section_before_sha256")
 NAME, FORMAT = "evaluations.json", "dpoptim.evaluations/1"
-Records = Literal["hold-out", "training"]
 SELECTED = "the best of several scores reads too high: it was chosen for its noise and luck, too"
-TRAINING = "of records that the model was trained on: no measure of how it does on new ones"
 
 
 @dataclass(frozen=True)

@@ -307,6 +307,22 @@ def relation_kept(ledger: Path | None) -> str | None:
         return opened.neighboring
 
 
+def why_this_relation(options: TrainRequest, bundled: bool, relation: str, kept: str | None) -> str:
+    """The neighbouring relation, and what it follows from, in one line; see `relation_of`."""
+    if options.neighboring is not None:
+        why = "as --neighboring says"
+    elif kept == relation:
+        why = "as the ledger counts"
+    elif relation == "add-or-remove-one":
+        public = "these records are public" if bundled else "--n states a public number of records"
+        why = f"since {public}"
+    elif options.n is None:
+        why = "since no --n states a public number of records"
+    else:
+        why = "since this method keeps no add-or-remove-one"
+    return f"{relation}, {why}"
+
+
 def relation_of(
     options: TrainRequest, bundled: bool, possible: Sequence[str], kept: str | None
 ) -> str:

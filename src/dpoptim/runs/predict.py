@@ -16,6 +16,7 @@ from dpoptim.data.npz_files import read_features
 from dpoptim.data.numbers import as_texts
 from dpoptim.data.opened_files import kind_of
 from dpoptim.data.table_files import Values, is_table
+from dpoptim.data.unmatched_columns import UnmatchedColumns
 from dpoptim.estimators.table import clip_rows
 from dpoptim.files import begin_beside
 from dpoptim.runs.saved_model import SavedModel, load_model, model_file
@@ -26,11 +27,16 @@ CHUNK = 8192  # records at a time, of arrays
 
 @dataclass(frozen=True)
 class Predicted:
-    """The file of predictions; ``score``, by ``measure``, where true values were public."""
+    """The file of predictions; ``score``, by ``measure``, where true values were public.
+
+    Attributes:
+        unmatched: columns of categories of which no record has one; as private as the records.
+    """
 
     records: int
     score: float | None
     measure: str
+    unmatched: tuple[str, ...] = ()
 
 
 def predict_file(
@@ -73,6 +79,7 @@ def predict_file(
     score = Score(saved) if public else None
     header = ["prediction", *(f"probability of {name}" for name in saved.class_names)]
     refuse_to_keep(data, keep, header)
+    columns = UnmatchedColumns(saved.encoding) if isinstance(saved.encoding, Schema) else None
     records = 0
     temporary, handle = begin_beside(out, private=False)
     try:
@@ -83,13 +90,16 @@ def predict_file(
                 outputs = outputs_of(saved, x)
                 writer.writerows(lines_beside_kept(kept, lines_of(saved, outputs)))
                 records += len(x)
+                if columns is not None:
+                    columns.add(x)
                 if score is not None and y is not None:
                     score.add(outputs, y)
         os.replace(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)
     measure = "accuracy" if saved.target_bounds is None else "R2"
-    return Predicted(records, None if score is None else score.value(), measure)
+    unmatched = () if columns is None else columns.names()
+    return Predicted(records, None if score is None else score.value(), measure, unmatched)
 
 
 def refuse_to_replace(out: Path, kept: Mapping[str, Path], *, overwrite: bool) -> None:

@@ -77,6 +77,7 @@ def evaluate_hold_out(
             "neighboring": neighboring,
             "n": n,
             "ledger": own,
+            "records": "hold-out",
             "noise_seed": noise_seed,
         }
         if found.shape[1] == 1:

@@ -253,8 +253,9 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         if not {"epsilon", "delta", "solver", "neighboring", "ledger"} <= settings.keys():
             raise ValueError(
                 "estimator must be DPLogisticRegression or DPLinearRegression, got "
-                f"{type(self.estimator).__name__}: the search needs fits that are one Gaussian "
-                "event each. Fix: fit and charge transformers first, and search on what they make; "
+                f"{type(self.estimator).__name__}: a search has a known price where each fit "
+                "is one Gaussian event, not for steps on sampled batches, nor for several fits in "
+                "a row. Fix: fit and charge transformers first, and search on what they make; "
                 "or fit a PrivatePipeline on public data like yours with several settings."
             )
         usual = inspect.signature(type(self.estimator)).parameters["epsilon"].default
