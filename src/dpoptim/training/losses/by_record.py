@@ -49,16 +49,21 @@ def rows_of(batch: Any) -> int:
     Raises:
         PrivacyError: a leaf of the batch has not one row for each.
     """
-    found = [len(x) for x in tensors_in(batch) if x.dim()] or lengths_of_lists(batch)
+    lists = lengths_of_lists(batch)
+    found = [len(x) for x in tensors_in(batch) if x.dim()] or lists
     rows = found[0] if found else 0
-    for leaf in leaves_in(batch):
-        own = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows
-        if not (own or leaf is None or isinstance(leaf, str) or is_list_of_each(leaf)):
-            what = "a tensor" if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise PrivacyError(FORM.format(f"{what} without that axis"))
-    if not rows or any(length != rows for length in lengths_of_lists(batch)):
+    others = [leaf for leaf in leaves_in(batch) if not is_own(leaf, rows)]
+    if others:
+        what = "a tensor" if isinstance(others[0], Tensor) else type(others[0]).__name__
+        raise PrivacyError(FORM.format(f"{what} without that axis"))
+    if not rows or {*lists} - {rows}:
         raise PrivacyError(FORM.format("no records, or a list of another length"))
     return rows
+
+
+def is_own(leaf: Any, rows: int) -> bool:
+    """Whether a leaf of a batch has the records' rows, or is nothing computed from several."""
+    return leaf is None or isinstance(leaf, str) or is_list_of_each(leaf) or has_rows(leaf, rows)
 
 
 def lengths_of_lists(value: Any) -> list[int]:
@@ -122,7 +127,7 @@ def rebuilt(value: Any, tensors: Iterator[Tensor], place: int | None) -> Any:
 
 
 def returned_to_one(value: Any, tensors: Iterator[Tensor], length: int) -> Any:
-    """What a model returned, with a record's own rows: tensors in turn; the rest is unavailable.
+    """A return value with a record's own rows: tensors in turn; the rest is unavailable.
 
     Args:
         length: of the first axis of what has rows.

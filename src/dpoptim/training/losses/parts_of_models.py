@@ -173,5 +173,5 @@ def settings_of(model: nn.Module) -> dict[nn.Module, dict[str, Any]]:
 
 
 def stamp(value: Any) -> Any:
-    """What tells whether an attribute has been changed."""
+    """A value that tells whether an attribute has been changed."""
     return (id(value), version_of(value)) if isinstance(value, Tensor) else value

@@ -245,7 +245,7 @@ class Comparison:
         return settled([share], again, in_float64, self._tolerance)
 
     def _rest(self, gradients: RecordsAlone, order: Sequence[int], reduction: Reduction) -> float:
-        """What the batch's gradient has beside the records' own, in tolerances of their size."""
+        """The rest of the batch's gradient beside the records' own, in tolerances of their size."""
         rest: list[Vector] = [*self._together(order)]
         share = 1 / len(order) if reduction == "mean" else 1.0
         counts = [order.count(i) for i in range(len(self._batches.records))]

@@ -70,7 +70,7 @@ class Change:
     most_calls: int
 
     def other(self, name: str, out: Tensor, given: list[Tensor]) -> Tensor:
-        """What a number would be beside some record, with the gradient that it has."""
+        """The number as it would be beside some record, with the gradient that it has."""
         if out.dtype == torch.bool:
             return {"any": torch.ones_like(out), "all": torch.zeros_like(out)}.get(name, out)
         if not out.is_floating_point():

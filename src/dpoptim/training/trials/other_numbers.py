@@ -57,7 +57,7 @@ class Runs:
     within: float = AGREE
 
     def watched(self, *, inside: bool) -> NumbersOfBatches:
-        """What a run without other numbers shows of them, or one that looks around the model."""
+        """Look at a run without other numbers, or at one around the model, for what it shows of them."""
         mode = NumbersOfBatches(self.count)
         with self._under(mode, inside=inside):
             self.losses()
@@ -76,7 +76,7 @@ class Runs:
         return False
 
     def _changes(self, *, inside: bool) -> Iterator[bool]:
-        """Of each change that can be run: whether it changes anything."""
+        """Whether anything changes, for each change that can be run."""
         own = self._outcome(None, inside=inside)
         if not all(bool(t.isfinite().all()) for t in own.numbers):
             return
