@@ -57,7 +57,7 @@ class Runs:
     within: float = AGREE
 
     def watched(self, *, inside: bool) -> NumbersOfBatches:
-        """Look at a run without other numbers, or at one around the model, for what it shows of them."""
+        """Look at a run without other numbers, or at one around the model."""
         mode = NumbersOfBatches(self.count)
         with self._under(mode, inside=inside):
             self.losses()
