@@ -12,7 +12,8 @@ from dpoptim.data import Data, load_digits, load_fashion_mnist
 from dpoptim.data.preparation import SquareRoot
 from dpoptim.recipes import recipe
 from dpoptim.reproduce import dice_cases
-from dpoptim.reproduce.dice_cases import Arrays, tanh_cnn
+from dpoptim.reproduce.dice_cases import tanh_cnn
+from dpoptim.reproduce.private_runs import Arrays
 from dpoptim.reproduce.real_cases import lines
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy

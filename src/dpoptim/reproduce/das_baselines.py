@@ -69,7 +69,6 @@ def das_baselines(
     out: Path, cases: Sequence[Case], *, seeds: int = 3, rates: Sequence[float] = RATES
 ) -> list[Row]:
     """Measure public data sets; write ``das_baselines.csv`` into the folder ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
     rows = []
     for case in cases:
         rows.append(measured(without_penalty(case), rates, seeds))

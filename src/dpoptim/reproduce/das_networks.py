@@ -13,9 +13,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch import nn
 
 from dpoptim.methods import DPSGD
 from dpoptim.plan import Plan
@@ -27,11 +25,10 @@ from dpoptim.reproduce.das_published import (
 )
 from dpoptim.reproduce.dice_table import UNCLIPPED
 from dpoptim.reproduce.one_pass import DELTA, SCALE, load_split
+from dpoptim.reproduce.private_runs import Arrays, record_losses, train_to_tail_mean
 from dpoptim.reproduce.real_cases import Case
 from dpoptim.reproduce.results import deviation, write_rows
 from dpoptim.runs.train import accuracy
-from dpoptim.training.attach import attach
-from dpoptim.training.tail_average import TailAverage
 
 CLIP_NORMS = (0.1, 1.0, 3.0, 6.0, 12.0, 18.0, 24.0, 30.0, 36.0)
 STEPS = (2.0, 8.0, 32.0)  # learning rate times clip norm
@@ -39,7 +36,6 @@ RATES = (0.1, 0.2, 0.4, 0.8)  # without clipping and noise
 # for data whose norms are not known here
 MORE_STEPS, MORE_RATES = (0.5, *STEPS), (0.01, 0.03, *RATES)
 HIDDEN, BATCH, EPOCHS = 256, 1000, 10
-Arrays = tuple[Tensor, Tensor]
 Parts = tuple[Arrays, Arrays, Arrays]  # to train on, to choose rates on, to test on
 
 
@@ -89,7 +85,6 @@ def table7(
         steps: learning rates times clip norm to choose from.
         without_privacy: learning rates to choose from without clipping and noise.
     """
-    out.mkdir(parents=True, exist_ok=True)
     training, choosing, test = parts
     name = "_".join(["das_networks", *data.lower().replace("-", "_").split()])
     rows = []
@@ -130,11 +125,5 @@ def train(plan: Plan, training: Arrays, rate: float, seed: int, measured_on: Arr
             nn.Linear(training[0].shape[1], HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, classes)
         )
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    average = TailAverage(model, plan.steps // 2)
-    with attach(plan, model, optimizer, TensorDataset(*training), noise_seed=seed) as private:
-        for x, y in private.batches():
-            private.backward(F.cross_entropy(model(x), y, reduction="none"))
-            optimizer.step()
-            average.update(private.steps_done)
-    average.swap()
+    train_to_tail_mean(plan, model, optimizer, training, record_losses, seed)
     return accuracy(model, *measured_on)

@@ -92,7 +92,6 @@ def das_table(
     out: Path, case: Case, recipe: Recipe, *, seeds: int = 3, epsilons: Sequence[float] = EPSILONS
 ) -> list[Row]:
     """Measure a public data set; write ``das_<data>.csv`` and ``.png`` into the folder ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
     stem = f"das_{case.name.lower().replace('-', '_')}"
     constants = lipschitz_constants(case.model, case.x)
     norms = {f"{norm:g}": norm for norm in recipe.below}

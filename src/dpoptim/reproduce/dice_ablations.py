@@ -49,7 +49,6 @@ def dice_ablations(
     out: Path, case: Case, *, seeds: int = 3, panels: Sequence[str] = tuple(PANELS)
 ) -> list[Cell]:
     """Measure panels at epsilon 2, zero-out; write ``dice_<panel>.csv``, ``.png`` into ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
     cells = []
     for panel in panels:
         first, firsts, second, seconds = PANELS[panel]

@@ -9,15 +9,15 @@ equation; a distance of at least 1/2 is right for C <= 1.)
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from dpoptim.methods import DiceSGD
+from dpoptim.reproduce.private_runs import private_steps
 from dpoptim.reproduce.results import pyplot, write_rows
-from dpoptim.training.attach import attach
 
 CLIP_NORMS = (0.5, 1.0, 2.0)
 LEARNING_RATE = 0.02
@@ -44,7 +44,6 @@ def bias_of_clipping(
     proven, with R the largest gradient there is and e kept between passes; and with e reset after
     each of them, which keeps part of the bias.
     """
-    out.mkdir(parents=True, exist_ok=True)
     endings, paths = [], {}
     for clip_norm in clip_norms:
         slope = math.ceil(clip_norm) + 1
@@ -76,18 +75,17 @@ def descend(method: DiceSGD, slope: int, passes: int) -> list[float]:
     """x after every pass, batches of one record."""
     centres = torch.tensor([-1.0] * slope + [float(slope)], dtype=torch.float64)
     ones = torch.ones(len(centres), 1, dtype=torch.float64)
+    loss = partial(nn.functional.huber_loss, delta=float(slope))
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.constant_(model.weight, START)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     plan = method.plan(n=len(centres), batch_size=1, epochs=passes, noise_multiplier=0, delta=1e-5)
-    path = []
-    with attach(plan, model, optimizer, TensorDataset(ones, centres), noise_seed=0) as private:
-        for one, centre in private.batches():
-            private.backward(nn.functional.huber_loss(model(one)[:, 0], centre, delta=float(slope)))
-            optimizer.step()
-            if private.steps_done % len(centres) == 0:
-                path.append(float(model.weight.detach()))
-    return path
+    data = ones, centres[:, None]
+    return [
+        float(model.weight.detach())
+        for private in private_steps(plan, model, optimizer, data, loss, seed=0)
+        if private.steps_done % len(centres) == 0
+    ]
 
 
 def draw(path: Path, paths: dict[tuple[str, float], list[float]]) -> None:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from dpoptim.losses import per_sample_mean
 from dpoptim.reproduce.one_pass import load_split
+from dpoptim.reproduce.private_runs import Arrays, Loss
 from dpoptim.reproduce.real_cases import load_tweets, tensors_of
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy
 
-Arrays = tuple[Tensor, Tensor]
 WORDS = 48  # of a text; longer ones are cut
 KNOWN_WORDS = 1024
 PADDING, UNKNOWN = 0, 1  # 2 ends the meaning
@@ -46,7 +46,7 @@ class Case:
     choosing: Arrays
     test: Arrays
     build: Callable[[], nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Loss
     score: Callable[[nn.Module, Tensor, Tensor], float]
     optimizer: str
     batches: Sequence[int]

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch.utils.data import TensorDataset
-
 from dpoptim.methods import DiceSGD
 from dpoptim.plan import Plan
 from dpoptim.reproduce.dice_cases import Case, restaurant_gpt
+from dpoptim.reproduce.private_runs import private_steps
 from dpoptim.reproduce.results import write_rows
-from dpoptim.training.attach import attach
 
 EPSILON, DELTA = 8.0, 8e-6
 BATCH = 256
@@ -58,7 +56,6 @@ def loss_by_settings(
     rates: Sequence[float] = RATES,
 ) -> list[Cell]:
     """Measure all cells; write ``dice_fig5.csv`` into the folder ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
     rows = []
     for clip_norm, rate in itertools.product(clip_norms, rates):
         rows.append(Cell(clip_norm, rate, loss_at(case, clip_norm, rate)))
@@ -70,8 +67,6 @@ def loss_at(case: Case, clip_norm: float, rate: float) -> float:
     """Return the test loss of a cell."""
     plan = plan_of(clip_norm, case)
     model, optimizer = case.model_and_optimizer(rate, 1.0)
-    with attach(plan, model, optimizer, TensorDataset(*case.training), noise_seed=1) as private:
-        for x, y in private.batches():
-            private.backward(case.loss(model(x), y))
-            optimizer.step()
+    for _ in private_steps(plan, model, optimizer, case.training, case.loss, seed=1):
+        pass
     return -case.score(model, *case.test)

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from torch.utils.data import TensorDataset
-
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD
 from dpoptim.plan import Plan
-from dpoptim.reproduce.dice_cases import Arrays, Case
+from dpoptim.reproduce.dice_cases import Case
 from dpoptim.reproduce.one_pass import DELTA
+from dpoptim.reproduce.private_runs import Arrays, train_to_tail_mean
 from dpoptim.reproduce.results import deviation, write_rows
-from dpoptim.training.attach import attach
-from dpoptim.training.tail_average import TailAverage
 
 EPSILONS = (2.0, 8.0)
 PUBLISHED = "DiceSGD as published"
@@ -67,7 +64,6 @@ def dice_table(
     method and epsilon, on records that are neither trained nor tested on, with noise of their own.
     Public data; choosing them is not charged. ``paper`` returns what it prints for a row.
     """
-    out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for case, epsilon in itertools.product(cases, epsilons):
         plans: dict[str, list[Plan]] = {}
@@ -78,8 +74,7 @@ def dice_table(
         for name, mine in plans.items():
             tried = (
                 (train(plan, case, step, 0, case.choosing), plan, step)
-                for plan in mine
-                for step in case.steps
+                for plan, step in itertools.product(mine, case.steps)
             )
             _, plan, step = max(tried, key=lambda each: each[0])
             found = [train(plan, case, step, seed, case.test) for seed in range(1, seeds + 1)]
@@ -132,14 +127,9 @@ def method_of(name: str, clip: float) -> DPSGD | DPFTRL | DiceSGD:
 def train(plan: Plan, case: Case, step: float, seed: int, measured_on: Arrays) -> float:
     """Score of the mean of the second half of iterates; minus infinity if not finite."""
     model, optimizer = case.model_and_optimizer(step, plan.method.rule.norm)
-    average = TailAverage(model, plan.steps // 2)
-    with attach(plan, model, optimizer, TensorDataset(*case.training), noise_seed=seed) as private:
-        for x, y in private.batches(physical_batch_size=case.physical_batch_size):
-            private.backward(case.loss(model(x), y))
-            optimizer.step()
-            if private.finished_step:
-                average.update(private.steps_done)
-    average.swap()
+    train_to_tail_mean(
+        plan, model, optimizer, case.training, case.loss, seed, case.physical_batch_size
+    )
     score = case.score(model.eval(), *measured_on)
     return score if math.isfinite(score) else -math.inf
 

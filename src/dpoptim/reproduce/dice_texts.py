@@ -22,16 +22,15 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from dpoptim.plan import Plan
 from dpoptim.reproduce import dice_cases
-from dpoptim.reproduce.dice_cases import PADDING, UNKNOWN, Arrays, SmallGPT
+from dpoptim.reproduce.dice_cases import PADDING, UNKNOWN, SmallGPT
 from dpoptim.reproduce.dice_gpt import DELTA, EPSILON
 from dpoptim.reproduce.dice_table import OPEN, candidates
+from dpoptim.reproduce.private_runs import Arrays, private_steps
 from dpoptim.reproduce.results import deviation, write_rows
 from dpoptim.reproduce.text_scores import SCORES
-from dpoptim.training.attach import attach
 
 CLIP_NORM = 1.0  # C1 and C2, as in the paper
 BATCH, EPOCHS, PUBLIC_EPOCHS = 64, 2, 8
@@ -244,15 +243,12 @@ def train(plan: Plan, texts: Texts, seed: int) -> tuple[list[float], nn.Module]:
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rate_factor(t, plan.steps))
     ends = {round(plan.steps * e / schedule.epochs) for e in range(1, schedule.epochs + 1)}
     losses = []
-    with attach(plan, model, optimizer, TensorDataset(*texts.training), noise_seed=seed) as private:
-        for x, y in private.batches(physical_batch_size=schedule.rows):
-            private.backward(dice_cases.text_losses(model(x), y))
-            optimizer.step()
-            if not private.finished_step:
-                continue
-            rates.step()
-            if private.steps_done in ends:
-                losses.append(-dice_cases.log_likelihood(model, *texts.test, schedule.rows or 256))
+    for private in private_steps(
+        plan, model, optimizer, texts.training, dice_cases.text_losses, seed, schedule.rows
+    ):
+        rates.step()
+        if private.steps_done in ends:
+            losses.append(-dice_cases.log_likelihood(model, *texts.test, schedule.rows or 256))
     return losses, model
 
 
@@ -269,7 +265,6 @@ def dice_texts(
     ``dice_fig4<suffix>.csv`` has losses by epoch; ``dice_table3<suffix>.csv`` has scores, and
     beside them what ``paper`` returns for each.
     """
-    out.mkdir(parents=True, exist_ok=True)
     epochs: list[Epoch] = []
     scores: list[Score] = []
     for method in METHODS:

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpoptim.reproduce.dice_cases import Arrays, Case, blocks
+from dpoptim.reproduce.dice_cases import Case, blocks
 from dpoptim.reproduce.dice_table import OPEN, Row, dice_table
 from dpoptim.reproduce.one_pass import load_split
+from dpoptim.reproduce.private_runs import Arrays
 from dpoptim.runs.train import accuracy
 
 CLIP_NORMS = (1.0, 0.1)

@@ -1,6 +1,7 @@
 """Gradient against value clipping: clipped shares, accuracy, time (Fang et al. 2023)."""
 
 import importlib.util
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -10,17 +11,22 @@ from statistics import mean
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpoptim.methods import DPSGD, PrivateQuantile, ValueClippedSGD
 from dpoptim.plan import Plan
 from dpoptim.reproduce.one_pass import DELTA, load_split
+from dpoptim.reproduce.private_runs import (
+    Arrays,
+    private_steps,
+    record_losses,
+    train_to_tail_mean,
+)
 from dpoptim.reproduce.results import deviation, pyplot, write_rows
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy
 from dpoptim.training.attach import attach_own
-from dpoptim.training.tail_average import TailAverage
 
 EPSILON = 2.0
 BATCH, EPOCHS = 500, 20
@@ -30,7 +36,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 CLIP_NORMS = (0.3, 1.0, 3.0)
 STEPS = (2.0, 8.0, 32.0)  # learning rate times clip norm
-Arrays = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,6 @@ def start(name: str, step: float, clip_norm: float) -> tuple[nn.Module, torch.op
 
 def clipping_frequency(out: Path, directory: Path, *, epochs: int = 10) -> list[Frequency]:
     """Fig. 1: write ``fang_fig1.csv`` and ``.png`` into the folder ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
     training, _, _ = load_split(directory)
     rows = []
     for name in MODELS:
@@ -108,13 +112,8 @@ def clipping_frequency(out: Path, directory: Path, *, epochs: int = 10) -> list[
 
 def monitored(plan: Plan, training: Arrays, name: str, clip_norm: float) -> list[float]:
     model, optimizer = start(name, 8.0, max(clip_norm, 1.0))
-    shares = []
-    with attach_own(plan, model, optimizer, TensorDataset(*training), noise_seed=0) as private:
-        for x, y in private.batches():
-            private.backward(F.cross_entropy(model(x), y, reduction="none"))
-            optimizer.step()
-            shares.append(private.share_unclipped)
-    return shares
+    steps = private_steps(plan, model, optimizer, training, record_losses, seed=0)
+    return [private.share_unclipped for private in steps]
 
 
 def methods(clip_norm: float) -> dict[str, DPSGD | ValueClippedSGD]:
@@ -127,24 +126,24 @@ def methods(clip_norm: float) -> dict[str, DPSGD | ValueClippedSGD]:
 
 def accuracies(out: Path, directory: Path, *, seeds: int = 3) -> list[Score]:
     """Fig. 2: write ``fang_fig2.csv``, at each method's best clip norm and learning rate."""
-    out.mkdir(parents=True, exist_ok=True)
     training, choosing, test = load_split(directory)
     rows = []
     for name in MODELS:
         for method in methods(1.0):
-            tried = []
-            for clip_norm in CLIP_NORMS:
-                chosen = methods(clip_norm)[method]
-                plan = chosen.plan(
+            plans = [
+                methods(clip_norm)[method].plan(
                     n=len(training[0]),
                     batch_size=4 * BATCH,
                     epochs=EPOCHS,
                     epsilon=EPSILON,
                     delta=DELTA,
                 )
-                tried += [
-                    (run(plan, name, training, step, 0, choosing), plan, step) for step in STEPS
-                ]
+                for clip_norm in CLIP_NORMS
+            ]
+            tried = (
+                (run(plan, name, training, step, 0, choosing), plan, step)
+                for plan, step in itertools.product(plans, STEPS)
+            )
             _, plan, step = max(tried, key=lambda each: each[0])
             found = [run(plan, name, training, step, seed, test) for seed in range(1, seeds + 1)]
             norm = plan.method.rule.norm
@@ -160,14 +159,7 @@ def run(
 ) -> float:
     """Accuracy of the mean of the second half of the iterates."""
     model, optimizer = start(name, step, plan.method.rule.norm)
-    average = TailAverage(model, plan.steps // 2)
-    with attach_own(plan, model, optimizer, TensorDataset(*training), noise_seed=seed) as private:
-        for x, y in private.batches(physical_batch_size=BATCH):
-            private.backward(F.cross_entropy(model(x), y, reduction="none"))
-            optimizer.step()
-            if private.finished_step:
-                average.update(private.steps_done)
-    average.swap()
+    train_to_tail_mean(plan, model, optimizer, training, record_losses, seed, rows=BATCH)
     return accuracy(model, *measured_on)
 
 
@@ -178,7 +170,6 @@ def epoch_times(
 
     Opacus takes part where it is installed (the extra ``[bench]``).
     """
-    out.mkdir(parents=True, exist_ok=True)
     with_opacus = importlib.util.find_spec("opacus") is not None
     if not with_opacus:
         say("without Opacus: pip install 'dpoptim[bench]'")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from dpoptim.reproduce.fang import STEPS, Arrays, methods, run
+from dpoptim.reproduce.fang import STEPS, methods, run
+from dpoptim.reproduce.private_runs import Arrays
 from dpoptim.reproduce.results import deviation, write_rows
 
 RECORDS, BATCH, EPOCHS = 10_000, 250, 5
@@ -41,7 +42,6 @@ def budgets(
     pairs: Sequence[tuple[float, float]] = BUDGETS,
 ) -> list[Score]:
     """Write ``fang_fig5.csv`` into the folder ``out``; parts are as `one_pass.load` has them."""
-    out.mkdir(parents=True, exist_ok=True)
     (x, y), choosing, test = parts
     training = x[:RECORDS], y[:RECORDS]
     rows = []

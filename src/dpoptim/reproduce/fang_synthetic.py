@@ -14,14 +14,13 @@ from statistics import mean
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from dpoptim.methods import DPSGD, ValueClippedSGD
 from dpoptim.plan import Plan
 from dpoptim.reproduce.one_pass import DELTA
+from dpoptim.reproduce.private_runs import private_steps
 from dpoptim.reproduce.results import deviation, write_rows
 from dpoptim.theory.clip_norm import Settings, gaussian_spread, smooth_settings
-from dpoptim.training.attach import attach
 
 RECORDS, FEATURES = 10_000, 256  # of Fig. 4, as in the paper, as are batches and noise
 BATCH, NOISE, EPOCHS, RATE = 128, 1.0, 4, 0.02
@@ -85,16 +84,17 @@ def descend(
     best = centres.double().mean(0)
     clip_norm = plan.method.rule.norm
     excess, clipped = [], []
-    data = TensorDataset(torch.ones(len(centres), 1), centres)
-    with attach(plan, model, optimizer, data, noise_seed=seed) as private:
-        for one, centre in private.batches():
-            private.backward((model(one) - centre).square().sum(1) / 2)
-            optimizer.step()
-            w = model.weight.detach()[:, 0]
-            excess.append(float((w.double() - best).square().sum()) / 2)
-            if private.steps_done % every == 0:
-                clipped.append(float(((w - centres).norm(dim=1) > clip_norm).double().mean()))
+    data = torch.ones(len(centres), 1), centres
+    for private in private_steps(plan, model, optimizer, data, half_squares, seed):
+        w = model.weight.detach()[:, 0]
+        excess.append(float((w.double() - best).square().sum()) / 2)
+        if private.steps_done % every == 0:
+            clipped.append(float(((w - centres).norm(dim=1) > clip_norm).double().mean()))
     return excess, clipped
+
+
+def half_squares(outputs: Tensor, centres: Tensor) -> Tensor:
+    return (outputs - centres).square().sum(1) / 2
 
 
 METHODS: dict[str, Callable[[float], DPSGD | ValueClippedSGD]] = {
@@ -105,7 +105,6 @@ METHODS: dict[str, Callable[[float], DPSGD | ValueClippedSGD]] = {
 
 def evolution(out: Path, *, seeds: int = 3) -> list[Evolution]:
     """Fig. 4: write ``fang_fig4.csv`` into the folder ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
     centres = made_up(RECORDS, FEATURES)
     per_epoch = round(RECORDS / BATCH)
     rows = []
@@ -131,7 +130,6 @@ def evolution(out: Path, *, seeds: int = 3) -> list[Evolution]:
 
 def theorem(out: Path, *, seeds: int = 3, epsilons: Sequence[float] = EPSILONS) -> list[Bound]:
     """Theorem 4.5: write ``fang_theorem.csv`` into the folder ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
     rows = []
     for epsilon in epsilons:
         for clip_norm in (None, AT_MINIMUM):

@@ -218,7 +218,6 @@ def kl_rates(out: Path, quick: bool) -> list[Slope]:
         out: a folder, made if it does not exist.
         quick: three values of x and one seed instead of six and three.
     """
-    out.mkdir(parents=True, exist_ok=True)
     points, seeds = (3, 1) if quick else (6, 3)
     runs, slopes = [], []
     for experiment in experiments():

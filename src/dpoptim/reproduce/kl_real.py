@@ -203,7 +203,6 @@ def kl_real(
     if not quick and directory.is_dir():
         cases += [fashion(directory, (0, 6)), fashion(directory)]
     rows: list[Row] = []
-    out.mkdir(parents=True, exist_ok=True)
     for case in cases:
         rows += compare(case, seeds=1 if quick else 3)
         write_rows(out / "kl_real.csv", Row, rows)  # a long comparison: keep what there is

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dpoptim.data import FASHION_MNIST_DIRECTORY, load_fashion_mnist
 from dpoptim.noise.correlated import BufferedToeplitz
+from dpoptim.reproduce.private_runs import Arrays
 from dpoptim.reproduce.real_cases import tensors_of
 from dpoptim.reproduce.results import write_rows
 from dpoptim.reproduce.srgd_rates import METHODS, settings_for, tuned
@@ -29,8 +30,6 @@ EPSILONS = (1.0, 2.0, 8.0)
 CLIP_NORMS = (0.5, 1.0, 2.0)
 BETAS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 MODEL = LinearModel("softmax", 784, 10)
-
-Arrays = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,6 @@ def one_pass(
     method, batch size and epsilon, on records that are neither trained nor tested on, with noise
     of their own. Returns the table's path.
     """
-    out.mkdir(parents=True, exist_ok=True)
     training, choosing, test = load_split(data_directory)
     rows: list[Row] = []
     for batch_size, epsilon, (name, method) in itertools.product(

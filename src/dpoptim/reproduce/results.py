@@ -15,7 +15,11 @@ def write_rows(
     rows: Sequence[Any],
     paper: Callable[[Any], float] | None = None,
 ) -> None:
-    """Frozen records as CSV, one line each; what a paper prints for each in a column beside."""
+    """Frozen records as CSV, one line each; what a paper prints for each in a column beside.
+
+    The folder is made if it does not exist.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = {} if paper is None else {"paper": paper}
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*(field.name for field in fields(kind)), *beside])

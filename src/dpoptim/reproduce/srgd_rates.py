@@ -206,7 +206,6 @@ def srgd_rates(out: Path, *, quick: bool = False, seeds: int = 10) -> Path:
 
     Returns the path of the table.
     """
-    out.mkdir(parents=True, exist_ok=True)
     sizes = (
         (1000, 3162, 10_000) if quick else (1000, 3162, 10_000, 31_623, 100_000, 316_228, 1_000_000)
     )
