@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler, Subset, TensorDataset
 
@@ -57,6 +58,21 @@ def records(n: int = N) -> tuple[Tensor, Tensor]:
     return torch.randn(n, FEATURES, dtype=torch.float64) * 3, torch.randint(0, 3, (n,))
 
 
+def spread(model: nn.Module, way: str) -> nn.Module:
+    """The model, spread over the ranks in this way, as it is called; else as it is."""
+    if way == "fully_shard":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return DistributedDataParallel(model) if way == "DistributedDataParallel" else model
+
+
+def whole(model: nn.Module) -> Tensor:
+    """All parameters as one vector, those of all ranks."""
+    parts = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+    return torch.cat([part.detach().flatten() for part in parts])
+
+
 def plan_for(
     method: Any, *, noise_multiplier: float = 0.0, steps: int = 6, n: int = N, batch_size: int = 20
 ) -> Plan:
@@ -94,7 +110,7 @@ def train(
             look(private)
         reservation, clip_norm = private.reservation, private.clip_norm
     return {
-        "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]),
+        "parameters": whole(model),
         "reservation": reservation,
         "clip_norm": clip_norm,
         "entries": len(options["ledger"].entries()) if "ledger" in options else None,
@@ -637,11 +653,7 @@ def saved_part(rank: int, method: str, path: str, noise_multiplier: float) -> st
     plan = plan_for(METHODS[method](), noise_multiplier=noise_multiplier, steps=8)
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
-    options = (
-        {"ledger": dpoptim.Ledger(path + ".ledger", neighboring=plan.neighboring)}
-        if noise_multiplier and rank == 0
-        else {}
-    )
+    options = ledger_of(rank, plan, path)
     with dpoptim.attach(
         plan, model, optimizer, TensorDataset(*records()), noise_seed=5, **options
     ) as private:
@@ -664,11 +676,7 @@ def resumed_part(
     torch.manual_seed(9)
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
-    options = (
-        {"ledger": dpoptim.Ledger(path + ".ledger", neighboring=plan.neighboring)}
-        if noise_multiplier and rank == 0
-        else {}
-    )
+    options = ledger_of(rank, plan, path)
     data = TensorDataset(*records())
     with dpoptim.attach(
         plan, model, optimizer, data, noise_seed=5, resume=path, **options
@@ -678,7 +686,7 @@ def resumed_part(
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
         reservation = private.reservation
-    parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
+    parameters = whole(model)
     return {"parameters": parameters, "steps": private.steps_done, "reservation": reservation}
 
 
@@ -707,7 +715,7 @@ def part_in_shards(
                     private._loader.queue.draw_ahead(ahead)
                 private.save(path)
                 break
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    return whole(model)
 
 
 def shards_go_on(rank: int, sizes: list[int], method: str, path: str) -> Tensor | str:
@@ -881,7 +889,7 @@ def other_ways(rank: int) -> dict[str, Tensor]:
                     losses = F.cross_entropy(called(a).float(), b, reduction="none")
                 private.backward(losses)
                 optimizer.step()
-        results[name] = torch.cat([p.detach().flatten() for p in model.parameters()])
+        results[name] = whole(model)
     return results
 
 

@@ -6,13 +6,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from distributed_work import METHODS, model_of, plan_for, records
+from distributed_work import METHODS, model_of, plan_for, records, spread
 
 HELD_OUT = 50
 COST: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "n": HELD_OUT, "noise_seed": 0}
@@ -21,11 +18,7 @@ COST: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "n": HELD_OUT, "noise_see
 def scored(rank: int, way: str, path: str) -> dict[str, Any]:
     """Scores after the first step and at the end of a run, and the ledger's entries."""
     model = model_of()
-    called: torch.nn.Module = model
-    if way == "fully_shard":
-        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    if way == "DistributedDataParallel":
-        called = DistributedDataParallel(model)
+    called = spread(model, way)
     hold_out = TensorDataset(*(each[:HELD_OUT] for each in records(80)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # the same model in any processes
     plan = plan_for(METHODS["flat"](), steps=3, noise_multiplier=2.0)

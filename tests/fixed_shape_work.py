@@ -6,15 +6,10 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from distributed_work import METHODS, model_of, plan_for, records
+from distributed_work import METHODS, model_of, plan_for, records, spread, whole
 from dpoptim.training.batches import slots
 
 N = 60
@@ -27,11 +22,7 @@ def trained(rank: int, way: str, *, sharded: bool = False, narrow: bool = False)
         narrow: whether batches outgrow their slots.
     """
     model = model_of()
-    called: nn.Module = model
-    if way == "fully_shard":
-        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    if way == "DistributedDataParallel":
-        called = DistributedDataParallel(model)
+    called = spread(model, way)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
     x, y = records(N)
     own = slice(rank, None, dist.get_world_size()) if sharded else slice(None)
@@ -52,11 +43,8 @@ def trained(rank: int, way: str, *, sharded: bool = False, narrow: bool = False)
             optimizer.step()
             optimizer.zero_grad()
         basis = private.describe()
-    whole: list[Tensor] = [
-        p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()
-    ]
     return {
-        "parameters": torch.cat([p.detach().flatten() for p in whole]),
+        "parameters": whole(model),
         "rows": rows,
         "rests on": basis,
     }

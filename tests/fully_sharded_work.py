@@ -39,6 +39,7 @@ from distributed_work import (
     noise_is_wrong,
     plan_for,
     records,
+    whole,
 )
 from dpoptim.audit.two_worlds import (
     LENGTH,
@@ -128,12 +129,6 @@ def model_of(way: str) -> nn.Module:
         if way != "blocks alone":
             fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
-
-
-def whole(model: nn.Module) -> Tensor:
-    """All parameters as one vector."""
-    parts = [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
-    return torch.cat([p.detach().flatten() for p in parts])
 
 
 def train(

@@ -5,15 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import dpoptim
+from distributed_work import spread, whole
 
 N, TIME, WIDTH = 7, 3, 4
 
@@ -51,11 +47,7 @@ def trained(rank: int, case: str, way: str) -> tuple[str, int, Tensor]:
     make, loss, collate = CASES[case]
     model = make().double()
     data = TensorDataset(torch.randn(N, TIME, WIDTH, dtype=torch.float64))
-    called: nn.Module = model
-    if way == "fully_shard":
-        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    if way == "DistributedDataParallel":
-        called = DistributedDataParallel(model)
+    called = spread(model, way)
     plan = dpoptim.DPSGD(0.5).plan(n=N, batch_size=N, steps=2, noise_multiplier=0.0, delta=1e-5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with warnings.catch_warnings():
@@ -65,10 +57,5 @@ def trained(rank: int, case: str, way: str) -> tuple[str, int, Tensor]:
         for batch in private.batches():
             private.backward(loss(called, batch))
             optimizer.step()
-    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
     isolation = private._chosen.isolation
-    return (
-        isolation.tier,
-        isolation.batch_axis,
-        torch.cat([p.detach().flatten() for p in whole]),
-    )
+    return isolation.tier, isolation.batch_axis, whole(model)

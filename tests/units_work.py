@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
-from distributed_work import caught
+from distributed_work import caught, whole
 from dpoptim.training import agreed, prepared
 
 FEATURES, CLIP, VIEWS, MOST = 6, 0.7, 3, 3
@@ -107,17 +107,12 @@ UNITS: dict[str, Callable[[int, int], dict[str, Any]]] = {
 }
 
 
-def whole(model: nn.Module) -> Tensor:
-    every = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
-    return torch.cat([p.detach().flatten().double() for p in every])
-
-
 def the_sum(rank: int, wrapper: str, unit: str, world: int, physical: int | None) -> Tensor:
     """Everybody's clipped gradients, without noise, in clip norms: a step of SGD at rate 1."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 1))
     wrapped = WRAPPERS[wrapper](model)
-    before = whole(wrapped)
+    before = whole(wrapped).double()
     given = UNITS[unit](rank, world)
     plan = dpoptim.DPSGD(clip_norm=CLIP).plan(
         n=given["n"], batch_size=given["n"], steps=1, noise_multiplier=0.0, delta=1e-5
@@ -130,7 +125,7 @@ def the_sum(rank: int, wrapper: str, unit: str, world: int, physical: int | None
             private.backward(wrapped(x)[:, 0])
             optimizer.step()
             optimizer.zero_grad()
-    return (before - whole(wrapped)) * given["n"] / CLIP
+    return (before - whole(wrapped).double()) * given["n"] / CLIP
 
 
 def moved(rank: int, wrapper: str, unit: str, physical: int | None = None) -> float:
@@ -218,7 +213,7 @@ def of_unequal_shards(rank: int, kind: type[Tensor] = Tensor) -> tuple[str, Tens
             private.backward(model(x))
             optimizer.step()
         basis = " ".join(each.text for each in private.basis)
-    return basis, whole(model)
+    return basis, whole(model).double()
 
 
 def by_own_rows(rank: int) -> str:

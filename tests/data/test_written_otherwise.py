@@ -122,10 +122,11 @@ def test_a_decimal_comma_is_not_taken_for_thousands(value: str, tmp_path: Path) 
     assert value not in str(no.value).replace(str(tmp_path), "")
 
 
-def test_targets_have_marks_too(tmp_path: Path) -> None:
-    target = '[columns.y]\nkind = "target"\nbounds = [0, 4000]\n'
+@pytest.mark.parametrize(("written", "unit"), [("3.000,0", ""), ("3.000,0 €", 'unit = "€"\n')])
+def test_targets_have_marks_and_units_too(written: str, unit: str, tmp_path: Path) -> None:
+    target = f'[columns.y]\nkind = "target"\nbounds = [0, 4000]\n{unit}'
     path = tmp_path / "y.csv"
-    path.write_text("a;y\n1;3.000,0\n")
+    path.write_text(f"a;y\n1;{written}\n")
     schema = parse_schema(f'decimal = ","\nthousands = "."\n{NUMBER}{target}')
     (part,) = encode_table(path, schema, labels=True)
     assert part.y is not None
@@ -160,16 +161,6 @@ def test_what_is_no_number_with_a_unit_is_refused_without_its_value(
     assert value == "$" or value not in said
     with pytest.raises(ValueError, match=r'unit = "\$" where a number is written \$5'):
         encoded(tmp_path, "a;b\n$7;x\n", NUMBER)
-
-
-def test_targets_have_units_too(tmp_path: Path) -> None:
-    target = '[columns.y]\nkind = "target"\nbounds = [0, 4000]\nunit = "€"\n'
-    path = tmp_path / "y.csv"
-    path.write_text("a;y\n1;3.000,0 €\n")
-    schema = parse_schema(f'decimal = ","\nthousands = "."\n{NUMBER}{target}')
-    (part,) = encode_table(path, schema, labels=True)
-    assert part.y is not None
-    assert part.y.tolist() == [0.5]
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 99), st.sampled_from(sorted(MARKS)))
