@@ -112,7 +112,9 @@ def rows_of(given: Any) -> Rows | None:
     """Rows that can be known again: of an array, a series or sparse table, or a whole frame."""
     if hasattr(given, "columns"):  # the values of a frame may be made anew for each look
         return whole(given)
-    array = given.data if issparse(given) else given
+    array = getattr(given, "data", None) if issparse(given) else given
+    if issparse(given) and not isinstance(array, np.ndarray):  # a dictionary of keys
+        return whole(given)
     if not isinstance(array, np.ndarray):
         array = getattr(array, "values", None)  # of a series
     if not isinstance(array, np.ndarray) or not array.ndim:

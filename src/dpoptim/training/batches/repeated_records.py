@@ -137,9 +137,14 @@ def warn_of_overlapping_windows(data: Dataset[Any]) -> None:
             continue
         apart = 1 if places is None else int(np.diff(np.unique(places)).min(initial=len(store)))
         for t in store.tensors:
-            if t.layout == torch.strided and rows_overlap(t.shape, t.stride(), apart):
+            if is_dense(t) and rows_overlap(t.shape, t.stride(), apart):
                 warnings.warn(OVERLAPPING, stacklevel=6)
                 return
+
+
+def is_dense(t: Any) -> bool:
+    """Whether a store's table is an ordinary tensor, and none of sparse rows."""
+    return isinstance(t, Tensor) and t.layout == torch.strided
 
 
 def rows_overlap(shape: Sequence[int], strides: Sequence[int], apart: int = 1) -> bool:
