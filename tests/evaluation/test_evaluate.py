@@ -532,7 +532,7 @@ def test_a_ledger_that_holds_other_charges_asks_what_the_records_were() -> None:
             ),
         ):
             before = len(ledger.entries())
-            with pytest.raises(ValueError, match="such as 'estimator, .*', so .* Fix: records="):
+            with pytest.raises(ValueError, match="such as 'DPLogistic.*', so .* Fix: records="):
                 score()
             with pytest.raises(ValueError, match="must be 'hold-out' or 'training', got 'test'"):
                 score(records="test")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
+from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from dp_accounting import DpEvent
@@ -209,6 +210,7 @@ class CountsFits(BaseEstimator):
     privacy_: Any  # the `Guarantee` of the last fit; None where nothing was read
     ledger_run_: str | None  # the id of the last fit's charge on its ledger
     _paid: Paid
+    _fit_id: str  # of the last fit, whose parts have it, too
 
     def __sklearn_clone__(self) -> Any:
         clone: Any = super().__sklearn_clone__()
@@ -224,11 +226,16 @@ class CountsFits(BaseEstimator):
     def _counted(self, fit: Fit) -> Guarantee:
         """The guarantee of a fit with its scope, and the count with this fit."""
         self._paid = Paid(event_text(fit.event) if fit.whole else "", fit.records)
+        self._fit_id = uuid4().hex
         if not _counting.get():
             ledger = self.ledger
             return with_scope(fit.guarantee, scope_of(fit, ledger))
         by_hand = getattr(self, "privacy_", None) is not None
         return self._count.add(fit, self.ledger, by_hand=by_hand)
+
+    def _fitted_parts(self) -> tuple[Any, ...]:
+        """The estimators in this one that its fit has fitted: steps of a pipeline, a winner."""
+        return ()
 
     def _note_charge(self, run: str | None) -> None:
         """Keep the id of the last fit's charge."""

@@ -16,7 +16,7 @@ from sklearn.utils.metaestimators import available_if
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
-from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
+from dpoptim.accounting.guarantee import SEEDED, Guarantee, neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import public_number_of_records, relation_of, stated_delta
 from dpoptim.arguments import positive_number
@@ -213,14 +213,22 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                     step.ledger = self.ledger
         event = dp_accounting.ComposedDpEvent(events)
         whole = compute_epsilon(event, delta, relation)
-        whole = replace(whole, unit=unit.name, notes=(*own_notes(last), *said, *trusted))
+        seeds = [getattr(step, "noise_seed", None) for step in private_steps(self)]
+        seeded = [SEEDED] * any(seed is not None for seed in seeds)
+        notes = dict.fromkeys((*own_notes(last), *seeded, *said, *trusted))
+        whole = replace(whole, unit=unit.name, notes=(*notes,))
         self.privacy_ = self._counted(Fit(event, whole, n))
         last.privacy_, last._paid = self.privacy_, self._paid
+        for step in self._fitted_parts():
+            step._fit_id = self._fit_id
+
+    def _fitted_parts(self) -> tuple[Any, ...]:
+        return (self.steps[-1][1], *private_steps(self))
 
     def _note_charge(self, run: str | None) -> None:
         """Keep it in the steps, too, which are charged together."""
         super()._note_charge(run)
-        for step in (self.steps[-1][1], *private_steps(self)):
+        for step in self._fitted_parts():
             step.ledger_run_ = run
 
     def _try(

@@ -22,8 +22,6 @@ from sklearn.preprocessing import (
 )
 from sklearn.utils import get_tags
 
-from dpoptim.preprocessing.private_step import PrivateStep
-
 HASHED = "HashingVectorizer, which learns nothing"
 LISTED = "with a list of categories and handle_unknown={!r}"
 INSTEAD = {  # what does the same, by the name of what learns
@@ -39,6 +37,9 @@ INSTEAD = {  # what does the same, by the name of what learns
     "TfidfVectorizer": HASHED,
     "TfidfTransformer": "HashingVectorizer alone",
 }
+
+
+HOLDERS = (Pipeline, FeatureUnion, ColumnTransformer)
 
 
 def has_public_categories(step: Any) -> bool:
@@ -75,13 +76,25 @@ def steps_of_others(name: str, step: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(step, Pipeline | FeatureUnion | ColumnTransformer):
         for inner, each in parts_of(step):
             yield from steps_of_others(f"{name}__{inner}", each)
-    elif chooses_columns(step) or (hasattr(step, "fit") and not isinstance(step, PrivateStep)):
+        if type(step) in HOLDERS or is_own(step):
+            return  # one derived from them may learn by itself
+    fits = hasattr(step, "fit") or hasattr(step, "fit_transform")
+    if chooses_columns(step) or (fits and not is_own(step)):
         yield name, step
 
 
+def is_own(step: Any) -> bool:
+    """Whether it is this library's: a class that is derived from one of these may learn."""
+    return type(step).__module__.split(".")[0] == "dpoptim"
+
+
 def chooses_columns(part: Any) -> bool:
-    """Whether it is a function that may look at records; scikit-learn's goes by names and types."""
-    return callable(part) and not hasattr(part, "fit") and type(part) is not make_column_selector
+    """Whether it is a function that may look at records; scikit-learn's may go by names alone."""
+    by_names = type(part) is make_column_selector and (
+        part.dtype_include is None and part.dtype_exclude is None  # types follow what is missing
+    )
+    fits = hasattr(part, "fit") or hasattr(part, "fit_transform")
+    return callable(part) and not fits and not by_names
 
 
 def parts_of(step: Pipeline | FeatureUnion | ColumnTransformer) -> list[tuple[str, Any]]:
@@ -113,16 +126,18 @@ def note_on(name: str, step: Any) -> Iterator[str]:
         yield f"on trust: the function that chooses columns for {name} looks at no record"
     elif isinstance(step, FrozenEstimator):
         inner = type(step.estimator).__name__
-        yield f"on trust: the frozen {inner} was not fitted to these records"
+        also = ", or its own guarantee, which adds to this one, is stated beside it"
+        own = also if is_own(step.estimator) else ""
+        yield f"on trust: the frozen {inner} was not fitted to these records{own}"
     elif (learns_not := BY_SETTINGS.get(type(step))) is not None and learns_not(step):
         if isinstance(step, SelectFromModel):
             yield from note_on(name, step.estimator)
     elif not isinstance(step, BaseEstimator) or get_tags(step).requires_fit:
         raise ValueError(refusal(name, kind, step))
-    elif isinstance(step, FunctionTransformer):
+    elif type(step) is FunctionTransformer:
         if not is_elementwise(step.func):
             yield f"on trust: the function of {kind} treats each row by itself"
-    elif not type(step).__module__.startswith("sklearn."):
+    elif type(step) in HOLDERS or not type(step).__module__.startswith("sklearn."):
         yield f"on trust: {kind} treats each row by itself, and needs no fit, as its tags say"
 
 
@@ -130,7 +145,9 @@ def is_elementwise(function: Any) -> bool:
     """Whether it can mix no rows: none, or one of NumPy's, of one argument."""
     if function is None:
         return True
-    return isinstance(function, np.ufunc) and function.nargs == 2 and function.signature is None
+    known = getattr(np, getattr(function, "__name__", ""), None) is function
+    one = isinstance(function, np.ufunc) and function.nargs == 2 and function.signature is None
+    return known and one
 
 
 def refusal(name: str, kind: str, step: Any) -> str:

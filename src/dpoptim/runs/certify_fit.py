@@ -83,6 +83,7 @@ def record_of(fitted: CountsFits) -> FitRecord:
             f"this {name} has no proven guarantee ({stated.status}), and a certificate would look "
             "like one. Fix: a method and settings with a proof."
         )
+    refuse_other_parts(fitted)
     paid: Paid | None = getattr(fitted, "_paid", None)
     if paid is None or not paid.event:
         raise PrivacyError(
@@ -107,6 +108,27 @@ def record_of(fitted: CountsFits) -> FitRecord:
     return record
 
 
+def refuse_other_parts(fitted: CountsFits) -> None:
+    """Refuse what holds estimators that another fit has fitted, whose cost is another one.
+
+    Raises:
+        PrivacyError: a step or winner was fitted again or exchanged, or is another pipeline's,
+            too; or a search was given an estimator that was fitted before.
+    """
+    name, own = type(fitted).__name__, getattr(fitted, "_fit_id", None)
+    if any(getattr(part, "_fit_id", None) != own for part in fitted._fitted_parts()):
+        raise PrivacyError(
+            f"parts of this {name} were fitted by another fit than its own, whose cost is another "
+            "one. Fix: certify it as its fit left it, with steps of its own (sklearn.base.clone); "
+            "what is fitted again, certify by itself."
+        )
+    if getattr(getattr(fitted, "estimator", None), "privacy_", None) is not None:
+        raise PrivacyError(
+            f"the estimator that this {name} was given is fitted, and would be in the file beside "
+            "the winner. Fix: give it sklearn.base.clone(estimator)."
+        )
+
+
 def entry_of_fit(fitted: CountsFits, record: FitRecord) -> LedgerEntry | None:
     """The ledger's entry of a fit; None if it was charged to none. A PrivacyError if it is lost."""
     run, ledger = getattr(fitted, "ledger_run_", None), fitted.ledger
@@ -125,6 +147,11 @@ def entry_of_fit(fitted: CountsFits, record: FitRecord) -> LedgerEntry | None:
     enough = charged.epsilon >= record.guarantee.epsilon * (1 - 1e-6)
     if neighboring_name(found.neighboring) != record.neighboring or not enough:
         raise PrivacyError(f"run {run} was charged {charged}, and this fit costs more.")
+    if found.unit != record.unit:
+        raise PrivacyError(
+            f"run {run} was charged for each {found.unit}, and privacy_ says {record.unit}. Fix: "
+            "leave privacy_ as its fit set it."
+        )
     path = None if ledger.path is None else str(ledger.path)
     return LedgerEntry(path, ledger.dataset, run, str(ledger.remaining()))
 
@@ -158,8 +185,13 @@ def numbers_in(fitted: Any) -> int:
     return int(np.size(getattr(fitted, "coef_", ())) + np.size(getattr(fitted, "intercept_", ())))
 
 
+# what the guarantee says as it was at the fit, and settings may say otherwise since; and secrets
+STATED = {"epsilon", "delta", "neighboring", "n", "noise_seed"}
+
+
 def own_settings(fitted: CountsFits) -> Iterator[tuple[str, str]]:
     """Settings of the estimator, and of those within, that are numbers or words."""
     for name, value in fitted.get_params(deep=True).items():
-        if isinstance(value, int | float | str) and not name.endswith("noise_seed"):
+        stated = name.rpartition("__")[2] in STATED
+        if isinstance(value, int | float | str) and not stated:
             yield printable(name), printable(str(value))

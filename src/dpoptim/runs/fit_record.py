@@ -38,6 +38,11 @@ UNPROVEN = {  # by note
     FROM_EARLIER: FROM_EARLIER,
     SEEDED: f"{SEEDED}: whoever knows the seed sees the data",
 }
+OF_CLONES = "fits of it and its clones"  # is in a note about them
+CHOSEN = (
+    "the only fit that the records decided about: it is one of several of an estimator and its "
+    "clones, as a search makes them, whose scores nothing protects"
+)
 ON_TRUST = "on trust"  # begins, or is in, a note about it
 
 
@@ -91,6 +96,7 @@ class FitRecord:
             PACKAGE,
             *(trusted(note) for note in self.notes if ON_TRUST in note or note == ALONE),
             *(Assumption("unproven", UNPROVEN[note]) for note in self.notes if note in UNPROVEN),
+            *(Assumption("unproven", CHOSEN) for note in self.notes if OF_CLONES in note),
         )
 
     def to_json(self) -> str:

@@ -205,13 +205,17 @@ class Trials:
         terms = [(out * w).sum() for out, w in zip(sample.outputs(model), weights, strict=True)]
         return torch.stack([term.to(terms[0].device, terms[0].dtype) for term in terms]).sum()
 
-    def runs(self, count: int) -> Runs:
-        """Runs of so many of the records, in turn, which look for numbers of the batch."""
+    def runs(self, count: int, apart: tuple[nn.Module, ...]) -> Runs:
+        """Runs of so many of the records, in turn, which look for numbers of the batch.
+
+        Args:
+            apart: modules in which no record meets another.
+        """
         indices = [i % self.sample.rows for i in range(count)]
         batch = self.sample.records(indices), [w[indices] for w in self._weights]
         within = max(AGREE, self._tolerance)
         return Runs(
-            self.model, self.placement, lambda: self._loss(self.model, batch), count, within
+            self.model, self.placement, lambda: self._loss(self.model, batch), count, within, apart
         )
 
     def _elsewhere(self, isolation: Isolation, seed: int) -> list[float]:
@@ -275,6 +279,7 @@ def with_other_numbers(model: nn.Module, trials: Trials, isolation: Isolation) -
     """
     if isolation.alone or isolation.enforced:
         return None
+    apart = (*map(model.get_submodule, isolation.apart),)
     given = pytree.tree_leaves((trials.sample.args, trials.sample.kwargs))
     leaves = [t for t in given if isinstance(t, Tensor)]
     tensors = (*model.parameters(), *model.buffers())
@@ -282,7 +287,7 @@ def with_other_numbers(model: nn.Module, trials: Trials, isolation: Isolation) -
     counts = sizes_of_batches(taken, trials.sample.rows)
     try:
         for count in itertools.islice(counts, 2):
-            runs = trials.runs(count)
+            runs = trials.runs(count, apart)
             if not runs.watched(inside=True).decided or not runs.decided(inside=True):
                 return None
     except Exception:  # whatever the user's model raises in batches of another size

@@ -48,6 +48,7 @@ class Runs:
         losses: of the batch, made anew: one a record, or a scalar.
         count: a size, and multiples of it, that no axis has but the records'.
         within: a share of the largest, by which two runs may differ.
+        apart: modules that are given one record at a time, whose numbers are none of batches.
     """
 
     model: nn.Module
@@ -55,6 +56,7 @@ class Runs:
     losses: Callable[[], Tensor]
     count: int
     within: float = AGREE
+    apart: tuple[nn.Module, ...] = ()
 
     def watched(self, *, inside: bool) -> NumbersOfBatches:
         """Look at a run without other numbers, or at one around the model."""
@@ -102,8 +104,8 @@ class Runs:
     @contextmanager
     def _under(self, mode: NumbersOfBatches, *, inside: bool) -> Iterator[None]:
         with ExitStack() as stack:
-            if not inside:
-                stack.enter_context(mode.paused_inside(self.model))
+            for module in self.apart if inside else (self.model,):
+                stack.enter_context(mode.paused_inside(module))
             stack.enter_context(mode)
             yield
 
