@@ -112,7 +112,7 @@ def test_what_was_taken_on_trust_is_said() -> None:
     assert warned[0].filename == __file__
     said = str(model.privacy_)
     assert model.privacy_.notes[0].startswith("on trust: the classes are public")
-    for part in ("1/(10 n)", "though they were read off y", "sqrt(64)"):
+    for part in ("1/(10 n)", "though they were read off y", "norm 8, the root"):
         assert part in said
     assert "classes" not in str(DPLogisticRegression(classes=range(10)).fit(x, y).privacy_)
 

@@ -268,3 +268,31 @@ def test_a_record_comes_back_as_it_was() -> None:
     event = event_text(GaussianDpEvent(2.0))
     record = FitRecord("M", 10, event, "zero-out", 1e-5, "person", ("a note",))
     assert FitRecord.from_json(record.to_json()) == record
+
+
+def test_parts_that_another_fit_has_fitted_are_certified_by_themselves(tmp_path: Path) -> None:
+    """A pipeline's last step, say, whose later fit cost more than the pipeline's own."""
+    rows = np.random.default_rng(0).uniform(-1, 1, (300, 2))
+    labels = (rows[:, 0] > 0).astype(int)
+    scale, last = DPStandardScaler(lower=-1, upper=1), DPLogisticRegression(classes=[0, 1])
+    shared = [("s", scale), ("m", last)]
+    first, second = (
+        PrivatePipeline(shared, epsilon=epsilon, delta=1e-5).fit(rows, labels)
+        for epsilon in (0.5, 8.0)
+    )
+    with pytest.raises(PrivacyError, match="fitted by another fit"):
+        dpoptim.certify(first, tmp_path / "first", data="made up")
+    dpoptim.certify(second, tmp_path / "second", data="made up")
+    last.set_params(epsilon=20.0, delta=1e-5).fit(rows, labels)
+    with pytest.raises(PrivacyError, match="fitted by another fit"):
+        dpoptim.certify(second, tmp_path / "again", data="made up")
+
+
+def test_settings_that_changed_after_the_fit_are_not_beside_its_guarantee(tmp_path: Path) -> None:
+    rows = np.random.default_rng(1).uniform(-1, 1, (300, 2))
+    model = DPLogisticRegression(epsilon=1.0, delta=1e-5, classes=[0, 1])
+    model.fit(rows, (rows[:, 0] > 0).astype(int)).set_params(epsilon=0.01)
+    dpoptim.certify(model, tmp_path / "run", data="made up")
+    written = json.loads((tmp_path / "run/certificate.json").read_text())
+    assert not {"epsilon", "delta", "neighboring"} & {*written["training"]}
+    assert written["guarantee"]["epsilon"] > 0.9
