@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.training.trials import isolation as ways
+from dpoptim.training.trials import isolation_trials
 from dpoptim.training.trials.made_up_records import Sample, samples
 from dpoptim.training.trials.neighbours import mixed_beside_large
 
@@ -154,6 +155,9 @@ def test_records_pass_alone_where_one_scale_is_for_all(kind: str, name: str) -> 
 
 def test_no_other_trial_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "mixed_beside_large", lambda model, sample: "")
+    monkeypatch.setattr(
+        isolation_trials, "with_other_numbers", lambda *_: None
+    )  # which has its own
     assert moved_by_a_rare_token("layer") > 1.2
 
 

@@ -138,7 +138,8 @@ def check_loss(
     where their losses are not finite (labels that are all ignored).
     """
     collate = collate_records if collate_fn is None else collate_fn
-    refuse_sparse_batches(collate, row)
+    with put_back(model):  # with what collating draws
+        refuse_sparse_batches(collate, row)
     if isolation.alone:
         refuse_what_fails_alone(model, loss, collate, row, wrapping)
         refuse_other_meaning(Program(model, loss, collate, (), wrapping), row, by_name=by_name)
