@@ -185,7 +185,11 @@ def charging(rank: int, path: str) -> dict[str, Any]:
             "scaler": lambda: DPStandardScaler(lower=-4.0, upper=4.0, **options).fit(x),
             "quantiles": lambda: DPMinMaxScaler(-4.0, 4.0, quantile=0.1, **options).fit(x),
             "evaluation": lambda: dpoptim.evaluation.evaluate_classifier(
-                np.full((ROWS, 3), 1 / 3), labels, classes=["no", "yes", "maybe"], **options
+                np.full((ROWS, 3), 1 / 3),
+                labels,
+                classes=["no", "yes", "maybe"],
+                records="hold-out",
+                **options,
             ),
         }
         alone = ("scaler", "quantiles", "evaluation")  # on rank 0

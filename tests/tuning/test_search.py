@@ -82,6 +82,7 @@ def test_it_finds_good_settings_within_the_budget() -> None:
             "best_estimator_",
             "best_params_",
             "privacy_",
+            "ledger_run_",
             "classes_",
             "n_features_in_",
         ),
