@@ -112,11 +112,7 @@ def rows_of(given: Any) -> Rows | None:
     """Rows that can be known again: of an array, a series or sparse table, or a whole frame."""
     if hasattr(given, "columns"):  # the values of a frame may be made anew for each look
         return whole(given)
-    array = getattr(given, "data", None) if issparse(given) else given
-    if issparse(given) and not isinstance(array, np.ndarray):  # a dictionary of keys
-        return whole(given)
-    if not isinstance(array, np.ndarray):
-        array = getattr(array, "values", None)  # of a series
+    array = array_in(given)
     if not isinstance(array, np.ndarray) or not array.ndim:
         return None
     root = array
@@ -130,6 +126,12 @@ def rows_of(given: Any) -> Rows | None:
     if step < 0:
         start, step = start + step * (count - 1), -step
     return Rows(weakref.ref(root), (start, step, count) if step else None)
+
+
+def array_in(given: Any) -> Any:
+    """The array that a sparse table (but for a dictionary of keys), series or array has."""
+    array = getattr(given, "data", None) if issparse(given) else given
+    return array if isinstance(array, np.ndarray) else getattr(array, "values", None)
 
 
 def whole(holder: Any) -> Rows | None:

@@ -235,7 +235,8 @@ class CountsFits(BaseEstimator):
 
     def _fitted_parts(self) -> tuple[Any, ...]:
         """The estimators in this one that its fit has fitted: steps of a pipeline, a winner."""
-        return ()
+        winner = getattr(self, "best_estimator_", None)
+        return () if winner is None else (winner,)
 
     def _note_charge(self, run: str | None) -> None:
         """Keep the id of the last fit's charge."""

@@ -16,7 +16,7 @@ from sklearn.utils.metaestimators import available_if
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
-from dpoptim.accounting.guarantee import SEEDED, Guarantee, neighbours_differ_by
+from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import public_number_of_records, relation_of, stated_delta
 from dpoptim.arguments import positive_number
@@ -39,6 +39,7 @@ from dpoptim.preprocessing.steps_within import (
     is_part,
     own_notes,
     private_steps,
+    seeded_notes,
     shares_as_given,
     steps_with,
     with_state,
@@ -213,9 +214,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
                     step.ledger = self.ledger
         event = dp_accounting.ComposedDpEvent(events)
         whole = compute_epsilon(event, delta, relation)
-        seeds = [getattr(step, "noise_seed", None) for step in private_steps(self)]
-        seeded = [SEEDED] * any(seed is not None for seed in seeds)
-        notes = dict.fromkeys((*own_notes(last), *seeded, *said, *trusted))
+        notes = dict.fromkeys((*own_notes(last), *seeded_notes(self), *said, *trusted))
         whole = replace(whole, unit=unit.name, notes=(*notes,))
         self.privacy_ = self._counted(Fit(event, whole, n))
         last.privacy_, last._paid = self.privacy_, self._paid

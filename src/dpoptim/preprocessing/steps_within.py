@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
 
+from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.arguments import real_number
 from dpoptim.estimators.repeats import CountsFits
 from dpoptim.estimators.scope import ALONE, ON_TRUST, RESTATED
@@ -181,3 +182,9 @@ def own_notes(estimator: Any) -> tuple[str, ...]:
         if not note.startswith(("all ", "epsilon ", "delta ", RESTATED))
         and note not in (ALONE, ON_TRUST)
     )
+
+
+def seeded_notes(pipeline: Any) -> tuple[str, ...]:
+    """The note that noise is repeatable, if that of any private step is."""
+    seeds = (getattr(step, "noise_seed", None) for step in private_steps(pipeline))
+    return (SEEDED,) if any(seed is not None for seed in seeds) else ()

@@ -218,18 +218,13 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         self.privacy_ = ranks.from_first(lambda: self._counted(Fit(event, guarantee, n)))
         # the trial's own would hide the others
         self.best_estimator_.privacy_ = self.privacy_
-        vars(self.best_estimator_).update(
-            _paid=getattr(self, "_paid", None), _fit_id=getattr(self, "_fit_id", "")
-        )
+        vars(self.best_estimator_).update({k: vars(self).get(k) for k in ("_paid", "_fit_id")})
         if classes:  # as given: another fit of it would read them off its own labels
             self.best_estimator_.set_params(classes=None)
         if is_classifier(self.best_estimator_):
             self.classes_ = self.best_estimator_.classes_
         if hasattr(self, "feature_names_in_"):  # the trials saw an array
             self.best_estimator_.feature_names_in_ = self.feature_names_in_
-
-    def _fitted_parts(self) -> tuple[Any, ...]:
-        return (self.best_estimator_,)
 
     def _note_charge(self, run: str | None) -> None:
         super()._note_charge(run)
