@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from dpoptim.estimators import (
     DPSGDRegressor,
 )
 from dpoptim.preprocessing import DPMinMaxScaler, DPStandardScaler, PrivatePipeline
-from dpoptim.runs.certify_fit import pickled
+from dpoptim.runs.certify_fit import pickled, record_of
 from dpoptim.runs.fit_record import FitRecord
-from dpoptim.runs.verify import verify_run
+from dpoptim.runs.verify import check_ledger, verify_run
 from dpoptim.tuning import DPSearchCV
 
 N = 400
@@ -296,3 +297,18 @@ def test_settings_that_changed_after_the_fit_are_not_beside_its_guarantee(tmp_pa
     written = json.loads((tmp_path / "run/certificate.json").read_text())
     assert not {"epsilon", "delta", "neighboring"} & {*written["training"]}
     assert written["guarantee"]["epsilon"] > 0.9
+
+
+def test_a_unit_that_was_not_charged_is_refused(tmp_path: Path) -> None:
+    """Also where the folder was written by somebody else, and only the ledger tells."""
+    rows = np.random.default_rng(2).uniform(-1, 1, (300, 2))
+    ledger = dpoptim.Ledger(tmp_path / "l.sqlite", neighboring="zero-out")
+    model = DPLogisticRegression(epsilon=1.0, delta=1e-5, classes=[0, 1], ledger=ledger)
+    model.fit(rows, (rows[:, 0] > 0).astype(int))
+    dpoptim.certify(model, tmp_path / "run", data="made up")
+    verify_run(tmp_path / "run", ledgers=[tmp_path / "l.sqlite"])
+    model.privacy_ = replace(model.privacy_, unit="person")
+    with pytest.raises(PrivacyError, match="charged for each record"):
+        dpoptim.certify(model, tmp_path / "again", data="made up")
+    with pytest.raises(ValueError, match="charged for each record"):
+        check_ledger(tmp_path / "l.sqlite", ledger.entries()[0], record_of(model))

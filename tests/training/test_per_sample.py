@@ -492,6 +492,19 @@ def test_a_record_gives_the_model_all_that_the_batch_does(loss: Loss) -> None:
         dpoptim.per_sample(loss)(Keeps(), batch)
 
 
+@pytest.mark.parametrize("rows", [1, 3, N])
+def test_a_constant_may_be_as_long_as_several_batches(rows: int) -> None:
+    class Shifted(nn.Module):
+        def forward(self, shifts: Tensor, x: Tensor) -> Tensor:
+            return x + shifts.mean()
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        return model(torch.ones(2 * rows), batch[0]).square().mean().sqrt()
+
+    each = dpoptim.per_sample(loss)(Shifted(), (X[:rows],))
+    torch.testing.assert_close(each, (X[:rows] + 1).square().mean((1, 2)).sqrt())
+
+
 def test_texts_and_lists_of_parameters() -> None:
     class Texts(nn.Module):
         def __init__(self) -> None:

@@ -292,6 +292,11 @@ def check_ledger(path: Path, found: Reservation, plan: Promise) -> str:
         raise ValueError(
             f"{_shown(path)}: the run was charged {charged}, its plan costs {plan.guarantee}."
         )
+    if found.unit != plan.guarantee.unit:
+        raise ValueError(
+            f"{_shown(path)}: the run was charged for each {found.unit}, and its plan says "
+            f"{plan.guarantee.unit}."
+        )
     return f"the ledger holds its charge, {found.state}"
 
 

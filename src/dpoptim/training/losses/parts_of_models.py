@@ -108,7 +108,9 @@ class Noted:
             raise PrivacyError(WITH_GRADIENTS)
         returned = module(*args, **kwargs)
         lengths = [len(x) for x in tensors_in((args, kwargs)) if x.dim()]
-        parts = next((n // self._rows for n in lengths if n and n % self._rows == 0), 1)
+        several = (n // self._rows for n in lengths if n and n % self._rows == 0)
+        # what is as long as the batch is the batch, whatever multiple of it another tensor is
+        parts = 1 if self._rows in lengths else next(several, 1)
         self.made.append(Call(module, (args, kwargs), returned, parts))
         return copied(returned)
 
