@@ -94,8 +94,7 @@ def test_predictions_do_not_depend_on_anything_but_weights() -> None:
     np.testing.assert_allclose(fits[0].coef_, fits[1].coef_, rtol=1e-9)
     weights = ("coef_", "intercept_", "_weights")
     public = [
-        {k: v for k, v in vars(fit).items() if k not in (*weights, "_fit_id")}
-        for fit in fits
+        {k: v for k, v in vars(fit).items() if k not in (*weights, "_fit_id")} for fit in fits
     ]  # a fit's identity is drawn anew, from no data
     assert repr(public[0]) == repr(public[1])
 
