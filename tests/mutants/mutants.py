@@ -472,7 +472,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "coins of a loss tried once",
-        "training.trials.check.compare_held",
+        "training.trials.program.compare_held",
         _i.one_draw_of_coins,
         "isolation",
     ),

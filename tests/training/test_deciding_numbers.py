@@ -75,6 +75,18 @@ def test_a_number_of_the_outputs_decides(loss: Any) -> None:
         attach(loss)
 
 
+def checked(loss: Any, model: nn.Module | None = None) -> None:
+    torch.manual_seed(0)
+    bounded = nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 3)
+    dpoptim.check(nn.Sequential(*bounded) if model is None else model, loss, DATA[:8])
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_check_finds_a_number_of_the_batch(name: str) -> None:
+    with pytest.raises(dpoptim.SamplesInteractError):
+        checked(lambda model, batch: DECIDED[name](each(model, batch)))
+
+
 LOGGED: list[float] = []
 
 
@@ -106,7 +118,8 @@ OWN: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_what_each_record_decides_itself_is_served(name: str) -> None:
-    attach(lambda model, batch: OWN[name](each(model, batch)))
+    for tried in attach, checked:
+        tried(lambda model, batch: OWN[name](each(model, batch)))
 
 
 class EarlyExit(nn.Module):
@@ -131,3 +144,8 @@ def test_records_pass_alone_through_a_model_that_the_batch_decides(loss: Any) ->
         warnings.simplefilter("ignore", dpoptim.LossNotCheckedWarning)
         with pytest.warns(IsolationWarning, match="number of the whole batch"):
             attach(loss, EarlyExit())
+
+
+def test_check_finds_a_model_that_the_batch_decides() -> None:
+    with pytest.raises(dpoptim.PrivacyError, match="number of the whole batch"):
+        checked(each, EarlyExit())

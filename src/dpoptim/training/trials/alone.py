@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from dpoptim.errors import NotByThisWayError, SamplesInteractError
 from dpoptim.training.batches.records import made_up
 from dpoptim.training.losses.label_means import means_for_all, of_own_means
-from dpoptim.training.trials.check import Program, if_possible, in_turn
 from dpoptim.training.trials.compared_batches import Batches
 from dpoptim.training.trials.comparison import Comparison
 from dpoptim.training.trials.fixed_noise import MIDDLE, see_one_row
 from dpoptim.training.trials.interactions import NothingAloneError
 from dpoptim.training.trials.isolation import IsolationWarning
 from dpoptim.training.trials.loss_trials import MADE_UP
+from dpoptim.training.trials.program import Program, if_possible, in_turn
 from dpoptim.training.trials.tolerances import computed_dtypes, tolerance_of
 from dpoptim.training.trials.variations import with_padding
 

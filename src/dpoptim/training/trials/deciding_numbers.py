@@ -7,7 +7,6 @@ from dpoptim.losses import without_single_axes
 from dpoptim.training.batches import records as forms
 from dpoptim.training.randomness.drawing_collates import DRAWS, HeldDraws
 from dpoptim.training.randomness.generators import generators_in
-from dpoptim.training.trials.check import Program, compare_if_possible, if_possible, in_turn
 from dpoptim.training.trials.compared_batches import Batches
 from dpoptim.training.trials.deterministic_runs import Remembered, looked_at
 from dpoptim.training.trials.fixed_noise import MIDDLE, see_one_row
@@ -20,6 +19,7 @@ from dpoptim.training.trials.other_numbers import (
     sizes_in,
     sizes_of_batches,
 )
+from dpoptim.training.trials.program import Program, compare_if_possible, if_possible, in_turn
 from dpoptim.training.trials.tolerances import computed_dtypes, tolerance_of
 from dpoptim.training.trials.variations import Units
 

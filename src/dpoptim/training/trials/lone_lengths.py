@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dpoptim.training.batches import records as forms
 from dpoptim.training.randomness.drawing_collates import DRAWS, HeldDraws, same
-from dpoptim.training.trials.check import Program, compare_if_possible, in_turn
 from dpoptim.training.trials.compared_batches import Batches
 from dpoptim.training.trials.missing_numbers import is_whole
+from dpoptim.training.trials.program import Program, compare_if_possible, in_turn
 from dpoptim.training.trials.variations import Units
 
 SIZES = (5, 11, 40)  # of batches: in the largest one in 40 is beyond most quantiles

@@ -27,9 +27,9 @@ from dpoptim.training.losses.handed_over import disagreement, unclear_factor
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.other_libraries import hint_of
 from dpoptim.training.trials.alone import refuse_other_meaning
-from dpoptim.training.trials.check import CheckResult, NotFiniteError, Program, compare
 from dpoptim.training.trials.deterministic_runs import put_back
 from dpoptim.training.trials.loss_trials import BY_COLLATE, saying, try_made_up
+from dpoptim.training.trials.program import CheckResult, NotFiniteError, Program, compare
 
 TAKEN = 4  # records
 GOLDEN_RATIO = 0.618033988749895

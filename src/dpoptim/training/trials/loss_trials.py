@@ -12,14 +12,6 @@ from torch import nn
 from dpoptim.errors import NotByThisWayError, SamplesInteractError
 from dpoptim.training.batches.records import made_up
 from dpoptim.training.trials.batch_sizes import larger_size
-from dpoptim.training.trials.check import (
-    CheckResult,
-    Program,
-    compare,
-    compare_if_possible,
-    if_possible,
-    in_turn,
-)
 from dpoptim.training.trials.deciding_numbers import refuse_deciding_numbers
 from dpoptim.training.trials.lone_lengths import compare_lone_lengths
 from dpoptim.training.trials.missing_numbers import (
@@ -27,6 +19,14 @@ from dpoptim.training.trials.missing_numbers import (
     missing_flags,
     missing_numbers,
     watch_loss,
+)
+from dpoptim.training.trials.program import (
+    CheckResult,
+    Program,
+    compare,
+    compare_if_possible,
+    if_possible,
+    in_turn,
 )
 from dpoptim.training.trials.shared_draws import compare_shared_draws
 from dpoptim.training.trials.variations import (

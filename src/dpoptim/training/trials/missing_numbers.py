@@ -18,7 +18,6 @@ from torch import Tensor
 from dpoptim.training.batches import records as forms
 from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.trials.batch_sizes import Work
-from dpoptim.training.trials.check import Program
 from dpoptim.training.trials.compared_numbers import (
     BOTH_SIDES,
     MOVES,
@@ -28,6 +27,7 @@ from dpoptim.training.trials.compared_numbers import (
     representable,
 )
 from dpoptim.training.trials.deterministic_runs import looked_at
+from dpoptim.training.trials.program import Program
 from dpoptim.training.trials.variations import Units, is_float
 
 # Of labels, by habit, whatever a loss is seen to compare them with; and of floats.

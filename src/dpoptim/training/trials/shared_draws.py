@@ -6,9 +6,9 @@ The model is not run for that: another first record must leave the others' rows 
 from dataclasses import replace
 
 from dpoptim.training.randomness.drawing_collates import HeldDraws, same
-from dpoptim.training.trials.check import Program, compare_held, if_possible
 from dpoptim.training.trials.compared_batches import Batches
 from dpoptim.training.trials.lone_lengths import tensors
+from dpoptim.training.trials.program import Program, compare_held, if_possible
 from dpoptim.training.trials.variations import Units
 
 SIZES = 64  # of what is drawn, from none to all
