@@ -22,10 +22,10 @@ from dpoptim.plan import Plan as Plan
 from dpoptim.replace import replace_batchnorm as replace_batchnorm
 from dpoptim.runs.certify import certify as certify
 from dpoptim.runtime.freed_memory import keep_freed_memory as keep_freed_memory
-from dpoptim.summaries import private_count as private_count
-from dpoptim.summaries import private_histogram as private_histogram
-from dpoptim.summaries import private_mean as private_mean
-from dpoptim.summaries import private_quantile as private_quantile
+from dpoptim.summaries.counts import private_count as private_count
+from dpoptim.summaries.counts import private_histogram as private_histogram
+from dpoptim.summaries.mean import private_mean as private_mean
+from dpoptim.summaries.quantile import private_quantile as private_quantile
 from dpoptim.training.attach import attach as attach
 from dpoptim.training.checkpoints.earlier_part import released_weights as released_weights
 from dpoptim.training.losses.per_sample import per_sample as per_sample

@@ -46,18 +46,25 @@ class Column(NamedTuple):
     Attributes:
         values: float64, shape (k,).
         common: the value of ``others`` more records.
+        weights: what each value counts, shape (k,), multiples of one power of two; None: 1 each.
     """
 
     values: Floats
     common: float = 0.0
     others: int = 0
+    weights: Floats | None = None
 
     def counts(self, candidates: Floats) -> tuple[Floats, Floats]:
         """How many values are below, and above, each of the rising candidates."""
-        ordered = np.sort(self.values)  # missing values last
-        ordered = ordered[~np.isnan(ordered)]
-        below = np.searchsorted(ordered, candidates, side="left")
-        above = len(ordered) - np.searchsorted(ordered, candidates, side="right")
+        known = ~np.isnan(self.values)
+        if self.weights is None:
+            ordered, counted = np.sort(self.values[known]), np.arange(known.sum() + 1)
+        else:
+            order = np.argsort(self.values[known])
+            ordered = self.values[known][order]
+            counted = np.append(0.0, np.cumsum(self.weights[known][order]))
+        below = counted[np.searchsorted(ordered, candidates, side="left")]
+        above = counted[-1] - counted[np.searchsorted(ordered, candidates, side="right")]
         return (
             below + self.others * (self.common < candidates) * 1.0,
             above + self.others * (self.common > candidates) * 1.0,

@@ -12,7 +12,8 @@ from dpoptim.accounting.filters import selection_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.audit.statistics import choices_seen, shifts_seen
 from dpoptim.gate import adaptive
-from dpoptim.summaries import means_of_persons
+from dpoptim.summaries import counts, quantile
+from dpoptim.summaries.mean import means_of_persons
 from dpoptim.training.batches.privacy_units import Persons
 
 MU, DELTA = 1.5, 1e-5
@@ -85,6 +86,90 @@ def test_no_record_shows_more_than_a_quantile_claims(quantile: float, neighborin
             found.append(odds - np.logaddexp.reduce(odds))
         worst = max(worst, float(np.abs(found[0] - found[1]).max()))
     assert 0 < worst <= selection_epsilon(MU) * (1 + 1e-9)
+
+
+def persons_worlds(neighboring: str, empty: float) -> list[Any]:
+    """Pairs of neighbouring tables (values, owners), a person of one of them with hostile rows."""
+    names, others = np.arange(40).repeat(3), np.tile(np.linspace(-1, 1, 40), 3)
+
+    def with_person(*rows: float) -> Any:
+        return np.append(others, rows), np.append(names, [40] * len(rows))
+
+    held = [with_person(*rows) for rows in ([1.0], [1.0] * 7, [-1.0, 0.1], [*HOSTILE, 0.6])]
+    if neighboring == "replace-one":
+        return [(one, other) for one in held for other in held]
+    absent = (others, names) if neighboring == "add-or-remove-one" else with_person(empty)
+    return [(absent, one) for one in held]
+
+
+def persons_shift(name: str, neighboring: str) -> float:
+    """How far a person moves a sum at most, over the noise."""
+    release, empty = SUMS[name]
+    worst = 0.0
+    for worlds_ in persons_worlds(neighboring, empty):
+        totals = []
+        for values, owners in worlds_:
+            with shifts_seen() as seen:
+                release(values, **terms(neighboring, 41), persons=owners)
+            totals += seen
+        (one, deviation), (other, _) = totals
+        worst = max(worst, float((one - other).norm()) / deviation)
+    return worst
+
+
+def persons_odds(share: float, neighboring: str) -> float:
+    """How far a person moves the logarithms of a candidate's odds at most."""
+    worst = 0.0
+    for worlds_ in persons_worlds(neighboring, math.nan):
+        found = []
+        for values, owners in worlds_:
+            with choices_seen(adaptive) as seen:
+                dpoptim.private_quantile(
+                    values, share, -1, 1, **terms(neighboring, 41), persons=owners
+                )
+            (odds,) = seen
+            found.append(odds - np.logaddexp.reduce(odds))
+        worst = max(worst, float(np.abs(found[0] - found[1]).max()))
+    return worst
+
+
+@pytest.mark.parametrize("neighboring", RELATIONS)
+@pytest.mark.parametrize("name", [name for name in SUMS if name != "mean"])
+def test_no_person_shows_more_than_a_sum_claims(name: str, neighboring: str) -> None:
+    assert 0.3 * MU < persons_shift(name, neighboring) <= MU * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("neighboring", RELATIONS)
+@pytest.mark.parametrize("quantile", [0.25, 0.5, 0.9])
+def test_no_person_shows_more_than_a_quantile_claims(quantile: float, neighboring: str) -> None:
+    assert 0 < persons_odds(quantile, neighboring) <= selection_epsilon(MU) * (1 + 1e-9)
+
+
+def test_rows_that_count_one_each_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in counts, quantile:
+        monkeypatch.setattr(module, "shares_of_rows", lambda owners, known: known * 1.0)
+    assert persons_shift("categories", "add-or-remove-one") > 2 * MU
+    assert persons_odds(0.5, "add-or-remove-one") > 2 * selection_epsilon(MU)
+
+
+def test_persons_count_once_each() -> None:
+    """Of 200 persons one has a thousand rows: statistics are of persons, and so are charges."""
+    many = np.r_[np.ones(1000), np.arange(200.0) % 2]
+    names = np.r_[np.zeros(1000, dtype=int), np.arange(1, 201)]
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        given: dict[str, Any] = {"epsilon": 100.0, "delta": 1e-6, "noise_seed": 0}
+        given |= {"persons": names, "ledger": ledger}
+        count = dpoptim.private_count(many == 1, **given)
+        shares = dpoptim.private_histogram(np.r_[many[1:], 0.0], [0.0, 1.0], **given)
+        spread = np.r_[np.ones(1000), np.linspace(0, 1, 200)]
+        median = dpoptim.private_quantile(spread, 0.5, 0, 1, **given)
+        assert {entry.unit for entry in ledger.entries()} == {"person"}
+    assert {each.guarantee.unit for each in (count, shares, median)} == {"person"}
+    assert count.value == pytest.approx(101, abs=1)
+    assert shares.value == pytest.approx([100, 101], abs=1.5)
+    assert median.value == pytest.approx(0.5, abs=0.05)
+    with pytest.raises(ValueError, match="as long as flags"):
+        dpoptim.private_count(many == 1, epsilon=1.0, persons=names[1:])
 
 
 def test_statistics_are_charged_to_one_ledger() -> None:

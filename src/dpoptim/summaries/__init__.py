@@ -1,0 +1,1 @@
+"""Single statistics of a private column: a mean, a count, a histogram, a quantile."""

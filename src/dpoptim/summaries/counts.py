@@ -1,0 +1,151 @@
+"""Counts of a private column: of what is true, of categories, of bins."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.public_numbers import relation_of
+from dpoptim.data.input_arrays import number_array, one_axis
+from dpoptim.data.numbers import classes_of
+from dpoptim.estimators.settings import Delta
+from dpoptim.quantiles import bound_of_count
+from dpoptim.statistics import (
+    Floats,
+    histogram_bound,
+    release_sum,
+)
+from dpoptim.summaries.summary import Price, Summary, owners_of, shares_of_rows
+
+
+def private_count(
+    flags: Any,
+    *,
+    epsilon: float,
+    delta: Delta = "auto",
+    neighboring: str | None = None,
+    n: int | None = None,
+    ledger: Ledger | None = None,
+    noise_seed: int | None = None,
+    label: str = "private count",
+    persons: Any = None,
+) -> Summary:
+    """How many records, or persons, have something.
+
+    Args:
+        flags: shape (n,), a truth value for each record. Private.
+        epsilon, delta, neighboring, n, ledger, noise_seed, label: as for `private_mean`, and so is
+            what is raised.
+        persons: the owner of each flag, where a person may have several; counted are persons of
+            whom any flag is true, and the guarantee protects a person.
+
+    Returns:
+        the count, which may be below 0 and no whole number.
+
+    **Guarantee.** ``guarantee``: a record, or person, adds 0 or 1 to a sum that Gaussian
+    noise covers.
+
+    Examples:
+        >>> import dpoptim
+        >>> ill = [True] * 300 + [False] * 700
+        >>> abs(dpoptim.private_count(ill, epsilon=1.0).value - 300) < 50
+        True
+    """
+    column = one_axis("flags", flags).astype(bool)
+    owners = owners_of(persons, len(column), "flags")
+    if owners is not None:
+        column = np.bincount(owners.numbers, column, minlength=len(owners)) > 0
+    found = private_histogram(
+        column.astype(np.int64),
+        [1],
+        epsilon=epsilon,
+        delta=delta,
+        neighboring=neighboring,
+        n=n,
+        ledger=ledger,
+        noise_seed=noise_seed,
+        label=label,
+        persons=None if owners is None else np.arange(len(owners)),
+    )
+    return replace(found, value=float(found.value[0]))
+
+
+def private_histogram(
+    values: Any,
+    categories: Sequence[Any] | None = None,
+    *,
+    edges: Sequence[float] | None = None,
+    epsilon: float,
+    delta: Delta = "auto",
+    neighboring: str | None = None,
+    n: int | None = None,
+    ledger: Ledger | None = None,
+    noise_seed: int | None = None,
+    label: str = "private histogram",
+    persons: Any = None,
+) -> Summary:
+    """How many records have each of some categories, or lie in each of some bins.
+
+    Args:
+        values: one for each record, shape (n,); one of no category, or outside of all bins, adds
+            nothing. Private.
+        categories: a public list, each once.
+        edges: instead, public numbers, rising: of bins that hold their lower edge, the last both.
+        epsilon, delta, neighboring, n, ledger, noise_seed: as for `private_mean`.
+        label: public text for the ledger's entry.
+        persons: the owner of each value, where a person may have several: each of k values then
+            counts 1/k, so that a person counts once, and the guarantee protects a person.
+
+    Returns:
+        counts of shape (k,), which may be below 0 and no whole numbers: rounding is yours.
+
+    Raises:
+        ValueError: a bad column or setting, before anything is spent. LedgerError: the budget does
+            not admit it.
+
+    **Guarantee.** ``guarantee``: a record adds 1 to one count at most, a person at most 1 to all
+    together, and one vector is released with Gaussian noise.
+
+    Examples:
+        >>> import dpoptim
+        >>> words = ["no"] * 800 + ["yes"] * 200
+        >>> found = dpoptim.private_histogram(words, ["no", "yes", "unknown"], epsilon=1.0)
+        >>> found.value.round(-2)[:2].tolist()
+        [800.0, 200.0]
+    """
+    if (categories is None) == (edges is None):
+        raise ValueError("give one of categories and edges, as public knowledge.")
+    column = one_axis("values", values)
+    if categories is not None:
+        places, bins = classes_of([*categories], column), len(categories)
+    else:
+        ends = number_array("edges", edges)
+        if ends.ndim != 1 or len(ends) < 2 or not (np.diff(ends) > 0).all():
+            raise ValueError("edges must be at least two numbers, rising.")
+        places, bins = in_bins(number_array("values", column), ends), len(ends) - 1
+    owners = owners_of(persons, len(column), "values")
+    shares = shares_of_rows(owners, np.ones(len(column), dtype=bool))
+    counts = np.bincount(places + 1, shares, minlength=bins + 1)[1:].astype(np.float64)
+    relation = relation_of(neighboring, ledger)
+    price = Price(epsilon, delta, relation, n, ledger, noise_seed, owners)
+    _, mu, stated, said = price.of(len(column))
+    released = release_sum(
+        counts,
+        norm_bound=histogram_bound(relation) if bins > 1 else bound_of_count(relation),
+        mu=mu,
+        delta=stated,
+        neighboring=relation,
+        label=label,
+        ledger=price.charged,
+        noise_seed=noise_seed,
+    )
+    return Summary(released.values, released.deviation, price.stated(released.guarantee, said))
+
+
+def in_bins(values: Floats, edges: Floats) -> Any:
+    """The bin of each value, -1 outside of all, and of NaN; the last bin holds both its edges."""
+    places = np.searchsorted(edges, values, side="right") - 1
+    places = np.where(values == edges[-1], len(edges) - 2, places)
+    return np.where((values >= edges[0]) & (values <= edges[-1]), places, -1)
