@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.calibrations import calibrations
-from dpoptim.audit.charging import audit_charging
+from dpoptim.audit.charging import audit_charging, calibrations
 from dpoptim.audit.isolation import isolation
 from dpoptim.audit.iterates import iterates
 from dpoptim.audit.later_batches import later_batches
