@@ -9,7 +9,7 @@ import numpy as np
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_records import scope_on_ledger
-from dpoptim.accounting.public_numbers import public_number_of_records, relation_of, stated_delta
+from dpoptim.accounting.public_numbers import relation_of
 from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.numbers import classes_of
@@ -20,10 +20,10 @@ from dpoptim.privacy_unit import RECORD
 from dpoptim.quantiles import Column, bound_of_count, candidates_of, epsilon_of_choice
 from dpoptim.statistics import (
     Floats,
+    Price,
     guarantee_of,
     histogram_bound,
     paid_gate,
-    price_of,
     release_sum,
 )
 from dpoptim.target_range import TargetRange
@@ -46,29 +46,10 @@ class Summary:
     guarantee: Guarantee
 
 
-@dataclass(frozen=True)
-class _Price:
-    """The budget of a statistic, on how many records, and where it is charged."""
-
-    epsilon: float
-    delta: Delta
-    neighboring: str
-    n: int | None
-    ledger: Ledger | None
-    noise_seed: int | None
-
-    def of(self, rows: int) -> tuple[int, float, float, tuple[str, ...]]:
-        """Public n, mu, delta and what must be said of them."""
-        n = public_number_of_records(self.n, rows, self.neighboring)
-        delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
-        return n, price_of(real_number("epsilon", self.epsilon), delta), delta, said
-
-    def stated(self, guarantee: Guarantee, said: tuple[str, ...]) -> Guarantee:
-        """The guarantee, with its scope."""
-        noted = replace(guarantee, notes=(*guarantee.notes, *said))
-        if self.ledger is None:
-            return with_scope(noted, (ALONE,))
-        return with_scope(noted, scope_on_ledger(self.ledger, guarantee.delta))
+def stated(guarantee: Guarantee, price: Price, ledger: Ledger | None) -> Guarantee:
+    """The guarantee of a release, with its scope."""
+    scope = (ALONE,) if ledger is None else scope_on_ledger(ledger, guarantee.delta)
+    return with_scope(price.noted(guarantee), scope)
 
 
 class PrivateMean(DPStandardScaler):
@@ -254,19 +235,18 @@ def private_histogram(
         places, bins = in_bins(number_array("values", column), ends), len(ends) - 1
     counts = np.bincount(places + 1, minlength=bins + 1)[1:].astype(np.float64)
     relation = relation_of(neighboring, ledger)
-    price = _Price(epsilon, delta, relation, n, ledger, noise_seed)
-    _, mu, stated, said = price.of(len(column))
+    price = Price.of(len(column), epsilon=epsilon, delta=delta, neighboring=relation, n=n)
     released = release_sum(
         counts,
         norm_bound=histogram_bound(relation) if bins > 1 else bound_of_count(relation),
-        mu=mu,
-        delta=stated,
+        mu=price.mu,
+        delta=price.delta,
         neighboring=relation,
         label=label,
         ledger=ledger,
         noise_seed=noise_seed,
     )
-    return Summary(released.values, released.deviation, price.stated(released.guarantee, said))
+    return Summary(released.values, released.deviation, stated(released.guarantee, price, ledger))
 
 
 def in_bins(values: Floats, edges: Floats) -> Any:
@@ -324,16 +304,17 @@ def private_quantile(
     within = TargetRange.of((lower, upper))
     column = number_array("values", one_axis("values", values))
     relation = relation_of(neighboring, ledger)
-    price = _Price(epsilon, delta, relation, n, ledger, noise_seed)
-    records, mu, stated, said = price.of(len(column))
+    price = Price.of(len(column), epsilon=epsilon, delta=delta, neighboring=relation, n=n)
+    mu = price.mu
     candidates = candidates_of(-within.middle / within.half)
     scaled = np.where(np.isnan(column), np.nan, within.scaled(column))
     below, above = Column(scaled).counts(candidates)
     counts, rank = (below, share) if share < 0.5 else (above, 1 - share)
-    scores = -np.abs(counts - rank * records)
+    scores = -np.abs(counts - rank * price.n)
     with paid_gate(mu, relation, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
         chosen = gate.select(
             scores.tolist(), norm_bound=bound_of_count(relation), epsilon=epsilon_of_choice(mu)
         )
-    guarantee = price.stated(guarantee_of(gate, stated, noise_seed=noise_seed), said)
+    released = guarantee_of(gate, price.delta, noise_seed=noise_seed)
+    guarantee = stated(released, price, ledger)
     return Summary(float(within.unscaled(candidates[[chosen]])[0]), None, guarantee)
