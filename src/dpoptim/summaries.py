@@ -13,7 +13,7 @@ from dpoptim.accounting.public_numbers import relation_of
 from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.numbers import classes_of
-from dpoptim.estimators.scope import ALONE, with_scope
+from dpoptim.estimators.repeats import ALONE, with_scope
 from dpoptim.estimators.settings import Delta
 from dpoptim.preprocessing.standard_scaler import DPStandardScaler
 from dpoptim.privacy_unit import RECORD
