@@ -6,8 +6,8 @@ the KL Condition with Optimal Rates".
 F satisfies the (gamma, kappa)-KL condition if ``F(w) - min F <= (gamma |grad F(w)|)^kappa``; kappa
 = 2 is the Polyak-Lojasiewicz condition with ``gamma^2 = 1 / (2 mu)``. Units: risks and F0 in units
 of the loss, L0 in loss per unit of w, L1 in loss per unit of w squared, gamma such that ``(gamma
-L0)^kappa`` is a loss; rho is the zCDP parameter. Bounds that the paper states as O(...) or Omega(...) are
-returned without their constant, and say so.
+L0)^kappa`` is a loss; rho is the zCDP parameter. Bounds that the paper states as O(...) or
+Omega(...) are returned without their constant, and say so.
 """
 
 import math
