@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol, Self, TypedDict
 
 import dp_accounting
 import numpy as np
@@ -22,7 +22,8 @@ from dpoptim.accounting.guarantee import (
     parse_neighboring,
 )
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import positive_number
+from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
+from dpoptim.arguments import positive_number, real_number
 from dpoptim.data.sparse_rows import SparseRows, rows_at_once
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.one_process import refuse_other_ranks
@@ -149,6 +150,32 @@ def ask_first(ledger: Ledger | None, *, epsilon: float, delta: float, neighborin
 def price_of(epsilon: float, delta: float) -> float:
     """mu of Gaussian differential privacy that (epsilon, delta) buys, rounded down."""
     return gdp_mu(positive_number("epsilon", epsilon), check_delta(delta)) * (1 - 1e-12)
+
+
+class Price(NamedTuple):
+    """Price of a release on records.
+
+    Attributes:
+        n: number of records, public.
+        mu: of Gaussian differential privacy.
+        delta: where it is stated. said: what must be said of it.
+    """
+
+    n: int
+    mu: float
+    delta: float
+    said: tuple[str, ...]
+
+    @classmethod
+    def of(cls, rows: int, *, epsilon: float, delta: Any, neighboring: str, n: int | None) -> Self:
+        """Args: rows: of the table, private where n must be given. delta: as `stated_delta`'s."""
+        n = public_number_of_records(n, rows, neighboring)
+        delta, said = stated_delta(delta, n, epsilon=epsilon)
+        return cls(n, price_of(real_number("epsilon", epsilon), delta), delta, said)
+
+    def noted(self, guarantee: Guarantee) -> Guarantee:
+        """The guarantee of the release, with what must be said of its price."""
+        return replace(guarantee, notes=(*guarantee.notes, *self.said))
 
 
 class Rows(Protocol):

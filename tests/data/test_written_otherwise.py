@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpoptim.data import Column, Schema, load_table, parse_schema, schema_without_file
-from dpoptim.data.encoding import encode_table
+from dpoptim.data.encoding import encode_table, unmatched_columns
 from dpoptim.data.numbers import MARKS, as_numbers, day_text, places_among
 from dpoptim.data.public_schemas import from_public_table
 from dpoptim.data.schema_files import draft, to_toml
-from dpoptim.data.unmatched_columns import unmatched_columns
 
 DATE = '[columns.d]\nkind = "date"\nbounds = [2020-01-01, 2020-01-11]\n'
 NUMBER = '[columns.a]\nkind = "number"\nbounds = [0, 2000]\n'

@@ -18,7 +18,7 @@ from sklearn.preprocessing import FunctionTransformer
 import dpoptim
 from dpoptim.accounting.public_numbers import usual_delta
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, ReadOffWarning
-from dpoptim.estimators.scope import ALONE, ON_TRUST
+from dpoptim.estimators.repeats import ALONE, ON_TRUST
 from dpoptim.estimators.solving import SOLVERS
 from dpoptim.estimators.table import clip_rows
 from dpoptim.preprocessing import DPStandardScaler

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 import dpoptim
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor
-from dpoptim.estimators.scope import ALONE, ON_TRUST
+from dpoptim.estimators.repeats import ALONE, ON_TRUST
 from dpoptim.methods import PrivateQuantile
 from dpoptim.preprocessing import DPClassCounts
 

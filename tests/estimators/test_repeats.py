@@ -29,7 +29,7 @@ from dpoptim.estimators import (
     RepeatedFitWarning,
 )
 from dpoptim.estimators.other_fits import rows_of
-from dpoptim.estimators.scope import ALONE
+from dpoptim.estimators.repeats import ALONE
 from dpoptim.preprocessing import DPStandardScaler, PrivatePipeline
 from dpoptim.tuning import DPSearchCV, tune_on_public
 

@@ -15,8 +15,7 @@ from dpoptim.estimators import (
     DPSGDClassifier,
     DPSGDRegressor,
 )
-from dpoptim.estimators.setting_types import fits, refuse_other_types
-from dpoptim.estimators.settings import PrivateSettings
+from dpoptim.estimators.settings import PrivateSettings, fits, refuse_other_types
 
 X = np.linspace(-1, 1, 80).reshape(40, 2)
 Y = np.arange(40) % 2

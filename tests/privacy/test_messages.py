@@ -43,7 +43,7 @@ ALLOWED = {
     "that it takes",
     ("solvers/releases.py", "tuple(w0.shape)"): "a starting point",
     (
-        "solvers/one_pass_batches.py",
+        "solvers/accelerated_srgd.py",
         "[len(part) for part in data]",
     ): "n is public under the relations that it takes",
     ("training/trials/check.py", "len(records)"): "of the batch that the caller made up",

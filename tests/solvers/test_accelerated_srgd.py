@@ -18,11 +18,10 @@ from dpoptim.noise.correlated import (
     Strategy,
     ToeplitzSquareRoot,
 )
-from dpoptim.solvers.accelerated_srgd import SRGDResult, accelerated_srgd
+from dpoptim.solvers.accelerated_srgd import SRGDResult, accelerated_srgd, batches_in_order
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
 from dpoptim.solvers.linear_model import LinearModel
-from dpoptim.solvers.one_pass_batches import batches_in_order
 from dpoptim.solvers.problem import LinearProblem, ModuleProblem
 from dpoptim.solvers.srgd_settings import SRGD, suggested_settings, theorem_settings
 

@@ -14,10 +14,13 @@ from dpoptim.theory.error_feedback import (
     sampled_delta,
     stationarity_bound,
 )
-from dpoptim.theory.kl_condition import KLSetting, kl_from_growth, lower_bound_rate, proximal_rate
-from dpoptim.theory.kl_lower_bounds import (
+from dpoptim.theory.kl_condition import (
+    KLSetting,
     convex_lower_bound,
     growth_lower_bound,
+    kl_from_growth,
+    lower_bound_rate,
+    proximal_rate,
     steep_lower_bound,
 )
 

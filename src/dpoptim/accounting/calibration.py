@@ -6,16 +6,21 @@ that check can only make the noise a little larger than necessary (epsilon ends 
 100 % of the target).
 """
 
+import contextlib
 import hashlib
+import json
 import logging
 import math
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from numbers import Integral
+from pathlib import Path
+from typing import Any
 
 import dp_accounting as dp
 
-from dpoptim.accounting import calibration_cache
 from dpoptim.accounting.accountant import check_delta, check_epsilon, compute_epsilon, rough_epsilon
 from dpoptim.accounting.gaussian import gdp_mu
 from dpoptim.accounting.guarantee import neighboring_name, neighbours_differ_by, parse_neighboring
@@ -106,7 +111,7 @@ def calibrate_remembered(
         "neighboring": neighboring_name(relation),
         "dp_accounting": version("dp-accounting"),
     }
-    stored = calibration_cache.read(key)
+    stored = read_noise(key)
     # what no search would end with was not written by one, and may not even be evaluated
     if stored is not None and _RANGE[0] <= math.log(stored) <= _RANGE[1]:
         event = event_of(stored)
@@ -116,7 +121,7 @@ def calibrate_remembered(
     noise_multiplier = calibrate_event(
         event_of, epsilon=epsilon, delta=delta, neighboring=relation, start=start
     )
-    calibration_cache.write(key, noise_multiplier)
+    write_noise(key, noise_multiplier)
     return noise_multiplier
 
 
@@ -260,3 +265,40 @@ def _full_batch_noise(
 
 def _log(ratio: float) -> float:
     return math.log(ratio) if ratio > 0 else -math.inf
+
+
+def read_noise(key: Mapping[str, Any]) -> float | None:
+    """The noise multiplier stored under `key`; None if there is none that makes sense."""
+    try:
+        data = json.loads(cache_file(key).read_text(encoding="utf-8"))
+        value = data["noise_multiplier"] if data["key"] == dict(key) else None
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
+        return None
+    return value if isinstance(value, float) and 0 < value < math.inf else None
+
+
+def write_noise(key: Mapping[str, Any], noise_multiplier: float) -> None:
+    """Store a noise multiplier, whole or not at all; nothing where the directory is read-only."""
+    with contextlib.suppress(OSError, RuntimeError):
+        path = cache_file(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump({"key": dict(key), "noise_multiplier": noise_multiplier}, file)
+            os.replace(temporary, path)  # two processes that calibrate the same thing both succeed
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def cache_file(key: Mapping[str, Any]) -> Path:
+    if chosen := os.environ.get("DPOPTIM_CACHE_DIR"):
+        directory = Path(chosen)
+    elif base := os.environ.get("XDG_CACHE_HOME"):
+        directory = Path(base) / "dpoptim"
+    else:
+        directory = Path.home() / ".cache" / "dpoptim"  # RuntimeError where there is no home
+    digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
+    return directory / f"calibration-{digest[:32]}.json"

@@ -7,18 +7,21 @@ no false alarms.
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dp_accounting
+import dp_accounting as dp
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from dpoptim.accounting import calibration, compute_epsilon
 from dpoptim.accounting.ledger import Ledger, Reservation
+from dpoptim.audit.min_separation import MixturesOfPatterns
 from dpoptim.audit.sampled_gaussians import SampledGaussians
 from dpoptim.audit.two_worlds import Canaries
 from dpoptim.errors import LedgerError, PrivacyError
@@ -207,3 +210,56 @@ def _whole_run() -> Sequence[str]:
     elif paid[0] != owed:
         failed.append(f"{moves} noisy sums were released under {owed}, but {paid[0]} was charged")
     return failed
+
+
+EPSILON, DELTA, RELATION = 2.0, 1e-5, "zero-out"
+Family = Callable[[float], dp.DpEvent]
+
+
+def calibrations() -> str:
+    """Compare calibrated noise with its budget: text where it costs more. Exact, but for rounding.
+
+    One search is by sampled prices (b-min-sep), one by an exact price. Then a noise multiplier is
+    remembered of an event that costs less than the one it is asked for.
+    """
+    apart = MixturesOfPatterns(
+        0.2, 9, column=(0.8, 0.5, 0.33), rows=(1.0,) * 9, gap=3, chance=0.2 / (1 - 2 * 0.2)
+    )
+
+    def dearer(noise_multiplier: float) -> dp.DpEvent:
+        """By its name, which is what it is at 1, a Gaussian; else one of half the noise."""
+        return dp.GaussianDpEvent(noise_multiplier / (1 if noise_multiplier == 1 else 2))
+
+    with own_cache():
+        return (
+            over_budget("b-min-sep batches", apart.event)
+            or over_budget("a Gaussian", dp.GaussianDpEvent)
+            or over_budget("what was remembered of another event", dearer)
+        )
+
+
+def over_budget(what: str, family: Family) -> str:
+    """Calibrate; text if the noise costs more than `EPSILON`."""
+    noise = calibration.calibrate_remembered(
+        family, epsilon=EPSILON, delta=DELTA, neighboring=RELATION
+    )
+    cost = compute_epsilon(family(noise), DELTA, RELATION).epsilon
+    if cost <= EPSILON:
+        return ""
+    return f"refuted: calibration of {what}: epsilon {cost:.4g} where {EPSILON:g} was asked for"
+
+
+@contextmanager
+def own_cache() -> Iterator[None]:
+    """An empty folder of calibrations, which is removed again."""
+    name = "DPOPTIM_CACHE_DIR"
+    before = os.environ.get(name)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[name] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.calibrations import calibrations
-from dpoptim.audit.charging import audit_charging
+from dpoptim.audit.charging import audit_charging, calibrations
 from dpoptim.audit.isolation import isolation
-from dpoptim.audit.iterates import iterates
 from dpoptim.audit.later_batches import later_batches
 from dpoptim.audit.method_detectors import (
     clip_norm_search,
     error_feedback,
+    iterates,
     named_audits,
     scaled_gradients,
     value_clipping,

@@ -1,4 +1,4 @@
-"""Detectors for methods beyond DP-SGD, as in `detectors`; exact ones raise no false alarms."""
+"""Detectors for methods and iterates beyond DP-SGD, as in `detectors`; exact: no false alarms."""
 
 import math
 from dataclasses import replace
@@ -7,16 +7,21 @@ from itertools import product
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from dpoptim.audit.error_feedback import released_means
+from dpoptim.audit.finding import refuted_by
 from dpoptim.audit.named_audits import AUDITS
+from dpoptim.audit.small_runs import linear_of_zeros, parameters_of
 from dpoptim.clipping import Clipping, Style
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.value_clipping.value_engine import ValueEngine
-from dpoptim.methods import DiceSGD, PrivateQuantile, ScaledClipNorm
+from dpoptim.methods import DPSGD, DiceSGD, PrivateQuantile, ScaledClipNorm
 from dpoptim.methods.private_quantile import QuantileSearch
 from dpoptim.methods.scaled_clip_norm import PrivateScales
+from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
+from dpoptim.training.attach import attach
 
 TRIALS = 8000
 SEED = 8
@@ -156,3 +161,45 @@ def scaled_sums(rule: Clipping, size: float, present: bool, dtype: torch.dtype) 
         scales.answer([torch.ones_like(asked[0]), torch.tensor(uneven, dtype=torch.float64)])
     engine.detach()
     return found
+
+
+RECORDS, STEPS, RADIUS, COINS = 40, 12, 0.5, 1
+
+
+def iterates() -> str:
+    """Train by SGD, and find the last point and the one that was kept among those expected."""
+    model = linear_of_zeros(3, 2, bias=True, dtype=torch.float64)
+    x = torch.arange(3.0 * RECORDS, dtype=torch.float64).sin().view(RECORDS, 3)
+    points = [parameters_of(model)]
+
+    def step_again(*_: object) -> None:
+        given = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        points.append(nearest(points[-1] - torch.cat(given), points[0]))
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plan = DPSGD(clip_norm=1.0).plan(
+        n=RECORDS, batch_size=RECORDS // 4, steps=STEPS, noise_multiplier=1.0, delta=1e-5
+    )
+    data = TensorDataset(x, (x[:, 0] > 0).long())
+    with attach(
+        plan, model, optimizer, data, noise_seed=COINS, projection=RADIUS, random_iterate=True
+    ) as private:
+        optimizer.register_step_pre_hook(step_again)  # after the gate's
+        for inputs, labels in private.batches():
+            private.backward(F.cross_entropy(model(inputs), labels, reduction="none"))
+            optimizer.step()
+    found = []
+    if not torch.allclose(parameters_of(model), points[-1], rtol=0, atol=1e-9):
+        found.append("the last point is not the projection of what released gradients lead to")
+    private.swap_random_iterate()
+    coins = KeyStream.from_seed(COINS, "random iterate")
+    kept = [k for k in range(STEPS) if len(coins.coins(1, 1 / (k + 1)))][-1]
+    if not torch.allclose(parameters_of(model), points[kept], rtol=0, atol=1e-9):
+        found.append("the point that was kept is not the one that coins chose")
+    return refuted_by(found)
+
+
+def nearest(point: Tensor, start: Tensor) -> Tensor:
+    """The nearest point of the ball around the start."""
+    move = point - start
+    return start + move * min(1.0, RADIUS / float(move.norm()))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.bounds import Floats
-from dpoptim.audit.checks import Checks, binomial_pvalue, chi_square_pvalue, normal_pvalue
+from dpoptim.audit.finding import Checks, binomial_pvalue, chi_square_pvalue, normal_pvalue
 from dpoptim.gradients.accumulation.sums import LARGE
 from dpoptim.methods import DPFTRL, DPSGD
 from dpoptim.noise import fill_standard_normal, ziggurat, ziggurat_layers

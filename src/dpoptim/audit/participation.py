@@ -5,7 +5,7 @@ each step summed. Under Poisson sampling these are independent coins of one bias
 are binomial. Shuffled batches, batches of a fixed size, coins tossed once for a run or once for a
 batch, skipped or redrawn empty batches and a counted placeholder all show in one of the counts.
 
-Checks are p-values as in `audit.checks` (exact binomials, or chi-square and normal approximations
+Checks are p-values as in `audit.finding` (exact binomials, or chi-square and normal approximations
 of sums of thousands).
 """
 
@@ -17,7 +17,7 @@ from scipy.special import bdtrc
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.bounds import Floats
-from dpoptim.audit.checks import Checks, binomial_pvalue, chi_square_pvalue, normal_pvalue
+from dpoptim.audit.finding import Checks, binomial_pvalue, chi_square_pvalue, normal_pvalue
 from dpoptim.audit.two_worlds import Canaries
 from dpoptim.methods import DPSGD
 from dpoptim.sampling.poisson import largest_batch_of

@@ -40,7 +40,7 @@ def predict(
     Example: [bold]dpoptim predict runs/patients new.csv --out predictions.csv[/]
     """
     with clear_errors():
-        from dpoptim.data.unmatched_columns import UNMATCHED
+        from dpoptim.data.encoding import UNMATCHED
         from dpoptim.runs.predict import predict_file
 
         predicted = predict_file(

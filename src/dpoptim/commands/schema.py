@@ -160,8 +160,8 @@ def schema_check(
     """
     with clear_errors():
         from dpoptim.data import read_schema
+        from dpoptim.data.encoding import UNMATCHED, unmatched_columns
         from dpoptim.data.table_files import is_table
-        from dpoptim.data.unmatched_columns import UNMATCHED, unmatched_columns
 
         found, unmatched = read_schema(schema), None
         if data is not None:

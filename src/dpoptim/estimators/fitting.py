@@ -11,7 +11,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.repeats import uncounted
-from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.settings import refuse_other_types
 from dpoptim.estimators.table import table
 
 

@@ -19,8 +19,7 @@ from dpoptim.data.sparse_rows import SparseRows, rows_at_once
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.chunks import Chunks, over_chunks, refuse_change
 from dpoptim.estimators.persons import of_persons, per_person, units_in
-from dpoptim.estimators.repeats import Fit
-from dpoptim.estimators.scope import FROM_EARLIER, label_of
+from dpoptim.estimators.repeats import FROM_EARLIER, Fit, label_of
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import is_cross_entropy, solve

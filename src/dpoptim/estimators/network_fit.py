@@ -25,13 +25,11 @@ from dpoptim.accounting.public_numbers import public_number_of_records, stated_d
 from dpoptim.arguments import bound, one_of, real_number, whole_number
 from dpoptim.data.sparse_rows import rows_at_once
 from dpoptim.estimators.chunks import Chunks, over_chunks, refuse_change
-from dpoptim.estimators.data_sets import data_set_of
 from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import owners_of, units_in
-from dpoptim.estimators.repeats import Fit
-from dpoptim.estimators.scope import FROM_EARLIER, label_of
+from dpoptim.estimators.repeats import FROM_EARLIER, Fit, label_of
 from dpoptim.estimators.settings import Delta, PrivateSettings
-from dpoptim.estimators.table import ClippedRows, clipped_to, public_norm, table
+from dpoptim.estimators.table import ClippedRows, clipped_to, data_set_of, public_norm, table
 from dpoptim.estimators.weights import notes_of_weights, weights_of_rows
 from dpoptim.iterate import Iterate
 from dpoptim.methods import TrainingMethod

@@ -16,7 +16,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
 from dpoptim.estimators.narrowed_fit import NarrowedFit
 from dpoptim.estimators.network_fit import NetworkFit, Run, linear_layers
-from dpoptim.estimators.scope import label_of
+from dpoptim.estimators.repeats import label_of
 from dpoptim.estimators.table import (
     bounded_targets,
     public_classes,

@@ -13,7 +13,7 @@ from dpoptim.arguments import positive_number
 from dpoptim.data.input_arrays import one_axis
 from dpoptim.data.numbers import classes_of
 from dpoptim.estimators.atomic_fits import whole_fit
-from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.settings import refuse_other_types
 from dpoptim.preprocessing.private_step import ChargedFit
 from dpoptim.statistics import Floats, histogram_bound, warn_of_other_labels
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 
 from dpoptim.estimators.atomic_fits import whole_fit
-from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.settings import refuse_other_types
 from dpoptim.preprocessing.private_step import BoundedColumns, SummedStep
 from dpoptim.statistics import Floats
 

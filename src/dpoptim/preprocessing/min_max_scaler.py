@@ -10,7 +10,7 @@ from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import checked_table
 from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.estimators.atomic_fits import whole_fit
-from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.settings import refuse_other_types
 from dpoptim.preprocessing.private_step import BoundedColumns, trying
 from dpoptim.quantiles import Column, are_coarse, candidates_of, select_tails
 from dpoptim.statistics import Floats

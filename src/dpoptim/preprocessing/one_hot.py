@@ -16,7 +16,7 @@ from dpoptim.arguments import whole_number
 from dpoptim.data.input_arrays import checked_table
 from dpoptim.data.numbers import text_of
 from dpoptim.estimators.atomic_fits import whole_fit
-from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.settings import refuse_other_types
 from dpoptim.preprocessing.private_step import SummedStep
 from dpoptim.statistics import histogram_bound
 

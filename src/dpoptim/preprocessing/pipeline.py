@@ -24,8 +24,7 @@ from dpoptim.data.input_arrays import NO_COLUMNS, refuse_dates
 from dpoptim.data.sparse_rows import TWO_AXES, shape_of
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.persons import owners_of, units_in
-from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
-from dpoptim.estimators.scope import label_of
+from dpoptim.estimators.repeats import CountsFits, Fit, label_of, uncounted
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.gate import charged_together, event_ahead
 from dpoptim.gate.one_process import alone

@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from dp_accounting import GaussianDpEvent, NoOpDpEvent
@@ -16,8 +16,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
-from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
-from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import checked_table
 from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.estimators.repeats import Fit
@@ -27,8 +25,8 @@ from dpoptim.statistics import (
     Cells,
     Floats,
     NoisySum,
+    Price,
     Terms,
-    price_of,
     release_sum,
     sum_of_cells,
 )
@@ -52,21 +50,6 @@ def trying() -> bool:
     return _trying.get()
 
 
-class Price(NamedTuple):
-    """Price of a fit.
-
-    Attributes:
-        n: number of records, public.
-        mu: of Gaussian differential privacy.
-        delta: where it is stated. said: what must be said of it.
-    """
-
-    n: int
-    mu: float
-    delta: float
-    said: tuple[str, ...]
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
 class ChargedFit(PrivateSettings):
     """Something that learns from private records by one release, and is charged for it."""
@@ -81,9 +64,9 @@ class ChargedFit(PrivateSettings):
                 "epsilon=, or put it into a dpoptim.preprocessing.PrivatePipeline, which shares "
                 "its budget out."
             )
-        n = public_number_of_records(self.n, rows, self.relation)
-        delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
-        return Price(n, price_of(real_number("epsilon", self.epsilon), delta), delta, said)
+        return Price.of(
+            rows, epsilon=self.epsilon, delta=self.delta, neighboring=self.relation, n=self.n
+        )
 
     def _terms(self, price: Price) -> Terms:
         """On what terms the release is made."""
@@ -97,9 +80,9 @@ class ChargedFit(PrivateSettings):
         )
 
     def _state(self, guarantee: Guarantee, price: Price) -> None:
-        noted = replace(guarantee, notes=(*guarantee.notes, *price.said))
         event = GaussianDpEvent(neighbours_differ_by(self.relation) / price.mu)
-        self.privacy_: Guarantee | None = self._counted(Fit(event, noted, price.n))
+        fit = Fit(event, price.noted(guarantee), price.n)
+        self.privacy_: Guarantee | None = self._counted(fit)
 
     def _released(self, total: Floats, norm_bound: float, price: Price) -> NoisySum:
         """``total`` with noise, charged; sets ``privacy_``."""

@@ -7,12 +7,13 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from dpoptim.estimators.atomic_fits import whole_fit
-from dpoptim.estimators.setting_types import refuse_other_types
+from dpoptim.estimators.settings import refuse_other_types
 from dpoptim.gate import FilteredGate
-from dpoptim.preprocessing.private_step import BoundedColumns, Price, SummedStep, trying
+from dpoptim.preprocessing.private_step import BoundedColumns, SummedStep, trying
 from dpoptim.statistics import (
     BOUND_ROUNDING,
     Floats,
+    Price,
     guarantee_of,
     noisy_sum,
     paid_gate,

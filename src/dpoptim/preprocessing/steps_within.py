@@ -17,8 +17,7 @@ from sklearn.pipeline import Pipeline
 
 from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.arguments import real_number
-from dpoptim.estimators.repeats import CountsFits
-from dpoptim.estimators.scope import ALONE, ON_TRUST, RESTATED
+from dpoptim.estimators.repeats import ALONE, ON_TRUST, RESTATED, CountsFits
 from dpoptim.preprocessing.private_step import PrivateStep
 
 EPSILON = "epsilon"

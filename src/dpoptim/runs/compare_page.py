@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
+from dpoptim.runs import page as html
 from dpoptim.runs.compare import WITHOUT_PRIVACY, Compared, not_told_apart
 from dpoptim.runs.drawing import (
     ACCENT,
@@ -16,7 +17,6 @@ from dpoptim.runs.drawing import (
     new_axes,
     titles,
 )
-from dpoptim.runs.page import duration, escape, figure, grid, page, pairs
 
 FOOTER = (
     "Scores of many runs are shown, which only public data allows. Times are of this machine, and "
@@ -35,7 +35,7 @@ def compare_page(found: Sequence[Compared], title: str) -> str:
     sections = [hero(found, private), picture(found), table(found)]
     seeds = len(found[0].scores)
     remark = f"{seeds} seed{'' if seeds == 1 else 's'} each, on public data"
-    return page("Methods compared", title, remark, sections, FOOTER)
+    return html.page("Methods compared", title, remark, sections, FOOTER)
 
 
 def shown(each: Compared) -> str:
@@ -46,35 +46,36 @@ def hero(found: Sequence[Compared], private: Sequence[Compared]) -> str:
     best = private[0]
     quickest = min(private, key=lambda each: each.seconds)
     rows = [
-        (f"Best: {best.method}", f"{shown(best)} in {duration(best.seconds)}"),
-        (f"Quickest: {quickest.method}", f"{shown(quickest)} in {duration(quickest.seconds)}"),
+        (f"Best: {best.method}", f"{shown(best)} in {html.duration(best.seconds)}"),
+        (f"Quickest: {quickest.method}", f"{shown(quickest)} in {html.duration(quickest.seconds)}"),
         *(
-            (WITHOUT_PRIVACY.capitalize(), f"{shown(each)} in {duration(each.seconds)}")
+            (WITHOUT_PRIVACY.capitalize(), f"{shown(each)} in {html.duration(each.seconds)}")
             for each in found
             if each.method == WITHOUT_PRIVACY
         ),
     ]
     close = not_told_apart(found)[1:]
     told = f" The hold-out does not tell it from {', '.join(close)}." if close else ""
-    return (
-        f'<div class="card hero proven"><div><p class="reading"><strong>{escape(best.method)}'
-        f"</strong> scores best of {len(private)} at one guarantee.{escape(told)}</p>"
-        f'<p class="terms">{escape(best.guarantee)}</p></div>'
-        f"<div>{pairs(rows, 'numbers')}</div></div>"
+    return html.card(
+        f'<div><p class="reading"><strong>{html.escape(best.method)}'
+        f"</strong> scores best of {len(private)} at one guarantee.{html.escape(told)}</p>"
+        f'<p class="terms">{html.escape(best.guarantee)}</p></div>'
+        f"<div>{html.pairs(rows, 'numbers')}</div>",
+        "hero proven",
     )
 
 
 def picture(found: Sequence[Compared]) -> str:
-    return (
-        '<section><h2>Score against time</h2><p class="lead">Higher is better, further left is '
-        "quicker; bars are one standard deviation over the seeds.</p>"
-        '<div class="card wide">'
-        + figure(
-            time_figure(found),
-            f"Score ({found[0].measure}) on the public hold-out against the time of training, all "
-            "at the same guarantee.",
-        )
-        + "</div></section>"
+    drawn = html.figure(
+        time_figure(found),
+        f"Score ({found[0].measure}) on the public hold-out against the time of training, all at "
+        "the same guarantee.",
+    )
+    return html.section(
+        "Score against time",
+        html.card(drawn, "wide"),
+        "Higher is better, further left is quicker; bars are one standard deviation over the "
+        "seeds.",
     )
 
 
@@ -87,14 +88,13 @@ def table(found: Sequence[Compared]) -> str:
             if each.measure == "accuracy"
             else f"{each.spread:.3f}",
             "" if each.hold_out_error is None else f"{100 * each.hold_out_error:.1f} points",
-            duration(each.seconds),
+            html.duration(each.seconds),
             each.guarantee,
         )
         for each in found
     ]
     best = next(place for place, each in enumerate(found) if each.method != WITHOUT_PRIVACY)
-    cells = grid(HEADINGS, rows, best)
-    return f'<section><h2>All methods</h2><div class="card">{cells}</div></section>'
+    return html.section("All methods", html.card(html.grid(HEADINGS, rows, best)))
 
 
 def time_figure(found: Sequence[Compared]) -> str:
@@ -120,7 +120,7 @@ def time_figure(found: Sequence[Compared]) -> str:
         name_points(axes, found, best=private[0], gap=0.075 * (high - low), right=2 * max(times))
         axes.set_position((0.115, 0.16, 0.5, 0.71))
         axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 3.0), numticks=6))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: html.duration(value)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 5, 10)))
         if found[0].measure == "accuracy":

@@ -36,7 +36,7 @@ from dpoptim.runs.evaluations import (
     in_words,
     read_evaluations,
 )
-from dpoptim.runs.page import escape, facts, figure, grid, number, percent
+from dpoptim.runs.page import card, escape, facts, figure, grid, number, percent
 
 BEGIN, END = "<!-- evaluation -->", "<!-- end of evaluation -->"
 NO_EVALUATION = BEGIN + END  # in a report, until there is one
@@ -163,7 +163,7 @@ def all_of_them(entries: Sequence[Mapping[str, Any]], sums: Sequence[Mapping[str
     costs += apart * (len(sums) > 1)
     return (
         f"<section><h2>Every evaluation that was kept</h2>{chosen}"
-        f'<div class="card">{grid(HEADINGS, rows)}</div>{costs}</section>'
+        f"{card(grid(HEADINGS, rows))}{costs}</section>"
     )
 
 
@@ -199,7 +199,7 @@ def _classifier(scores: ClassifierScores, classes: Sequence[str]) -> str:
         )
     if len(classes) <= MOST_CLASSES:
         pictures.append(confusion_table(scores, classes))
-    cards = "".join(f'<div class="card">{picture}</div>' for picture in pictures)
+    cards = "".join(map(card, pictures))
     return f'{facts(cells)}<div class="pair below">{cards}</div>'
 
 
@@ -220,7 +220,7 @@ def _regressor(scores: RegressorScores) -> str:
         '<p class="note">The noise hides what is measured here. More records, a larger epsilon or '
         "narrower bounds of the target make it less.</p>"
     ) * (scores.r2.high - scores.r2.low > 1)
-    return f'{facts(cells)}{lost}<div class="pair below"><div class="card">{picture}</div></div>'
+    return f'{facts(cells)}{lost}<div class="pair below">{card(picture)}</div>'
 
 
 def confusion_table(scores: ClassifierScores, classes: Sequence[str]) -> str:

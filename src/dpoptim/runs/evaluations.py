@@ -25,7 +25,8 @@ from dpoptim.runs.result import LedgerEntry
 
 # of the report's section of evaluations, and of the one that it replaces
 SECTIONS = ("report_section_sha256", "section_before_sha256")
-NAME, FORMAT = "evaluations.json", "dpoptim.evaluations/1"
+NAME: str = "evaluations.json"
+FORMAT = "dpoptim.evaluations/1"
 SELECTED = "the best of several scores reads too high: it was chosen for its noise and luck, too"
 
 

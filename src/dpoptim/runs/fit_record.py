@@ -19,7 +19,7 @@ from dpoptim.assumptions import (
     trusted,
 )
 from dpoptim.documents import dump, load, with_digest
-from dpoptim.estimators.scope import ALONE, FROM_EARLIER
+from dpoptim.estimators.repeats import ALONE, FROM_EARLIER
 from dpoptim.plan import Plan
 from dpoptim.plan.text import refuse_other_promise, relation_on_trust
 from dpoptim.training.assumptions import PACKAGE

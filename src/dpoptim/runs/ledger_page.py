@@ -13,6 +13,7 @@ from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_records import delta_of, in_percent
 from dpoptim.accounting.ledger_runs import Reservation
+from dpoptim.runs import page as html
 from dpoptim.runs.drawing import (
     ACCENT,
     WARM,
@@ -23,7 +24,6 @@ from dpoptim.runs.drawing import (
     power_of_ten,
     titles,
 )
-from dpoptim.runs.page import escape, facts, figure, grid, page, pairs
 
 MOST_ROWS = 200
 FOOTER = (
@@ -39,15 +39,15 @@ def ledger_page(ledger: Ledger) -> str:
     **Guarantee.** Made from the ledger's entries, which hold public figures only.
     """
     entries = ledger.entries()
-    sections = [hero(ledger, entries), key_facts(ledger, entries)]
+    sections = [top(ledger, entries), key_facts(ledger, entries)]
     if entries:
         sections += [history(ledger, entries), runs(ledger, entries)]
     sections.append(check(ledger))
     remark = f"{len(entries)} run{'' if len(entries) == 1 else 's'}"
-    return page("Privacy ledger", f"Ledger of {ledger.dataset}", remark, sections, FOOTER)
+    return html.page("Privacy ledger", f"Ledger of {ledger.dataset}", remark, sections, FOOTER)
 
 
-def hero(ledger: Ledger, entries: list[Reservation]) -> str:
+def top(ledger: Ledger, entries: list[Reservation]) -> str:
     """The guarantee, and a meter of the budget."""
     budget = ledger.budget
     if budget is None:
@@ -56,7 +56,7 @@ def hero(ledger: Ledger, entries: list[Reservation]) -> str:
             "Runs are written down, and none is refused. The figure holds only if no run's "
             "settings depended on what an earlier one released."
         )
-        meter = ""
+        filled = ""
     else:
         left = ledger.remaining()
         used = min(1.0, sum(ledger.shares())) if entries else 0.0
@@ -72,20 +72,10 @@ def hero(ledger: Ledger, entries: list[Reservation]) -> str:
             if full
             else f"room for about one Gaussian release of epsilon {left.next_epsilon:.3g}"
         )
-        meter = (
-            f'<div class="meter"><div class="here"><b style="left:clamp(5em,{used:.1%},100% - '
-            f'5em)">{used:.0%} reserved</b></div><div class="track"><div class="fill" '
-            f'style="width:{used:.1%}"></div></div><div class="scale"><span>0 %</span>'
-            f"<span>{escape(room)}</span></div></div>"
-        )
-    terms = f"at δ = {power_of_ten(delta_of(ledger.budget))} · {ledger.neighboring}"
-    return (
-        f'<div class="card hero {kind}"><div><span class="badge">{badge}</span>'
-        f'<p class="epsilon">ε <small>≤</small> '
-        f'<span class="{"long" if len(number) > len("2.00") else ""}">{escape(number)}</span></p>'
-        f'<p class="terms">{escape(terms)}</p></div>'
-        f'<div><p class="reading">{escape(reading)}</p>{meter}</div></div>'
-    )
+        filled = html.meter(used, f"{used:.0%} reserved", "0 %", room)
+    terms = (f"at δ = {power_of_ten(delta_of(ledger.budget))}", ledger.neighboring)
+    reading = f'<p class="reading">{html.escape(reading)}</p>{filled}'
+    return html.hero(kind, badge, html.at_most(number), terms, reading)
 
 
 def shown(epsilon: float) -> str:
@@ -99,7 +89,7 @@ def spent_so_far(ledger: Ledger, entries: list[Reservation]) -> str:
 def key_facts(ledger: Ledger, entries: list[Reservation]) -> str:
     unfinished = sum(entry.state == "open" for entry in entries)
     last = entries[-1].time[:10] if entries else "—"
-    return facts(
+    return html.facts(
         [
             ("Runs", f"{len(entries):,}", "each charged in full before it began"),
             ("Not completed", f"{unfinished:,}", "they stay charged"),
@@ -117,11 +107,9 @@ def history(ledger: Ledger, entries: list[Reservation]) -> str:
         else "Epsilon of all runs so far, composed."
     )
     drawing = shares_figure(ledger.shares()) if budgeted else epsilons_figure(ledger, entries)
-    return (
-        '<section><h2>Budget over time</h2><div class="card beside">'
-        + figure(drawing, caption)
-        + f"<div>{pairs(what_is_left(ledger, entries), 'numbers')}</div></div></section>"
-    )
+    left = html.pairs(what_is_left(ledger, entries), "numbers")
+    body = html.card(f"{html.figure(drawing, caption)}<div>{left}</div>", "beside")
+    return html.section("Budget over time", body)
 
 
 def what_is_left(ledger: Ledger, entries: list[Reservation]) -> list[tuple[str, str]]:
@@ -158,11 +146,11 @@ def runs(ledger: Ledger, entries: list[Reservation]) -> str:
     ]
     older = len(entries) - len(rows)
     lead = f" The oldest {older:,} are left out." if older else ""
-    return (
-        '<section><h2>Run by run</h2><p class="lead">"Alone" is what a run would guarantee at '
-        f"δ = {power_of_ten(delta_of(ledger.budget))} if it were the only one; such figures do not "
-        f"simply add up.{lead}</p>"
-        f'<div class="card">{grid(HEADINGS, rows)}</div></section>'
+    return html.section(
+        "Run by run",
+        html.card(html.grid(HEADINGS, rows)),
+        f'"Alone" is what a run would guarantee at δ = {power_of_ten(delta_of(ledger.budget))} if '
+        f"it were the only one; such figures do not simply add up.{lead}",
     )
 
 
@@ -171,12 +159,12 @@ def alone(entry: Reservation, delta: float) -> str:
 
 
 def check(ledger: Ledger) -> str:
-    return (
-        '<section><h2>Check it yourself</h2><div class="card"><p>The digest covers every entry. '
-        "Kept elsewhere, it shows later whether the ledger was written anew or replaced by an "
-        f"older copy:</p><pre>dpoptim ledger FILE --verify --digest {escape(ledger.digest)}</pre>"
-        "</div></section>"
+    body = (
+        "<p>The digest covers every entry. Kept elsewhere, it shows later whether the ledger was "
+        "written anew or replaced by an older copy:</p>"
+        f"<pre>dpoptim ledger FILE --verify --digest {html.escape(ledger.digest)}</pre>"
     )
+    return html.section("Check it yourself", html.card(body))
 
 
 def shares_figure(shares: list[float]) -> str:

@@ -155,6 +155,50 @@ def figure(svg: str, caption: str) -> str:
     return f'<figure role="img" aria-label="{label}">{svg}<figcaption>{label}</figcaption></figure>'
 
 
+def section(heading: str, body: str, lead: str = "") -> str:
+    """A section of the page. Args: heading, body, lead: HTML; the lead comes first."""
+    first = f'<p class="lead">{lead}</p>' if lead else ""
+    return f"<section><h2>{heading}</h2>{first}{body}</section>"
+
+
+def card(body: str, kind: str = "") -> str:
+    """A card around HTML."""
+    return f'<div class="{f"card {kind}".strip()}">{body}</div>'
+
+
+def hero(
+    kind: str, badge: str, epsilon: str, terms: Iterable[str], beside: str, below: str = ""
+) -> str:
+    """The card at the top: a guarantee.
+
+    Args:
+        kind: of the verdict, a class of `STYLE`. badge, terms: plain text. epsilon, beside, below:
+            HTML.
+    """
+    said = " · ".join(f"<span>{escape(term)}</span>" for term in terms)
+    return card(
+        f'<div><span class="badge">{escape(badge)}</span><p class="epsilon">{epsilon}</p>'
+        f'<p class="terms">{said}</p>{below}</div><div>{beside}</div>',
+        f"hero {kind}",
+    )
+
+
+def at_most(epsilon: str) -> str:
+    """A bound on epsilon in large type."""
+    long = "long" if len(epsilon) > len("2.00") else ""
+    return f'ε <small>≤</small> <span class="{long}">{escape(epsilon)}</span>'
+
+
+def meter(share: float, here: str, low: str, high: str) -> str:
+    """A bar that is filled by a share, with plain text at its end and below both ends."""
+    way = f"{share:.1%}"
+    return (
+        f'<div class="meter"><div class="here"><b style="left:clamp(5em,{way},100% - 5em)">'
+        f'{escape(here)}</b></div><div class="track"><div class="fill" style="width:{way}"></div>'
+        f'</div><div class="scale"><span>{escape(low)}</span><span>{escape(high)}</span></div></div>'
+    )
+
+
 def pairs(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
     """A table of names and values."""
     body = "".join(

@@ -10,6 +10,7 @@ from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.plan.text import of_each
 from dpoptim.planning import EpsilonAtMost, Plans, Setting, learning_rate
 from dpoptim.planning.choice import PREDICTED
+from dpoptim.runs import page as html
 from dpoptim.runs.certificate import FALSE_POSITIVE_RATES, attacker_misses, best_guess, percent_up
 from dpoptim.runs.drawing import (
     ACCENT,
@@ -21,7 +22,6 @@ from dpoptim.runs.drawing import (
     power_of_ten,
     titles,
 )
-from dpoptim.runs.page import bullets, duration, escape, facts, figure, grid, page, pairs
 from dpoptim.runs.report_figures import attacker_figure
 
 HEADINGS = (
@@ -77,7 +77,7 @@ def row(plans: Plans, setting: Setting) -> tuple[str, ...]:
         f"{setting.noise_multiplier:.3g}",
         f"{setting.noise_to_signal:.2g}",
         f"{setting.error / plans.settings[0].error:.2f} x",
-        "-" if setting.seconds is None else duration(setting.seconds),
+        "-" if setting.seconds is None else html.duration(setting.seconds),
     )
 
 
@@ -139,7 +139,7 @@ def plan_page(plans: Plans, title: str) -> str:
     **Guarantee.** Made from ``plans`` alone, which hold public numbers only.
     """
     sections = [
-        hero(plans),
+        top(plans),
         key_facts(plans),
         warned(plans),
         curves(plans),
@@ -147,13 +147,11 @@ def plan_page(plans: Plans, title: str) -> str:
         attacker(plans),
         how_to(plans),
     ]
-    return page("Privacy plan", title, "before any record is touched", sections, FOOTER)
+    return html.page("Privacy plan", title, "before any record is touched", sections, FOOTER)
 
 
-def hero(plans: Plans) -> str:
+def top(plans: Plans) -> str:
     guarantee = plans.plan.guarantee
-    epsilon = rounded_up(guarantee.epsilon)
-    long = "long" if len(epsilon) > len("2.00") else ""
     terms = (
         f"at δ = {power_of_ten(guarantee.delta)}",
         plans.plan.neighboring,
@@ -161,20 +159,20 @@ def hero(plans: Plans) -> str:
         *([f"per {guarantee.unit}"] if guarantee.unit != "record" else []),
     )
     chosen = plans.chosen
-    return (
-        '<div class="card hero proven"><div><span class="badge">Planned</span>'
-        f'<p class="epsilon">ε <small>≤</small> <span class="{long}">{epsilon}</span></p>'
-        f'<p class="terms">{" · ".join(f"<span>{escape(term)}</span>" for term in terms)}</p></div>'
-        f'<div><p class="reading">{escape(chosen.method.name)} with batches of '
+    reading = (
+        f'<p class="reading">{html.escape(chosen.method.name)} with batches of '
         f"{chosen.run.batch_size:,} {plans.plan.unit.name}s, {chosen.epochs:.3g} epochs. "
-        f"Asked for: {escape(str(plans.question.target))}.</p></div></div>"
+        f"Asked for: {html.escape(str(plans.question.target))}.</p>"
+    )
+    return html.hero(
+        "proven", "Planned", html.at_most(rounded_up(guarantee.epsilon)), terms, reading
     )
 
 
 def key_facts(plans: Plans) -> str:
     chosen, question = plans.chosen, plans.question
     unit = question.unit.name
-    return facts(
+    return html.facts(
         [
             (f"{unit.title()}s", f"{question.n:,}", "a public number"),
             ("Parameters", f"{question.parameters:,}", "trained"),
@@ -187,7 +185,7 @@ def key_facts(plans: Plans) -> str:
             ("Noise to signal", f"{chosen.noise_to_signal:.2g}", "of one step, at least"),
             (
                 "Time",
-                "—" if chosen.seconds is None else duration(chosen.seconds),
+                "—" if chosen.seconds is None else html.duration(chosen.seconds),
                 "estimated for this machine",
             ),
         ]
@@ -197,29 +195,23 @@ def key_facts(plans: Plans) -> str:
 def warned(plans: Plans) -> str:
     if not plans.warnings:
         return ""
-    return (
-        f'<section><div class="card open"><h3>Before you rely on it</h3>{bullets(plans.warnings)}'
-        "</div></section>"
-    )
+    body = f"<h3>Before you rely on it</h3>{html.bullets(plans.warnings)}"
+    return f"<section>{html.card(body, 'open')}</section>"
 
 
 def curves(plans: Plans) -> str:
-    return (
-        '<section><h2>Batch size and epochs</h2><p class="lead">The predicted error falls with '
-        "more epochs, and with larger batches until there are too few steps. Where a curve is "
-        'flat, take what is cheaper.</p><div class="pair"><div class="card">'
-        + figure(
-            batch_figure(plans),
-            f"Predicted error of {plans.chosen.name} over the batch size, relative to the best of "
-            "all settings.",
-        )
-        + '</div><div class="card">'
-        + figure(
-            epochs_figure(plans),
-            f"Predicted error of {plans.chosen.name} at the best batch size for each number of "
-            "epochs.",
-        )
-        + "</div></div></section>"
+    of = f"Predicted error of {plans.chosen.name}"
+    sizes = html.figure(
+        batch_figure(plans), f"{of} over the batch size, relative to the best of all settings."
+    )
+    epochs = html.figure(
+        epochs_figure(plans), f"{of} at the best batch size for each number of epochs."
+    )
+    return html.section(
+        "Batch size and epochs",
+        f'<div class="pair">{html.card(sizes)}{html.card(epochs)}</div>',
+        "The predicted error falls with more epochs, and with larger batches until there are too "
+        "few steps. Where a curve is flat, take what is cheaper.",
     )
 
 
@@ -230,12 +222,11 @@ def table(plans: Plans) -> str:
         for place, each in enumerate(rows)
         if (each.name, each.run) == (plans.chosen.name, plans.chosen.run)
     )
-    return (
-        '<section><h2>Settings compared</h2><p class="lead">The cheapest setting within 5 % of '
-        f"the best predicted error is taken; ranks among {len(plans.settings)} settings. "
-        f"{PREDICTED}.</p>"
-        f'<div class="card">{grid(HEADINGS, [row(plans, each) for each in rows], marked)}</div>'
-        "</section>"
+    return html.section(
+        "Settings compared",
+        html.card(html.grid(HEADINGS, [row(plans, each) for each in rows], marked)),
+        "The cheapest setting within 5 % of the best predicted error is taken; ranks among "
+        f"{len(plans.settings)} settings. {PREDICTED}.",
     )
 
 
@@ -246,13 +237,12 @@ def attacker(plans: Plans) -> str:
         (f"Found at {rate * 100:g} % false alarms", percent_up(1 - missed))
         for rate, missed in zip(FALSE_POSITIVE_RATES, attacker_misses(plan), strict=True)
     ]
-    return (
-        '<section><h2>What an attacker could do</h2><div class="card beside">'
-        + figure(attacker_figure(plan), f"Trade-off of the best attacker, {plan.neighboring}.")
-        + f"<div><h3>At most</h3>{pairs(rows, 'numbers')}"
-        f'<p class="small">{escape(f"Asked for: {plans.question.target}.")}</p></div></div>'
-        "</section>"
+    body = (
+        html.figure(attacker_figure(plan), f"Trade-off of the best attacker, {plan.neighboring}.")
+        + f"<div><h3>At most</h3>{html.pairs(rows, 'numbers')}"
+        f'<p class="small">{html.escape(f"Asked for: {plans.question.target}.")}</p></div>'
     )
+    return html.section("What an attacker could do", html.card(body, "beside"))
 
 
 def how_to(plans: Plans) -> str:
@@ -263,10 +253,10 @@ def how_to(plans: Plans) -> str:
         "third and three times that on public data.",
         "Average the last half of the iterates: that is post-processing, and free.",
     )
-    return (
-        f'<section><h2>Run it</h2><div class="card"><pre>{escape(command(plans))}</pre>'
-        f'<div class="trusted">{bullets(advice)}</div></div></section>'
+    steps = (
+        f'<pre>{html.escape(command(plans))}</pre><div class="trusted">{html.bullets(advice)}</div>'
     )
+    return html.section("Run it", html.card(steps))
 
 
 def batch_figure(plans: Plans) -> str:

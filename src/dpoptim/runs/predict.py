@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from dpoptim.data import Floats, Preparation, Schema
-from dpoptim.data.encoding import encode_table
+from dpoptim.data.encoding import UnmatchedColumns, encode_table
 from dpoptim.data.npz_files import read_features
 from dpoptim.data.numbers import as_texts
 from dpoptim.data.opened_files import kind_of
 from dpoptim.data.table_files import Values, is_table
-from dpoptim.data.unmatched_columns import UnmatchedColumns
 from dpoptim.estimators.table import clip_rows
 from dpoptim.files import begin_beside
 from dpoptim.runs.saved_model import SavedModel, load_model, model_file

@@ -10,13 +10,12 @@ from typing import Any
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.plan import Plan
 from dpoptim.plan.text import of_each
+from dpoptim.runs import page as html
 from dpoptim.runs import report_figures as figures
 from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.runs.drawing import power_of_ten
 from dpoptim.runs.evaluation_section import NO_EVALUATION
 from dpoptim.runs.fit_record import FitRecord, Promise
-from dpoptim.runs.page import bullets, duration, escape, figure, number, page, pairs, percent
-from dpoptim.runs.page import facts as key_figures
 from dpoptim.runs.result import RunResult, kind_of_model
 from dpoptim.sampling import PoissonSampling
 
@@ -52,19 +51,15 @@ def report(result: RunResult) -> str:
         _verify(facts),
     ]
     finished = result.finished.replace("T", " at ", 1)[:19]
-    return page("Privacy report", title, finished, sections, FOOTER)
+    return html.page("Privacy report", title, finished, sections, FOOTER)
 
 
 def _hero(result: RunResult, facts: dict[str, Any]) -> str:
     judged, guarantee = verdict(result), result.guarantee
     if math.isinf(guarantee.epsilon):
-        number = '<span aria-label="epsilon is infinite">ε <small>=</small> ∞</span>'
+        epsilon = '<span aria-label="epsilon is infinite">ε <small>=</small> ∞</span>'
     else:
-        shown = rounded_up(guarantee.epsilon)
-        number = (
-            "ε <small>≤</small> <span "
-            f'class="{"long" if len(shown) > len("2.00") else ""}">{shown}</span>'
-        )
+        epsilon = html.at_most(rounded_up(guarantee.epsilon))
     terms = [
         f"at δ = {power_of_ten(guarantee.delta)}",
         neighboring_name(guarantee.neighboring),
@@ -73,7 +68,7 @@ def _hero(result: RunResult, facts: dict[str, Any]) -> str:
     ]
     remarks = ([] if guarantee.status == "proven" else [guarantee.status]) + list(guarantee.notes)
     notes = "".join(
-        f'<p class="note">{escape(note)}</p>'
+        f'<p class="note">{html.escape(note)}</p>'
         for note in remarks
         if note.lower() != judged.title.lower()
     )
@@ -81,13 +76,9 @@ def _hero(result: RunResult, facts: dict[str, Any]) -> str:
     trust = '<p class="small">given what is <a href="#basis">taken on trust</a></p>' * (
         judged.kind == "proven"
     )
-    return (
-        f'<div class="card hero {judged.kind}"><div><span class="badge">{_SIGNS[judged.kind]} '
-        f'{escape(judged.title)}</span><p class="epsilon">{number}</p>'
-        f'<p class="terms">{" · ".join(f"<span>{escape(term)}</span>" for term in terms)}</p>'
-        f"{trust}{notes}</div>"
-        f'<div><p class="reading">{escape(reading)}</p>{_meter(facts)}</div></div>'
-    )
+    badge = f"{_SIGNS[judged.kind]} {judged.title}"
+    beside = f'<p class="reading">{html.escape(reading)}</p>{_meter(facts)}'
+    return html.hero(judged.kind, badge, epsilon, terms, beside, below=trust + notes)
 
 
 def _meter(facts: dict[str, Any]) -> str:
@@ -95,20 +86,15 @@ def _meter(facts: dict[str, Any]) -> str:
     if facts["attacker"] is None:
         return ""
     share = facts["attacker"]["right_at_most"]
-    way = f"{(share - 0.5) * 200:.1f}%"
-    return (
-        f'<div class="meter"><div class="here"><b style="left:clamp(5em,{way},100% - 5em)">'
-        f'best guess {percent_up(share)}</b></div><div class="track"><div class="fill" '
-        f'style="width:{way}"></div></div>'
-        '<div class="scale"><span>50 % coin toss</span><span>100 % certainty</span></div></div>'
-    )
+    here = f"best guess {percent_up(share)}"
+    return html.meter(2 * share - 1, here, "50 % coin toss", "100 % certainty")
 
 
 def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
     scores, unit = facts["scores"] or {}, result.guarantee.unit.title()
     cells = [(f"{unit}s", f"{result.plan.n:,}", "a public number"), *cells_of(result.plan)]
     if result.seconds is not None:
-        cells.append(("Training time", duration(result.seconds), "of the private run"))
+        cells.append(("Training time", html.duration(result.seconds), "of the private run"))
     if scores.get("private"):
         cells.append(
             (
@@ -119,7 +105,7 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
                 PUBLIC,
             )
         )
-    return key_figures(cells)
+    return html.facts(cells)
 
 
 @singledispatch
@@ -157,18 +143,18 @@ def _attacker(result: RunResult, facts: dict[str, Any]) -> str:
         for point in facts["attacker"]["found_at_most"]
     ]
     relation, unit = result.plan.neighboring, result.guarantee.unit
-    return (
-        '<section><h2>What an attacker can do</h2><p class="lead">Every attack trades false '
-        "alarms against "
-        f"missed {escape(unit)}s. Below the curve lies what no attack reaches, however clever, "
-        "and whatever "
-        'else it knows.</p><div class="card beside">'
-        + figure(
+    body = (
+        html.figure(
             figures.attacker_figure(result.plan), f"Trade-off of the best attacker, {relation}."
         )
-        + f"<div><h3>At most this share is recognised</h3>{pairs(rows, 'numbers')}"
-        '<p class="small">Blind guessing recognises as many as it raises false '
-        "alarms.</p></div></div></section>"
+        + f"<div><h3>At most this share is recognised</h3>{html.pairs(rows, 'numbers')}"
+        '<p class="small">Blind guessing recognises as many as it raises false alarms.</p></div>'
+    )
+    return html.section(
+        "What an attacker can do",
+        html.card(body, "beside"),
+        f"Every attack trades false alarms against missed {html.escape(unit)}s. Below the curve "
+        "lies what no attack reaches, however clever, and whatever else it knows.",
     )
 
 
@@ -192,17 +178,16 @@ def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
         lost = comparison[-1] - private[-1]
         price = f"{100 * lost:.1f} points" if result.classes else f"{lost:.3f}"
         rows.append(("Price of privacy", price.replace("-", "\N{MINUS SIGN}")))
-    return (
-        f'<section><h2>{heading}</h2><div class="card beside">'
-        + figure(
+    body = (
+        html.figure(
             figures.accuracy_figure(name.lower(), private, comparison, measure=result.measure),
             f"Hold-out {result.measure} {scores['measured']}.",
         )
-        + f"<div><h3>After the last epoch</h3>{pairs(rows, 'numbers')}"
+        + f"<div><h3>After the last epoch</h3>{html.pairs(rows, 'numbers')}"
         '<p class="small">Such figures are releases of their own. They are shown because this '
-        "data was "
-        "declared public.</p></div></div></section>"
+        "data was declared public.</p></div>"
     )
+    return html.section(heading, html.card(body, "beside"))
 
 
 def _promise(result: RunResult, facts: dict[str, Any]) -> str:
@@ -213,18 +198,15 @@ def _promise(result: RunResult, facts: dict[str, Any]) -> str:
     caveat = "" if proven else " (not a guarantee)"
     scope = "The run satisfies every point of the curve over delta at once." if proven else ""
     point = f"ε ≤ {rounded_up(plan.guarantee.epsilon)}"
-    return (
-        '<section><h2>One run, many readings</h2><p class="lead">Epsilon bounds how much any one '
-        f"{escape(result.guarantee.unit)} can shift what is released; delta is the slack in "
-        f"that bound. {scope}</p>"
-        '<div class="pair"><div class="card">'
-        + figure(
-            figures.privacy_curve_figure(plan, point, caveat),
-            f"Epsilon at other deltas, {plan.neighboring}; the plan's own point is marked.",
-        )
-        + "</div>"
-        + _spending(plan, point, caveat)
-        + "</div></section>"
+    curve = html.figure(
+        figures.privacy_curve_figure(plan, point, caveat),
+        f"Epsilon at other deltas, {plan.neighboring}; the plan's own point is marked.",
+    )
+    return html.section(
+        "One run, many readings",
+        f'<div class="pair">{html.card(curve)}{_spending(plan, point, caveat)}</div>',
+        f"Epsilon bounds how much any one {html.escape(result.guarantee.unit)} can shift what is "
+        f"released; delta is the slack in that bound. {scope}",
     )
 
 
@@ -232,14 +214,12 @@ def _spending(plan: Promise, point: str, caveat: str) -> str:
     """Epsilon by steps, of those that batches are sampled for."""
     if not (isinstance(plan, Plan) and isinstance(plan.sampler, PoissonSampling)):
         return ""
-    return (
-        '<div class="card">'
-        + figure(
+    return html.card(
+        html.figure(
             figures.spending_figure(plan, point, caveat),
             f"Epsilon of shorter plans with the same noise, {plan.neighboring}. This run's whole "
             "plan was reserved before its first step, so stopping early saves nothing.",
         )
-        + "</div>"
     )
 
 
@@ -249,14 +229,14 @@ def _basis(facts: dict[str, Any]) -> str:
         return ""
     unproven = ""
     if basis["unproven"]:
-        unproven = f'<div class="card open"><h3>Unproven</h3>{bullets(basis["unproven"])}</div>'
+        unproven = html.card(f"<h3>Unproven</h3>{html.bullets(basis['unproven'])}", "open")
     return (
         '<section id="basis"><h2>What the guarantee rests on</h2><p class="lead">'
-        f"{escape(facts['guarantee']['relation_explained'])}</p>{unproven}"
-        '<div class="pair"><div class="card enforced"><h3>Enforced in '
-        f"code</h3>{bullets(basis['enforced'])}</div>"
-        '<div class="card trusted"><h3>Taken on '
-        f"trust</h3>{bullets(_to_sign(facts))}</div></div></section>"
+        f"{html.escape(facts['guarantee']['relation_explained'])}</p>{unproven}"
+        '<div class="pair">'
+        + html.card(f"<h3>Enforced in code</h3>{html.bullets(basis['enforced'])}", "enforced")
+        + html.card(f"<h3>Taken on trust</h3>{html.bullets(_to_sign(facts))}", "trusted")
+        + "</div></section>"
     )
 
 
@@ -282,27 +262,26 @@ def _details(result: RunResult, facts: dict[str, Any]) -> str:
     why = UNCHARGED if facts["plan"] else "no noise was added, so nothing was charged"
     ledger = list((facts["ledger"] or {"entry": f"none: {why}"}).items())
     tables = [
-        ("Privacy settings", pairs(settings)),
-        ("Training", pairs(training)),
-        ("Privacy ledger", pairs(ledger)),
-        ("Versions", pairs(result.versions.items())),
+        ("Privacy settings", html.pairs(settings)),
+        ("Training", html.pairs(training)),
+        ("Privacy ledger", html.pairs(ledger)),
+        ("Versions", html.pairs(result.versions.items())),
     ]
     if deltas:
-        tables.insert(2, ("At other deltas", pairs(deltas, "numbers")))
-    cards = "".join(f'<div class="card"><h3>{name}</h3>{table}</div>' for name, table in tables)
-    return f'<section><h2>Details</h2><div class="columns">{cards}</div></section>'
+        tables.insert(2, ("At other deltas", html.pairs(deltas, "numbers")))
+    cards = "".join(html.card(f"<h3>{name}</h3>{table}") for name, table in tables)
+    return html.section("Details", f'<div class="columns">{cards}</div>')
 
 
 def _verify(facts: dict[str, Any]) -> str:
-    text = (
-        f"<p>As printed by the library: <strong>{escape(facts['guarantee']['text'])}</strong></p>"
-    )
+    said = html.escape(facts["guarantee"]["text"])
+    text = f"<p>As printed by the library: <strong>{said}</strong></p>"
     if facts["verify"]:
         text += (
             "<p>Epsilon follows from public numbers alone. Anybody can compute it again:</p>"
-            f"<pre>{escape(facts['verify'])}</pre>"
+            f"<pre>{html.escape(facts['verify'])}</pre>"
         )
-    return f'<section><h2>Check it yourself</h2><div class="card">{text}</div></section>'
+    return html.section("Check it yourself", html.card(text))
 
 
 def _number(value: object) -> str:
@@ -318,4 +297,4 @@ def _number(value: object) -> str:
 
 
 def _score(result: RunResult, score: float) -> str:
-    return percent(score) if result.classes else number(score)
+    return html.percent(score) if result.classes else html.number(score)

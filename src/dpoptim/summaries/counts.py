@@ -12,12 +12,8 @@ from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.numbers import classes_of
 from dpoptim.estimators.settings import Delta
 from dpoptim.quantiles import bound_of_count
-from dpoptim.statistics import (
-    Floats,
-    histogram_bound,
-    release_sum,
-)
-from dpoptim.summaries.summary import Price, Summary, owners_of, shares_of_rows
+from dpoptim.statistics import Floats, Price, histogram_bound, release_sum
+from dpoptim.summaries.summary import Summary, of_owners, owners_of, shares_of_rows, stated
 
 
 def private_count(
@@ -129,19 +125,20 @@ def private_histogram(
     shares = shares_of_rows(owners, np.ones(len(column), dtype=bool))
     counts = np.bincount(places + 1, shares, minlength=bins + 1)[1:].astype(np.float64)
     relation = relation_of(neighboring, ledger)
-    price = Price(epsilon, delta, relation, n, ledger, noise_seed, owners)
-    _, mu, stated, said = price.of(len(column))
+    units = len(column) if owners is None else len(owners)
+    price = Price.of(units, epsilon=epsilon, delta=delta, neighboring=relation, n=n)
     released = release_sum(
         counts,
         norm_bound=histogram_bound(relation) if bins > 1 else bound_of_count(relation),
-        mu=mu,
-        delta=stated,
+        mu=price.mu,
+        delta=price.delta,
         neighboring=relation,
         label=label,
-        ledger=price.charged,
+        ledger=of_owners(ledger, owners),
         noise_seed=noise_seed,
     )
-    return Summary(released.values, released.deviation, price.stated(released.guarantee, said))
+    guarantee = stated(released.guarantee, price, ledger, owners)
+    return Summary(released.values, released.deviation, guarantee)
 
 
 def in_bins(values: Floats, edges: Floats) -> Any:

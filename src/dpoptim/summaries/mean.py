@@ -10,9 +10,7 @@ from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.estimators.settings import Delta
 from dpoptim.preprocessing.standard_scaler import DPStandardScaler
 from dpoptim.privacy_unit import RECORD
-from dpoptim.statistics import (
-    Floats,
-)
+from dpoptim.statistics import Floats
 from dpoptim.summaries.summary import PERSON, Summary, owners_of
 from dpoptim.training.batches.privacy_units import Persons
 

@@ -10,11 +10,8 @@ from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.estimators.settings import Delta
 from dpoptim.quantiles import Column, bound_of_count, candidates_of, epsilon_of_choice
-from dpoptim.statistics import (
-    guarantee_of,
-    paid_gate,
-)
-from dpoptim.summaries.summary import STEPS, Price, Summary, owners_of, shares_of_rows
+from dpoptim.statistics import Price, guarantee_of, paid_gate
+from dpoptim.summaries.summary import STEPS, Summary, of_owners, owners_of, shares_of_rows, stated
 from dpoptim.target_range import TargetRange
 
 
@@ -70,17 +67,22 @@ def private_quantile(
     column = number_array("values", one_axis("values", values))
     relation = relation_of(neighboring, ledger)
     owners = owners_of(persons, len(column), "values")
-    price = Price(epsilon, delta, relation, n, ledger, noise_seed, owners)
-    units, mu, stated, said = price.of(len(column))
+    units = len(column) if owners is None else len(owners)
+    price = Price.of(units, epsilon=epsilon, delta=delta, neighboring=relation, n=n)
     candidates = candidates_of(-within.middle / within.half)
     scaled = np.where(np.isnan(column), np.nan, within.scaled(column))
     shares = shares_of_rows(owners, ~np.isnan(scaled))
     below, above = Column(scaled, weights=shares).counts(candidates)
     counts, rank = (below, share) if share < 0.5 else (above, 1 - share)
-    scores = -np.abs(counts - np.round(rank * units * STEPS) / STEPS)  # exact, as counts are
-    with paid_gate(mu, relation, label=label, ledger=price.charged, noise_seed=noise_seed) as gate:
+    scores = -np.abs(counts - np.round(rank * price.n * STEPS) / STEPS)  # exact, as counts are
+    with paid_gate(
+        price.mu, relation, label=label, ledger=of_owners(ledger, owners), noise_seed=noise_seed
+    ) as gate:
         chosen = gate.select(
-            scores.tolist(), norm_bound=bound_of_count(relation), epsilon=epsilon_of_choice(mu)
+            scores.tolist(),
+            norm_bound=bound_of_count(relation),
+            epsilon=epsilon_of_choice(price.mu),
         )
-    guarantee = price.stated(guarantee_of(gate, stated, noise_seed=noise_seed), said)
+    released = guarantee_of(gate, price.delta, noise_seed=noise_seed)
+    guarantee = stated(released, price, ledger, owners)
     return Summary(float(within.unscaled(candidates[[chosen]])[0]), None, guarantee)

@@ -8,12 +8,9 @@ import numpy as np
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_records import scope_on_ledger
-from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
-from dpoptim.arguments import real_number
-from dpoptim.estimators.scope import ALONE, with_scope
-from dpoptim.estimators.settings import Delta
+from dpoptim.estimators.repeats import ALONE, with_scope
 from dpoptim.privacy_unit import RECORD
-from dpoptim.statistics import Floats, price_of
+from dpoptim.statistics import Floats, Price
 from dpoptim.training.batches.privacy_units import Persons
 
 PERSON = "person"
@@ -36,42 +33,18 @@ class Summary:
     guarantee: Guarantee
 
 
-@dataclass(frozen=True)
-class Price:
-    """The budget of a statistic, on how many records, or persons, and where it is charged."""
+def stated(
+    guarantee: Guarantee, price: Price, ledger: Ledger | None, owners: Persons | None
+) -> Guarantee:
+    """The guarantee of a release, with its unit and scope."""
+    scope = (ALONE,) if ledger is None else scope_on_ledger(ledger, guarantee.delta)
+    unit = RECORD.name if owners is None else PERSON
+    return with_scope(replace(price.noted(guarantee), unit=unit), scope)
 
-    epsilon: float
-    delta: Delta
-    neighboring: str
-    n: int | None
-    ledger: Ledger | None
-    noise_seed: int | None
-    owners: Persons | None
 
-    @property
-    def unit(self) -> str:
-        return RECORD.name if self.owners is None else PERSON
-
-    @property
-    def charged(self) -> Ledger | None:
-        """The ledger, which is told that these are persons."""
-        if self.ledger is None or self.owners is None:
-            return self.ledger
-        return self.ledger.of_units(PERSON)
-
-    def of(self, rows: int) -> tuple[int, float, float, tuple[str, ...]]:
-        """Public n, mu, delta and what must be said of them."""
-        units = rows if self.owners is None else len(self.owners)
-        n = public_number_of_records(self.n, units, self.neighboring)
-        delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
-        return n, price_of(real_number("epsilon", self.epsilon), delta), delta, said
-
-    def stated(self, guarantee: Guarantee, said: tuple[str, ...]) -> Guarantee:
-        """The guarantee, with its scope."""
-        noted = replace(guarantee, notes=(*guarantee.notes, *said), unit=self.unit)
-        if self.ledger is None:
-            return with_scope(noted, (ALONE,))
-        return with_scope(noted, scope_on_ledger(self.ledger, guarantee.delta))
+def of_owners(ledger: Ledger | None, owners: Persons | None) -> Ledger | None:
+    """The ledger, which is told where these are persons."""
+    return ledger if ledger is None or owners is None else ledger.of_units(PERSON)
 
 
 def owners_of(persons: Any, rows: int, what: str) -> Persons | None:

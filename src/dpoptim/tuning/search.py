@@ -30,8 +30,7 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import per_person, units_in
-from dpoptim.estimators.repeats import CountsFits, Fit, uncounted
-from dpoptim.estimators.scope import label_of
+from dpoptim.estimators.repeats import CountsFits, Fit, label_of, uncounted
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import READ_OFF, classes_in
 from dpoptim.estimators.weights import notes_of_weights
