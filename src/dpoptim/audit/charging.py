@@ -31,6 +31,8 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.training.attach import attach
 
 RECORDS, BATCH, STEPS, NOISE = 64, 16, 5, 1.5
+EPSILON, DELTA, RELATION = 2.0, 1e-5, "zero-out"
+Family = Callable[[float], dp.DpEvent]
 
 
 @dataclass(frozen=True)
@@ -210,10 +212,6 @@ def _whole_run() -> Sequence[str]:
     elif paid[0] != owed:
         failed.append(f"{moves} noisy sums were released under {owed}, but {paid[0]} was charged")
     return failed
-
-
-EPSILON, DELTA, RELATION = 2.0, 1e-5, "zero-out"
-Family = Callable[[float], dp.DpEvent]
 
 
 def calibrations() -> str:

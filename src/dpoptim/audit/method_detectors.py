@@ -34,6 +34,7 @@ DICE_RUNS = (
     (DiceSGD(1.0, 1.0, 2.0), (12, 4, 3)),
     (DiceSGD(1.0, 0.2, 3.0), (4, 4, 6)),
 )
+RECORDS, STEPS, RADIUS, COINS = 40, 12, 0.5, 1
 
 
 def named_audits(*names: str) -> str:
@@ -161,9 +162,6 @@ def scaled_sums(rule: Clipping, size: float, present: bool, dtype: torch.dtype) 
         scales.answer([torch.ones_like(asked[0]), torch.tensor(uneven, dtype=torch.float64)])
     engine.detach()
     return found
-
-
-RECORDS, STEPS, RADIUS, COINS = 40, 12, 0.5, 1
 
 
 def iterates() -> str:

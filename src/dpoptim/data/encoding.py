@@ -14,6 +14,9 @@ from dpoptim.data.table_files import Chunk, Values, read_columns
 from dpoptim.missing_values import is_missing
 
 Floats = NDArray[np.float32]
+UNMATCHED = (
+    "column {!r}: no record has one of its categories; are they written otherwise in the schema?"
+)
 
 
 @dataclass(frozen=True)
@@ -240,11 +243,6 @@ def persons_of(path: Path, chunk: Chunk, schema: Schema) -> list[str]:
             "it; or say any_name = true in the schema's column, if people are called so."
         )
     return persons
-
-
-UNMATCHED = (
-    "column {!r}: no record has one of its categories; are they written otherwise in the schema?"
-)
 
 
 class UnmatchedColumns:

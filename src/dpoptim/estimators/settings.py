@@ -16,6 +16,7 @@ from dpoptim.estimators.repeats import CountsFits
 from dpoptim.opacus_words import KnowsOpacus
 
 Delta = float | Literal["auto"]
+ALTERNATIVES = (Union, types.UnionType)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -52,9 +53,6 @@ class PrivateSettings(KnowsOpacus, CountsFits):
         tags.non_deterministic = self.noise_seed is None
         tags.input_tags.sparse = self.reads_sparse
         return tags
-
-
-ALTERNATIVES = (Union, types.UnionType)
 
 
 def refuse_other_types(settings: Any) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
+from dpoptim.accounting.public_numbers import RELATIONS
 from dpoptim.mechanisms import IndependentNoise, RunShape
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.planning.ranking import noise_to_signal, predicted_error
@@ -19,7 +20,6 @@ MOST_STEPS = 100_000
 # of noise that is not independent, whose strategies take time to make
 MOST_STEPS_CORRELATED = 600
 BATCHES_CORRELATED = (64, 16, 4, 1)
-RELATIONS = ("add-or-remove-one", "zero-out", "replace-one")  # n is public: the first that holds
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.problem import Problem
 from dpoptim.solvers.srgd_settings import SRGD
 
+CHUNK = 8192  # records handed on at a time; a batch may be larger than memory
+
 
 @dataclass(frozen=True)
 class SRGDResult:
@@ -203,9 +205,6 @@ def _guarantee(
         return Guarantee.without_noise(relation, 1.0)
     guarantee = compute_epsilon(event, budget.delta, relation)
     return guarantee if noise_seed is None else replace(guarantee, notes=(*guarantee.notes, SEEDED))
-
-
-CHUNK = 8192  # records handed on at a time; a batch may be larger than memory
 
 
 def batches_in_order(
