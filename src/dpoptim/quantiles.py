@@ -1,4 +1,4 @@
-"""Quantiles of columns by exponential mechanisms on public candidates, from one filter."""
+"""Quantiles of columns by exponential mechanisms on public places, from one filter."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,11 +9,14 @@ import numpy as np
 from dpoptim.accounting.filters import selection_epsilon, selection_mu
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.gate import FilteredGate
 from dpoptim.statistics import Floats, guarantee_of, paid_gate
 
 EVENLY = 256  # candidates over the whole range
 OCTAVES, PER_OCTAVE = 20, 4  # halvings towards 0 and towards each end, and candidates in each
 FEW = 8  # candidates between two answers, below which they are coarser than what is between them
+STEPS = 2.0**26  # in one record; sums of up to 2^27 records are exact
+COUNTED = 1 + 2.0**-24  # a record in a count, of which a share may be rounded
 LARGEST_MU = 40.0  # of one choice; beyond it there is nothing left to gain
 
 
@@ -54,21 +57,56 @@ class Column(NamedTuple):
     others: int = 0
     weights: Floats | None = None
 
-    def counts(self, candidates: Floats) -> tuple[Floats, Floats]:
-        """How many values are below, and above, each of the rising candidates."""
+    def before(self, candidates: Floats) -> Floats:
+        """How many values are before each edge: of c_0 itself, after it, of c_1, and so on.
+
+        Args:
+            candidates: rising, shape (k,).
+
+        Returns:
+            shape (2 k + 1,), the last one of all values that are not missing. `places` lie between
+            the others: c_0, what is between c_0 and c_1, c_1, and so on.
+        """
         known = ~np.isnan(self.values)
-        if self.weights is None:
-            ordered, counted = np.sort(self.values[known]), np.arange(known.sum() + 1)
-        else:
-            order = np.argsort(self.values[known])
-            ordered = self.values[known][order]
-            counted = np.append(0.0, np.cumsum(self.weights[known][order]))
-        below = counted[np.searchsorted(ordered, candidates, side="left")]
-        above = counted[-1] - counted[np.searchsorted(ordered, candidates, side="right")]
-        return (
-            below + self.others * (self.common < candidates) * 1.0,
-            above + self.others * (self.common > candidates) * 1.0,
-        )
+        order = np.argsort(self.values[known])
+        ordered = self.values[known][order]
+        weights = np.ones(len(order)) if self.weights is None else self.weights[known][order]
+        counted = np.append(0.0, np.cumsum(weights))
+        found = np.empty(2 * len(candidates) + 1)
+        found[:-1:2] = counted[np.searchsorted(ordered, candidates, side="left")]
+        found[1::2] = counted[np.searchsorted(ordered, candidates, side="right")]
+        found[-1] = counted[-1]
+        found[:-1:2] += self.others * (self.common < candidates)
+        found[1::2] += self.others * (self.common <= candidates)
+        found[-1] += self.others
+        return found
+
+
+def places(candidates: Floats) -> tuple[Floats, Floats]:
+    """Both ends of each place: of c_0, of what is between c_0 and c_1, of c_1, and so on.
+
+    That a value which many have in common lies between two candidates is told by a place that is
+    wide, and that it is one of them, by a point.
+    """
+    edges = np.repeat(candidates, 2)
+    return edges[:-1], edges[1:]
+
+
+def scores_of(before: Floats, rank: float) -> list[float]:
+    """Minus the distance of each place from one with ``rank`` values before it.
+
+    0 where at most so many values are before it, and at least so many are before what follows it.
+
+    Args:
+        before: as `Column.before` has it.
+
+    **Guarantee.** A record, present or not or with another value, moves each by at most
+    `COUNTED`, also where ``rank`` is a share of the values that are there, or all of them but a
+    public number; rounding included, for up to 2^27 records.
+    """
+    edges, target = before[:-1], np.round(rank * STEPS) / STEPS  # counts are multiples, too
+    distance = np.maximum(np.maximum(edges[:-1] - target, target - edges[1:]), 0.0)
+    return [float(-each) for each in distance]
 
 
 def epsilon_of_choice(mu: float) -> float:
@@ -85,6 +123,15 @@ def bound_of_count(neighboring: str) -> float:
     return 0.5 if neighboring == "replace-one" else 1.0
 
 
+def choose(gate: FilteredGate, scores: list[float], mu: float) -> int:
+    """A place, by scores that one record moves by at most `COUNTED`.
+
+    **Guarantee.** mu-GDP: an exponential mechanism, exactly drawn.
+    """
+    bound = bound_of_count(gate.neighboring) * COUNTED
+    return gate.select(scores, norm_bound=bound, epsilon=epsilon_of_choice(mu))
+
+
 def select_tails(
     columns: Iterable[Column],
     candidates: Sequence[Floats],
@@ -97,7 +144,9 @@ def select_tails(
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
 ) -> tuple[Floats, Floats, Guarantee]:
-    """For each column a candidate with about ``rank`` values below, one with as many above.
+    """For each column two numbers with about ``rank`` values below the first, above the second.
+
+    The first is the lower end of its place, the second the upper end.
 
     Args:
         columns: of which NaN is in neither tail.
@@ -106,18 +155,14 @@ def select_tails(
         mu: the price of all choices together; > 0.
         delta, neighboring, label, ledger, noise_seed: as for `statistics.release_sum`.
 
-    **Guarantee.** mu-GDP. A score is minus the distance of a count from ``rank``. A record,
-    present or not or with another value, moves a count by at most 1; under replace-one the gate
-    takes twice the bound, which is therefore one half.
+    **Guarantee.** mu-GDP: two choices a column, by `scores_of` its values.
     """
     width = len(candidates)
-    epsilon, bound = epsilon_of_choice(mu / math.sqrt(2 * width)), bound_of_count(neighboring)
     found = np.empty((2, width))
     with paid_gate(mu, neighboring, label=label, ledger=ledger, noise_seed=noise_seed) as gate:
         for column, (values, of_column) in enumerate(zip(columns, candidates, strict=True)):
-            for tail, counts in enumerate(values.counts(of_column)):
-                scores = -np.abs(counts - rank)
-                found[tail, column] = of_column[
-                    gate.select(scores.tolist(), norm_bound=bound, epsilon=epsilon)
-                ]
+            before = values.before(of_column)
+            for tail, ranked in enumerate((rank, float(before[-1]) - rank)):
+                place = choose(gate, scores_of(before, ranked), mu / math.sqrt(2 * width))
+                found[tail, column] = places(of_column)[tail][place]
     return found[0], found[1], guarantee_of(gate, delta, noise_seed=noise_seed)

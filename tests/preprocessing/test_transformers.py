@@ -156,6 +156,23 @@ def test_a_scaler_finds_where_values_are_in_a_wide_range() -> None:
     assert any("noise is large beside what was found in 1 column " in n for n in few.privacy_.notes)
 
 
+def test_noise_alone_does_not_end_the_search_for_a_range() -> None:
+    """One seed in six took a round's noise for scatter, and kept a range that hid the column."""
+    x = np.random.default_rng(0).normal(0, 0.5, (5_000, 1))
+    for seed in range(30):
+        scaler = DPStandardScaler(-100.0, 100.0, epsilon=2.0, noise_seed=seed).fit(x)
+        assert scaler.scale_[0] == pytest.approx(0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ends_of_columns_whose_values_many_share(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = np.c_[rng.integers(0, 2, 5_000), np.full(5_000, 3.0), rng.poisson(2, 5_000)] * 1.0
+    scaler = DPMinMaxScaler(-100.0, 100.0, quantile=0.04, epsilon=3.0, noise_seed=seed).fit(x)
+    assert np.abs(scaler.low_ - [0, 3, 0]).max() < 0.8
+    assert np.abs(scaler.high_ - [1, 3, 5]).max() < 1.6
+
+
 def test_candidates_are_public_numbers_and_rising() -> None:
     for origin in (-1.0, -0.3, 0.0, 7.0):
         found = candidates_of(origin)

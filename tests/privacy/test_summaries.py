@@ -200,6 +200,31 @@ def test_values_are_near_the_true_ones() -> None:
     assert np.abs(bins.value - true).max() < 5 * (bins.standard_error or 0)
 
 
+TIED: dict[str, tuple[Any, float, tuple[float, float], float, float]] = {
+    "constant": (np.full(10_000, 5.0), 0.5, (0, 10), 5.0, 0.05),
+    "zeros in a wide range": (np.zeros(10_000), 0.5, (-1e6, 1e6), 0.0, 0.0),
+    "zeros and gifts": (np.r_[np.zeros(6_000), np.full(4_000, 1e5)], 0.5, (0, 1e6), 0.0, 0.0),
+    "gifts": (np.r_[np.zeros(6_000), np.full(4_000, 1e5)], 0.9, (0, 1e6), 1e5, 4e3),
+    "children": (np.arange(10_000) % 4 * 1.0, 0.6, (0, 20), 2.0, 0.1),
+    "below the range": (np.full(1_000, -np.inf), 0.5, (0, 1), 0.0, 0.0),
+    "half missing": (
+        np.r_[np.full(5_000, np.nan), np.linspace(0, 1, 5_000)],
+        0.5,
+        (0, 1),
+        0.5,
+        0.02,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_quantiles_of_values_that_many_share(name: str) -> None:
+    values, share, ends, true, within = TIED[name]
+    for seed in range(5):
+        found = dpoptim.private_quantile(values, share, *ends, epsilon=2.0, noise_seed=seed)
+        assert abs(found.value - true) <= within
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

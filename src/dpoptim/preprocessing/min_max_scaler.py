@@ -41,8 +41,8 @@ class DPMinMaxScaler(BoundedColumns):
         privacy_: `Guarantee` of the fit; None where nothing was read.
 
     **Guarantee.** ``privacy_``, for every table: two exponential mechanisms a column on
-    some hundreds of public numbers r (`candidates_of`), with score ``-|#{values < r} - rank|`` of
-    sensitivity 1, exactly drawn, all paid from one filter.
+    some hundreds of public numbers and what is between them (`candidates_of`), by how many values
+    must move for it to have the wanted number below, or above; exactly drawn, from one filter.
 
     Examples:
         >>> import numpy as np
@@ -62,8 +62,8 @@ class DPMinMaxScaler(BoundedColumns):
         return self.quantile is not None
 
     def wanted_mu(self, columns: int, n: int) -> float:
-        """Pay for ranks `precision` of n off: a choice among 600 errs by about 13 / epsilon."""
-        return 8.5 / (self.precision * n) * float(np.sqrt(2 * columns))
+        """Pay for ranks `precision` of n off: a choice among 1,200 errs by about 14 / epsilon."""
+        return 9.2 / (self.precision * n) * float(np.sqrt(2 * columns))
 
     @whole_fit
     def fit(self, X: Any, y: Any = None) -> Self:

@@ -23,7 +23,7 @@ from dpoptim.statistics import (
 Missing = Literal["keep", "mean"]
 SHARE, ROUNDS = 0.2, 5  # of a budget's mu^2, at most, that finds ranges
 DEVIATIONS = 4.0  # half a range, in standard deviations of values and noise
-VISIBLE = 1.0  # noise of a round over a variance that it shows
+VISIBLE = 1 / 3  # noise of a round over a variance that shows: noise alone seldom looks so
 NARROWER = 0.9  # a part of a range that is worth going on in
 HIDDEN = (
     "noise is large beside what was found in {} column{} (standard_error_ beside scale_): a "

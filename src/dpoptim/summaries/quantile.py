@@ -9,9 +9,9 @@ from dpoptim.accounting.public_numbers import relation_of
 from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.estimators.settings import Delta
-from dpoptim.quantiles import Column, bound_of_count, candidates_of, epsilon_of_choice
+from dpoptim.quantiles import Column, candidates_of, choose, places, scores_of
 from dpoptim.statistics import Price, guarantee_of, paid_gate
-from dpoptim.summaries.summary import STEPS, Summary, of_owners, owners_of, shares_of_rows, stated
+from dpoptim.summaries.summary import Summary, of_owners, owners_of, shares_of_rows, stated
 from dpoptim.target_range import TargetRange
 
 
@@ -33,24 +33,25 @@ def private_quantile(
     """A number below which about a share ``quantile`` of the records lies.
 
     Args:
-        values: as for `private_mean`; missing ones are neither below nor above.
+        values: as for `private_mean`; missing ones are left out.
         quantile: in (0, 1); 0.5 is the median.
-        lower, upper: public range of the answer, one of some hundreds of numbers in it: evenly, and
-            closer towards 0 and the ends (`quantiles.candidates_of`).
+        lower, upper: public range of the answer, one of some hundreds of numbers in it, or in the
+            middle between two of them: evenly, and closer towards 0 and the ends
+            (`quantiles.candidates_of`).
         epsilon, delta, neighboring, n, ledger, noise_seed, label: as for `private_mean`.
         persons: the owner of each value, where a person may have several: each of k values that are
             not missing then counts 1/k, and the guarantee protects a person.
 
     Returns:
-        the candidate; ``standard_error`` is None.
+        the number; ``standard_error`` is None.
 
     Raises:
         ValueError: a bad column or setting, before anything is spent. LedgerError: the budget does
             not admit it.
 
-    **Guarantee.** ``guarantee``: an exponential mechanism, exactly drawn, on public candidates r,
-    with score ``-|#{values < r} - rank|``, or of those above for quantiles from 0.5 on, which one
-    record, or person, changes by at most 1.
+    **Guarantee.** ``guarantee``: an exponential mechanism, exactly drawn, on public numbers and
+    what is between them, by how many values must move for the quantile to be there (`scores_of`),
+    which one record, or person, changes by at most 1.
 
     Examples:
         >>> import numpy as np
@@ -71,18 +72,13 @@ def private_quantile(
     price = Price.of(units, epsilon=epsilon, delta=delta, neighboring=relation, n=n)
     candidates = candidates_of(-within.middle / within.half)
     scaled = np.where(np.isnan(column), np.nan, within.scaled(column))
-    shares = shares_of_rows(owners, ~np.isnan(scaled))
-    below, above = Column(scaled, weights=shares).counts(candidates)
-    counts, rank = (below, share) if share < 0.5 else (above, 1 - share)
-    scores = -np.abs(counts - np.round(rank * price.n * STEPS) / STEPS)  # exact, as counts are
+    before = Column(scaled, weights=shares_of_rows(owners, ~np.isnan(scaled))).before(candidates)
     with paid_gate(
         price.mu, relation, label=label, ledger=of_owners(ledger, owners), noise_seed=noise_seed
     ) as gate:
-        chosen = gate.select(
-            scores.tolist(),
-            norm_bound=bound_of_count(relation),
-            epsilon=epsilon_of_choice(price.mu),
-        )
+        place = choose(gate, scores_of(before, share * before[-1]), price.mu)
     released = guarantee_of(gate, price.delta, noise_seed=noise_seed)
     guarantee = stated(released, price, ledger, owners)
-    return Summary(float(within.unscaled(candidates[[chosen]])[0]), None, guarantee)
+    low, high = places(candidates)
+    middle = (low[[place]] + high[[place]]) / 2
+    return Summary(float(within.unscaled(middle)[0]), None, guarantee)

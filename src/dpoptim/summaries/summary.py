@@ -10,11 +10,11 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_records import scope_on_ledger
 from dpoptim.estimators.repeats import ALONE, with_scope
 from dpoptim.privacy_unit import RECORD
+from dpoptim.quantiles import STEPS
 from dpoptim.statistics import Floats, Price
 from dpoptim.training.batches.privacy_units import Persons
 
 PERSON = "person"
-STEPS = 2.0**26  # in what one person counts; sums of up to 2^27 persons are exact
 
 
 @dataclass(frozen=True)
