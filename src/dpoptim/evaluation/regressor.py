@@ -90,8 +90,8 @@ def evaluate_regressor(
         target_bound: public bound on |y|, or ``(lowest, highest)`` of y, to which targets and
             predictions are cut. R2's noise grows with the square of the range over the targets'
             variance.
-        epsilon, delta, confidence, neighboring, n, ledger, label, records,
-        noise_seed: as for `evaluate_classifier`.
+        epsilon, delta, confidence, neighboring, n: as for `evaluate_classifier`.
+        ledger, label, records, noise_seed: as for `evaluate_classifier`.
 
     Returns:
         noisy scores, and the guarantee.

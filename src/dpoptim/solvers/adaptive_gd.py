@@ -160,8 +160,8 @@ def select_stationary(
     Args:
         select_share: share of the budget (in rho) kept for the choice, in (0, 1); what the descent
             leaves is added.
-        objective, w0, budget, lipschitz, smoothness, beta, constants, max_steps, ledger, label,
-            noise_seed: as for `adaptive_gd`.
+        objective, w0, budget, lipschitz, smoothness, beta: as for `adaptive_gd`.
+        constants, max_steps, ledger, label, noise_seed: as for `adaptive_gd`.
 
     Returns:
         the weights, the guarantee and a trace of all that was released.
