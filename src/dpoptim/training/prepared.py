@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from dpoptim.assumptions import enforced
 from dpoptim.distributed.ranks import Ranks
+from dpoptim.distributed.user_collectives import user_collectives_refused
 from dpoptim.distributed.wrapping import wrapping_of
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gate import SelectedRows
@@ -186,7 +187,12 @@ class Prepared:
     @contextmanager
     def _trying(self) -> Iterator[None]:
         drawn = same_made_up_records(self.model) if self.wrapping.spread else nullcontext()
-        with self.wrapping.trying(self._ranks), drawn, checkpointing_served():
+        with (
+            user_collectives_refused("the model, loss or collate_fn"),
+            self.wrapping.trying(self._ranks),
+            drawn,
+            checkpointing_served(),
+        ):
             yield
 
     def _a_row(self) -> Any:

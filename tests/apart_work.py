@@ -1,0 +1,147 @@
+"""What the ranks of tests/distributed/test_apart.py do: ranks that reach into each other, or drift
+apart. Every function takes its rank first, and returns plain values.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from distributed_work import model_of, plan_for, records, spread
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+@contextmanager
+def said(errors: dict[str, str], case: str) -> Iterator[None]:
+    try:
+        errors[case] = ""
+        yield
+    except Exception as error:
+        errors[case] = f"{type(error).__name__}: {error}"
+
+
+def own(model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def of_all_ranks(rows: int) -> Tensor:
+    total = torch.tensor(float(rows))
+    dist.all_reduce(total)
+    return total
+
+
+def over_rows_of_all(model: nn.Module, batch: Any) -> Tensor:
+    losses = own(model, batch)
+    return losses.sum() * dist.get_world_size() / of_all_ranks(len(losses))
+
+
+def each_over_rows_of_all(model: nn.Module, batch: Any) -> Tensor:
+    losses = own(model, batch)
+    return losses * len(losses) / of_all_ranks(len(losses))
+
+
+def functional(model: nn.Module, batch: Any) -> Tensor:
+    from torch.distributed._functional_collectives import all_reduce
+
+    losses = own(model, batch)
+    return losses / all_reduce(losses.detach().mean(), "sum", dist.group.WORLD)
+
+
+def in_tensors_of_meshes(model: nn.Module, batch: Any) -> Tensor:
+    losses = own(model, batch)
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    mean = losses.detach().mean()
+    return losses / DTensor.from_local(mean, mesh, [Partial()]).full_tensor()
+
+
+def differentiated(model: nn.Module, batch: Any) -> Tensor:
+    losses = own(model, batch)
+    return losses / differentiable.all_reduce(losses.mean())
+
+
+def of_objects(model: nn.Module, batch: Any) -> Tensor:
+    losses = own(model, batch)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, len(losses))
+    return losses / sum(found)
+
+
+LOSSES: dict[str, Loss] = {
+    each.__name__: each
+    for each in (
+        *(over_rows_of_all, each_over_rows_of_all, functional, in_tensors_of_meshes),
+        *(differentiated, of_objects),
+    )
+}
+
+
+class Centred(nn.Module):
+    """Subtracts the mean over all ranks, once it is told to."""
+
+    def __init__(self, *, centres: bool) -> None:
+        super().__init__()
+        self.inner, self.centres = model_of(), centres
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.inner(x)
+        if self.centres:
+            total = out.detach().mean(0)
+            dist.all_reduce(total)
+            out = out - total
+        return out
+
+
+def train(
+    model: nn.Module,
+    loss: Loss = own,
+    *,
+    wrapper: str = "",
+    data: Any = None,
+    plan: Any = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    after: Callable[[Any], Any] = lambda private: None,
+    **options: Any,
+) -> None:
+    plan = plan or plan_for(dpoptim.DPSGD(clip_norm=1.0), steps=3)
+    called = spread(model, wrapper)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(*records(plan.n)) if data is None else data
+    with dpoptim.attach(
+        plan, called, optimizer, data, loss=loss, noise_seed=1, **options
+    ) as private:
+        for batch in private.batches():
+            private.backward(loss(called, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+            after(private)
+
+
+def communicating(rank: int) -> dict[str, str]:
+    """Losses and models that ask other ranks, and loops that may."""
+    errors: dict[str, str] = {}
+    for name, loss in LOSSES.items():
+        with said(errors, name):
+            train(model_of(), loss)
+    with said(errors, "forward"):
+        train(Centred(centres=True))
+    with said(errors, "forward later"):
+        model = Centred(centres=False)
+        train(model, after=lambda private: setattr(model, "centres", True))
+    for wrapper in ("fully_shard", "DistributedDataParallel"):
+        with said(errors, wrapper):
+            train(model_of(), wrapper=wrapper)
+    with said(errors, "after a step"):
+        train(model_of(), after=lambda private: str(of_all_ranks(1)))
+    total = of_all_ranks(1)  # as before, once nothing is attached
+    errors["afterwards"] = "" if int(total) == dist.get_world_size() else str(total)
+    return errors
