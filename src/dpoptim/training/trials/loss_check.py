@@ -78,6 +78,7 @@ class LossCheck:
             scalar.
         collate_fn: what made the batches; None: torch's.
         text: on what records, for the list of what a guarantee rests on.
+        keeps: what of loss and collate function kept something from call to call, see `KeptValues`.
         labels: that a record has in a mean over them, of which its own is taken, see
             `label_means`; 0: there is no such mean. means: how many of them.
     """
@@ -87,6 +88,7 @@ class LossCheck:
     text: str
     labels: int = 0
     means: int = 0
+    keeps: tuple[str, ...] = ()
 
     @property
     def scalar_reduction(self) -> Reduction | None:
