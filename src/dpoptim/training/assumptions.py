@@ -82,6 +82,11 @@ ATTRIBUTES = (
     "dictionaries and objects; neither parameters nor buffers) changes while it sees records: none "
     "of it enters the loss of another record, or is published"
 )
+KEEPS = (
+    "{} keeps numbers from call to call (in closures, globals or objects), which changed while it "
+    "was tried: past losses, running means or counts of what records hold enter the loss of no "
+    "other record, also not as weights or as chances by which time steps are drawn"
+)
 
 
 def basis_of_loss(
@@ -100,8 +105,9 @@ def basis_of_loss(
             collated was not checked).
         isolation: records that pass alone have no other one in their loss.
     """
+    kept = [] if checked is None else [of_program(KEEPS.format(each)) for each in checked.keeps]
     if isolation.alone:
-        return (SHAPE, *map(of_program, (LAYERS, NOTHING_ELSE, START, LOOP, RANDOM)))
+        return (SHAPE, *map(of_program, (LAYERS, NOTHING_ELSE, START, LOOP, RANDOM)), *kept)
     items = [of_program(NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
     if caveats["collate"]:
         items.append(of_program(COLLATE))
@@ -126,7 +132,7 @@ def basis_of_loss(
     items += [SHAPE, *map(of_program, others)]
     if caveats["mean"] or declared == "mean":
         items.append(trusted(MEAN))
-    return tuple(items)
+    return (*items, *kept)
 
 
 def of_program(text: str) -> Assumption:

@@ -20,6 +20,8 @@ from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gate import SelectedRows
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation, require_choice
+from dpoptim.gradients.watch.contents import Contents
+from dpoptim.gradients.watch.plain_attributes import PlainAttributes
 from dpoptim.plan import Plan
 from dpoptim.runtime.torch_internals import checkpointing_served, pytree
 from dpoptim.training.agreed import agree_on_run
@@ -38,6 +40,8 @@ from dpoptim.training.trials.isolation import (
     after_loss,
     choose_isolation,
 )
+from dpoptim.training.trials.isolation_words import by_what_changed
+from dpoptim.training.trials.kept_values import KeptValues
 from dpoptim.training.trials.loss_check import (
     NOT_CHECKED,
     LossCheck,
@@ -95,6 +99,7 @@ class Prepared:
 
     def _tried(self) -> tuple[Chosen, LossCheck | None, dict[str, int]]:
         """Try the model and the loss on made-up records."""
+        attributes = PlainAttributes(Contents.of(self.model))
         with self._trying():
             try:
                 chosen = self._chosen_isolation(self._row, self._request.batch_axis)
@@ -113,6 +118,9 @@ class Prepared:
                 self._by_loss = True
                 chosen, loss = self._by_another_way(chosen, error)
             batch = -(-self.plan.batch_size * self.units.rows.per_record // self._ranks.size)
+            attributes.compare(Contents.of(self.model), everything=False)
+            if attributes.change:
+                chosen = replace(chosen, basis=by_what_changed(chosen.basis))
             chosen = with_cost(chosen, self.model, self.wrapping, batch, self.plan.steps)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
 
@@ -212,7 +220,9 @@ class Prepared:
         request = self._request
         if request.loss is None:
             return None
-        return check_loss(
+        functions = {"loss": request.loss, "collate_fn": request.collate_fn}
+        kept = KeptValues(functions, self.model)
+        found = check_loss(
             self.model,
             request.loss,
             self.train_set,
@@ -226,6 +236,7 @@ class Prepared:
             expected=-(-self.plan.batch_size // self._ranks.size),
             by_name=request.isolation == "alone",
         )
+        return replace(found, keeps=kept.changed())
 
     @property
     def reduction(self) -> Reduction | None:
