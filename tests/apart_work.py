@@ -12,10 +12,11 @@ import torch.distributed.nn.functional as differentiable
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import dpoptim
-from distributed_work import model_of, plan_for, records, spread
+from distributed_work import N, model_of, plan_for, records, spread
+from dpoptim.training.batches.same_order import digest_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -144,4 +145,57 @@ def communicating(rank: int) -> dict[str, str]:
         train(model_of(), after=lambda private: str(of_all_ranks(1)))
     total = of_all_ranks(1)  # as before, once nothing is attached
     errors["afterwards"] = "" if int(total) == dist.get_world_size() else str(total)
+    return errors
+
+
+class OwnCode(Dataset[Any]):
+    """Reads records in this order, with noise of a generator if told, or torch's."""
+
+    def __init__(self, order: list[int], noise: float = 0.0) -> None:
+        self.x, self.y = records()
+        self.order, self.noise = order, noise
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, place: int) -> Any:
+        x = self.x[self.order[place]]
+        return x + self.noise * torch.randn_like(x), self.y[self.order[place]]
+
+
+class Part(IterableDataset[Any]):
+    """Every so manieth record, from this one on."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from zip(*(t[self.rank :: self.size] for t in records()), strict=True)
+
+
+def ordered(rank: int) -> dict[str, str]:
+    """Data sets with code of their own, and streams."""
+    errors: dict[str, str] = {}
+    places = list(range(N))
+    torch.manual_seed(rank)  # as programs do that draw other noise on each rank
+    with said(errors, "reversed"):
+        train(model_of(), data=OwnCode(places[::-1] if rank else places))
+    with said(errors, "same"):
+        train(model_of(), data=OwnCode(places))
+    with said(errors, "noisy"):
+        train(model_of(), data=OwnCode(places, noise=0.1))
+    with said(errors, "noisy and reversed"):
+        train(model_of(), data=OwnCode(places[::-1] if rank else places, noise=0.1))
+    noisy, before = OwnCode(places, noise=0.1), torch.get_rng_state()
+    digests = {digest_of(noisy, 3, bytes(32)) for _ in range(2)}
+    same = len(digests) == 1 and torch.equal(torch.get_rng_state(), before)
+    errors["generators"] = "" if same else "moved"
+    stream = dpoptim.DPFTRL(clip_norm=1.0, order="given").plan(
+        n=N - 1, batch_size=20, epochs=1, noise_multiplier=0.0, delta=1e-5, neighboring="zero-out"
+    )
+    with said(errors, "sharded stream"):
+        train(model_of(), data=Part(rank, dist.get_world_size()), plan=stream, sharded=True)
+    with said(errors, "one too short"):
+        size = dist.get_world_size()
+        train(model_of(), data=Part(rank, size + rank), plan=stream, sharded=True)
     return errors

@@ -18,3 +18,15 @@ def test_losses_and_models_that_ask_other_ranks_are_refused() -> None:
         assert errors["forward later"].startswith("PrivacyError: the model communicates with other")
         for name in ("fully_shard", "DistributedDataParallel", "after a step", "afterwards"):
             assert errors[name] == ""
+
+
+def test_data_sets_in_another_order_are_refused_and_streams_of_each_rank_served() -> None:
+    for errors in run_ranks(2, work.ordered):
+        for name in ("reversed", "noisy and reversed"):
+            assert errors[name].startswith("RankError: rank 1 found other records than rank 0"), (
+                errors[name]
+            )
+            assert "sorted(glob" in errors[name]
+        for name in ("same", "noisy", "generators", "sharded stream"):
+            assert errors[name] == "", (name, errors[name])
+    assert "ended before its part of the plan's n=59, 29 records" in errors["one too short"]

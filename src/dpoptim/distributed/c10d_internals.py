@@ -34,7 +34,7 @@ SENDING = (
 
 
 def sending_calls() -> Iterator[tuple[Any, str]]:
-    """What sends something: methods of groups, and what all functional collectives go through.
+    """Calls that send something: methods of groups, and what all functional collectives go through.
 
     As far as this PyTorch has them.
     """
