@@ -199,3 +199,35 @@ def ordered(rank: int) -> dict[str, str]:
         size = dist.get_world_size()
         train(model_of(), data=Part(rank, size + rank), plan=stream, sharded=True)
     return errors
+
+
+def drifting(rank: int) -> dict[str, str]:
+    """Ranks that change weights or settings each in its own way."""
+    errors: dict[str, str] = {}
+
+    def case(
+        name: str, change: Callable[[nn.Module, torch.optim.Optimizer], Any], **how: Any
+    ) -> None:
+        model = model_of()
+        called = spread(model, how.pop("wrapper", ""))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with said(errors, name):
+            after = lambda private: change(model, optimizer)  # noqa: E731
+            train(called, optimizer=optimizer, after=after, **how)
+
+    def rate(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 + rank)
+
+    def same_rate(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.5
+
+    @torch.no_grad()
+    def perturb(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for p in model.parameters():
+            p.data[0] += 1e-9 * rank
+
+    case("rate", rate)
+    case("rate under fully_shard", rate, wrapper="fully_shard")
+    case("same rate", same_rate)
+    case("weights", perturb)
+    return errors

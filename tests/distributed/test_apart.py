@@ -30,3 +30,15 @@ def test_data_sets_in_another_order_are_refused_and_streams_of_each_rank_served(
         for name in ("same", "noisy", "generators", "sharded stream"):
             assert errors[name] == "", (name, errors[name])
     assert "ended before its part of the plan's n=59, 29 records" in errors["one too short"]
+
+
+def test_weights_and_settings_that_drift_apart_are_refused_by_name() -> None:
+    for errors in run_ranks(2, work.drifting):
+        for name in ("rate", "rate under fully_shard"):
+            assert errors[name].startswith(
+                "RankError: rank 1 would not go on with the same lr (an optimizer setting) as rank"
+            ), errors[name]
+        assert errors["weights"].startswith(
+            "RankError: rank 1 would not go on with the same weights as rank 0"
+        ), errors["weights"]
+        assert errors["same rate"] == ""
