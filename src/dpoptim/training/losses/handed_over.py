@@ -18,6 +18,7 @@ from dpoptim.training.losses.label_means import LabelMeans, own_means
 from dpoptim.training.losses.meeting_places import compares_outputs, refuse_broadcast
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import (
+    IN_PARTS,
     ONE_BY_ONE,
     Reading,
     read_reduction,
@@ -155,6 +156,9 @@ class HandedOver:
         try:
             return read_reduction(loss, rows, records, checked=self.checked)
         except SamplesInteractError:
+            given = None if engine.hooks is None else engine.hooks.given
+            if given is not None and given < engine.rows_open:
+                raise SamplesInteractError(IN_PARTS) from None
             if compares_outputs(loss):  # labels are places in the batch
                 raise coupled() from None
             raise
