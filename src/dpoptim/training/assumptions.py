@@ -80,7 +80,13 @@ RANDOM = (
 ATTRIBUTES = (
     "what the model keeps in plain attributes (tensors, arrays, numbers, also in lists, "
     "dictionaries and objects; neither parameters nor buffers) changes while it sees records: none "
-    "of it enters the loss of another record, or is published"
+    "of it enters the loss of another record, or is published; and with what it has become (a "
+    "count of epochs, a switch) records are treated independently, as when the model was tried"
+)
+PHASES = (
+    "what loss and collate_fn read beside batch and model (globals, closures, objects: a schedule, "
+    "a switch) changed after they were tried: with what it has become, each record's loss still "
+    "depends on that record alone"
 )
 KEEPS = (
     "{} keeps numbers from call to call (in closures, globals or objects), which changed while it "
@@ -153,9 +159,12 @@ def in_order(items: Iterable[Assumption]) -> tuple[Assumption, ...]:
     return tuple(sorted(items, key=lambda item: kinds.index(item.kind)))
 
 
-def caveats_of(engine: Engine, *, seeded: bool, collate: bool) -> dict[str, bool]:
+def caveats_of(
+    engine: Engine, *, seeded: bool, collate: bool, phases: bool = False
+) -> dict[str, bool]:
     """Caveats of a run's guarantee so far: `basis_of_loss` and `basis_of_caveats`."""
     return {
+        "phases": phases,
         "seeded": seeded,
         "attributes": engine.writes_attributes,
         "partial_backward": engine.partial_backward,
@@ -206,13 +215,16 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
     """Assumptions that come with what the user allowed.
 
     Args:
-        caveats: ``"attributes"`` (what the model keeps in plain attributes changed),
+        caveats: ``"attributes"`` (what the model keeps in plain attributes changed), ``"phases"``
+            (what loss and collate function read from elsewhere did),
             ``"partial_backward"``, ``"rounded"`` (under torch.autocast), ``"varies"`` (physical
             batches do, with who is in them), ``"left"`` (and entered again) and ``"seeded"``, of
             all parts of the run.
         resumed: whether it was taken up from a checkpoint.
     """
     items = []
+    if caveats["phases"]:
+        items.append(of_program(PHASES))
     if caveats["attributes"]:
         items.append(trusted(ATTRIBUTES))
     if caveats["partial_backward"]:

@@ -64,6 +64,7 @@ class Prepared:
         chosen: how records are kept apart.
         loss: what was found of the loss, if there is one.
         engine: not attached yet.
+        read: what loss and collate function read beside batch and model, after they were tried.
 
     Raises:
         PrivacyError, ValueError, TypeError: what cannot be trained privately; nothing is changed.
@@ -91,6 +92,7 @@ class Prepared:
         )
         refuse_other_unit(plan, self.units)
         self._row = self._a_row()
+        self.read: KeptValues | None = None
         self._by_loss = False  # the loss asked for another way than the model
         self.chosen, self.loss, positions = self._tried()
         self.engine = self._engine(positions)
@@ -236,6 +238,7 @@ class Prepared:
             expected=-(-self.plan.batch_size // self._ranks.size),
             by_name=request.isolation == "alone",
         )
+        self.read = KeptValues(functions, self.model)
         return replace(found, keeps=kept.changed())
 
     @property
