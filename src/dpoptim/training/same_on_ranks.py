@@ -16,7 +16,7 @@ PLAIN = (bool, int, float, complex, str, type(None))
 
 
 class SameOnRanks:
-    """What all ranks have alike when a step is released: public numbers.
+    """Public numbers that all ranks have alike when a step is released.
 
     Args:
         engine: attached; its watch has read the weights as the batch began.

@@ -17,12 +17,7 @@ from dpoptim.training.losses.coupled_losses import coupled, refuse_coupled_losse
 from dpoptim.training.losses.label_means import LabelMeans, own_means
 from dpoptim.training.losses.meeting_places import compares_outputs, refuse_broadcast
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
-from dpoptim.training.losses.reduction import (
-    IN_PARTS,
-    ONE_BY_ONE,
-    Reading,
-    read_reduction,
-)
+from dpoptim.training.losses.reduction import IN_PARTS, ONE_BY_ONE, Reading, read_reduction
 from dpoptim.training.trials.made_up_records import Returned
 
 MOST_LOST = 0.02  # of the clip norm, by a mean, without a word
