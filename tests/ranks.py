@@ -29,6 +29,7 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     [
         "ranks",
+        "apart_work",
         "command_work",
         "distributed_work",
         "evaluation_work",

@@ -33,7 +33,7 @@ def test_runs_in_groups_of_ranks_score_each_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "first", "second"),
     [
-        ("others", "rank 1 would go on with another hold_out", "another hold_out than rank 0"),
+        ("others", "rank 1 would not go on with the same hold_out", "same hold_out as rank 0"),
         ("a failure", "rank 1 left it with an error", "RuntimeError: mat1 and mat2"),
         ("none", "rank 1 left the run", "rank 0 calls private.evaluate (step 1)"),
     ],

@@ -26,7 +26,7 @@ def test_ranks_that_differ_are_named_at_attach() -> None:
     for errors in run_ranks(3, work.differing):
         for case, name in names.items():
             assert errors[case].startswith(
-                "RankError: ranks 1, 2 would go on with another " + name + " than"
+                "RankError: ranks 1, 2 would not go on with the same " + name + " as"
             ), case
         assert "must agree" in errors["number of records"]
         for kind in ("tensors", "items"):
@@ -70,11 +70,11 @@ def test_another_path_key_or_ledger_on_a_rank_is_refused_before_anything_is_writ
 ) -> None:
     """A checkpoint of such ranks could not be read, and a run would be charged elsewhere."""
     said = {
-        "path": "RankError: rank 1 would go on with another path in private.save than rank 0",
-        "key": "RankError: rank 1 would go on with another checkpoint_key than rank 0",
+        "path": "RankError: rank 1 would not go on with the same path in private.save as rank 0",
+        "key": "RankError: rank 1 would not go on with the same checkpoint_key as rank 0",
         "ledger": "ValueError: ledger was given on rank 1, but not on rank 0",
-        "resume on rank 0": "RankError: rank 1 would go on with another resume",
-        "resume on rank 1": "RankError: rank 1 would go on with another resume",
+        "resume on rank 0": "RankError: rank 1 would not go on with the same resume",
+        "resume on rank 1": "RankError: rank 1 would not go on with the same resume",
     }
     path = tmp_path / "run"
     for found in run_ranks(2, work.otherwise_on_a_rank, str(path)):

@@ -30,7 +30,7 @@ def test_persons_of_two_shards_are_refused_on_all_ranks_and_by_name() -> None:
         "other owners in a network",
         "persons on one rank",
     ):
-        assert "rank 1 would go on with another persons than" in first[case], case
+        assert "rank 1 would not go on with the same persons as" in first[case], case
         assert second[case] == first[case]
 
 

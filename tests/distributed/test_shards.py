@@ -159,7 +159,7 @@ def test_pipelines_and_searches_are_charged_once_and_learn_what_one_process_does
             "ValueError: sharded=True: DPSearchCV trains more than"
         )
         for case, name in (("differ", "data set"), ("persons", "persons")):
-            said = f"rank 1 would go on with another {name} than rank 0"
+            said = f"rank 1 would not go on with the same {name} as rank 0"
             assert said in each["refused"][case]
     first, second = (each["tried"] for each in everyone)
     assert second  # the seed has several trials
@@ -169,7 +169,7 @@ def test_pipelines_and_searches_are_charged_once_and_learn_what_one_process_does
 
 def test_ranks_that_differ_or_fail_are_named_on_all() -> None:
     first, second = run_ranks(2, work.differing)
-    other = "RankError: rank 1 would go on with another {} than"
+    other = "RankError: rank 1 would not go on with the same {} as"
     for case, name in {
         "epsilon": "epsilon",
         "columns": "number of columns",

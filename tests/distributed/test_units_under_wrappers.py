@@ -53,4 +53,4 @@ def test_ranks_that_go_by_their_own_first_records_find_other_ways() -> None:
     """Where there is no other way, because records cannot be sent, they are refused together."""
     for found in (run_ranks(2, work.by_own_rows), run_ranks(2, work.that_cannot_be_sent)):
         assert found[0] == found[1]
-        assert "rank 1 would go on with another isolation than rank 0" in found[0]
+        assert "rank 1 would not go on with the same isolation as rank 0" in found[0]

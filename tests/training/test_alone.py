@@ -95,6 +95,48 @@ def test_what_has_no_gradient_alone_is_not_trained_on_noise(
         assert 'isolation="alone"' not in said
 
 
+def hardest(model: nn.Module, batch: Any) -> Tensor:
+    """Triplets of the hardest others in the batch."""
+    found, labels = model(batch[0]), batch[1]
+    apart, same = torch.cdist(found, found), labels[:, None] == labels[None]
+    return F.relu((apart * same).amax(1) - (apart + 1e9 * same).amin(1) + 0.3).mean()
+
+
+def risks(model: nn.Module, batch: Any) -> Tensor:
+    """Cox's, by hand, over those with an event: alone, rounding is left, or 0 / 0."""
+    x, times, events = batch
+    order = times.argsort(descending=True)
+    z, events = model(x)[:, 0][order], events[order].float()
+    return ((z.exp().cumsum(0).log() - z) * events).sum() / events.sum()
+
+
+@pytest.mark.parametrize(
+    ("build", "data", "loss"),
+    [
+        *COMPARING[1:],
+        (linear, TensorDataset(X, Y), hardest),
+        (linear, TensorDataset(X, NUMBERS, COUNTED), risks),
+    ],
+)
+def test_no_way_trains_noise_alone(
+    build: Callable[[], nn.Module], data: TensorDataset, loss: Loss
+) -> None:
+    """Of each record by itself nothing is left, by whatever way."""
+    for options in ({}, {"isolation": "alone"}, {"isolation": "vmap"}):
+        said = refused(build(), data, dpoptim.per_sample(loss), **options)
+        assert "no record that was tried, made up or of the data set, has a gradient" in said
+    assert "no record alone has a gradient" in refused(build(), data, loss)
+
+
+def test_records_by_themselves_in_a_loop_of_ones_own_are_told_the_same() -> None:
+    def each(model: nn.Module, batch: Any) -> Tensor:
+        rows = zip(*(part.split(1) for part in batch), strict=True)
+        return torch.stack([hazards(model, row) for row in rows])
+
+    said = refused(linear(), TensorDataset(X, NUMBERS), each, isolation="alone")
+    assert "has a gradient by this loss" in said
+
+
 def squares(model: nn.Module, batch: Any) -> Tensor:
     return (model(batch[0])[:, 0] - batch[1]).square()
 

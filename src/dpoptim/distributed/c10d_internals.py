@@ -1,11 +1,49 @@
 """Names of ``torch.distributed``, but FSDP's, that are not public or differ by its version."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor
+
+# modules through which user code gets to a group, and those that call it for themselves
+CALLED_THROUGH = (
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.c10d_logger",
+    "torch.distributed._functional_collectives",
+    "torch.distributed.tensor",
+    "torch.utils.",
+    "torch.autograd.",
+    "torch._",
+)
+WRAPPERS = (
+    "dpoptim.",
+    "torch.distributed.fsdp.",
+    "torch.distributed._composable.",
+    "torch.nn.parallel.distributed",
+)
+SENDING = (
+    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),
+    *("all_gather_single", "all_gather_single_coalesced", "allreduce", "allreduce_coalesced"),
+    *("alltoall", "alltoall_base", "all_to_all_single", "broadcast", "gather", "recv"),
+    *("recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single", "scatter", "send"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "_reduce_scatter_base"),
+)
+
+
+def sending_calls() -> Iterator[tuple[Any, str]]:
+    """Calls that send something: methods of groups, and what all functional collectives go through.
+
+    As far as this PyTorch has them.
+    """
+    for name in SENDING:
+        if name in vars(dist.ProcessGroup):
+            yield dist.ProcessGroup, name
+    for name in ("_resolve_group", "_resolve_group_name"):
+        if name in vars(functional_collectives):
+            yield functional_collectives, name
 
 
 def all_gather_single(

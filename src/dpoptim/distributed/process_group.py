@@ -36,7 +36,7 @@ from dpoptim.distributed.rank_signals import (
     rank_names,
     signs_in_words,
 )
-from dpoptim.distributed.ranks import Ranks, part_sizes
+from dpoptim.distributed.ranks import Ranks, Shared, part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.distributed.roll_call import missing_ranks, tell_failure
 from dpoptim.errors import RankError
@@ -65,6 +65,7 @@ class ProcessGroup(Ranks):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._broken = False
         self._over = False  # whether a rank has left, or all have
+        self._alike = True  # whether ranks had the same `Shared` at the last sign
         self._run = 0  # its number, by which ranks tell two runs of theirs apart
         with self._connected("making a group for agreement"):
             control_group(group)
@@ -96,7 +97,7 @@ class ProcessGroup(Ranks):
             ]
             if other:
                 raise RankError(
-                    f"{rank_names(other)} would go on with another {key} than rank 0. Fix: the "
+                    f"{rank_names(other)} would not go on with the same {key} as rank 0. Fix: the "
                     "same program, settings, first values of the model and data on every rank "
                     "(sharded=True if each has records of its own)."
                 )
@@ -131,13 +132,15 @@ class ProcessGroup(Ranks):
     def tell_failure(self, *, failed: bool) -> None:
         tell_failure(self.group, failed=failed)
 
-    def begin(self, what: int, step: int) -> None:
-        self._meet(what, step, ABOUT[what].format(step))
+    def begin(self, what: int, step: int, shared: Shared | None = None) -> None:
+        self._meet(what, step, ABOUT[what].format(step), shared)
 
-    def _meet(self, kind: int, place: int, about: str) -> None:
-        """Go on if all ranks are about to do the same."""
-        signs = self._say(kind, place)
+    def _meet(self, kind: int, place: int, about: str, shared: Shared | None = None) -> None:
+        """Go on if all ranks are about to do the same, with the same."""
+        signs = self._say(kind, place, shared.number() if shared is not None else 0)
         if all(sign == (kind, place) for sign in signs):
+            if shared is not None and not self._alike:
+                self.agree(shared.facts())
             return
         self._refuse_others(signs, lambda sign: sign == (kind, place), about)
 
@@ -169,7 +172,9 @@ class ProcessGroup(Ranks):
                 "their calls of private.save and private.finish before that."
             )
 
-    def _say(self, kind: int, step: int, *, quietly: bool = False) -> list[tuple[int, int]]:
+    def _say(
+        self, kind: int, step: int, shared: int = 0, *, quietly: bool = False
+    ) -> list[tuple[int, int]]:
         """Tell all ranks what this one is about to do; returns what all are.
 
         ``quietly``: an answer is not needed.
@@ -180,21 +185,22 @@ class ProcessGroup(Ranks):
                 "start it again."
             )
         try:
-            return self._signs(kind, step)
+            return self._signs(kind, step, shared)
         except RankError:
             if not quietly:
                 raise
         return []
 
-    def _signs(self, kind: int, place: int) -> list[tuple[int, int]]:
+    def _signs(self, kind: int, place: int, shared: int = 0) -> list[tuple[int, int]]:
         """Exchange signs; those that belong to another run say so, and no more."""
-        signs = torch.zeros(self.size, 3, dtype=torch.int64)
+        signs = torch.zeros(self.size, 4, dtype=torch.int64)
         with self._connected("agreeing on the next step"):
-            mine = torch.tensor([self._run, kind, place], dtype=torch.int64)
+            mine = torch.tensor([self._run, kind, place, shared], dtype=torch.int64)
             all_gather_single(signs.view(-1), mine, group=self._control)
+        self._alike = bool((signs[:, 3] == shared).all())
         return [
             (kind, place) if run == self._run else (OTHER_RUN, 0)
-            for run, kind, place in signs.tolist()
+            for run, kind, place, _ in signs.tolist()
         ]
 
     @contextmanager

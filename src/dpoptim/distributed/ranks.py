@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -18,6 +18,14 @@ from dpoptim.noise.stream import KeyStream, key_stream
 from dpoptim.sampling import Indices
 
 Answer = TypeVar("Answer")
+
+
+class Shared(Protocol):
+    """Public values that must be the same on all ranks: a checksum, and the same by names."""
+
+    def number(self) -> int: ...
+
+    def facts(self) -> dict[str, str]: ...
 
 
 class Ranks:
@@ -161,11 +169,14 @@ class Ranks:
     def tell_failure(self, *, failed: bool) -> None:
         """Leave word that this rank failed, for those that wait in vain; or take it back."""
 
-    def begin(self, what: int, step: int) -> None:
+    def begin(self, what: int, step: int, shared: Shared | None = None) -> None:
         """All ranks are about to do the same with this step: what `rank_signals.ABOUT` names.
 
+        Args:
+            shared: is compared on the way.
+
         Raises:
-            RankError: one is at another step, has left, or has failed; named.
+            RankError: one is at another step, has left, has failed, or has something else; named.
         """
 
     def lost(self, error: BaseException | None) -> RankError | None:

@@ -13,6 +13,7 @@ from dpoptim.plan import Plan
 from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
 from dpoptim.training.batches.privacy_units import Units
 from dpoptim.training.batches.repeated_records import refuse_shared_records
+from dpoptim.training.batches.same_order import refuse_another_order
 from dpoptim.training.batches.streams import StreamRecords
 from dpoptim.training.refusals import refuse_other_size
 
@@ -47,6 +48,8 @@ def agree_on_run(
         "isolation": engine.isolation,
     }
     ranks.agree(facts_of(plan, engine, optimizers, train_set, sharded=sharded, **options, **own))
+    if not (sharded or isinstance(train_set, StreamRecords)):
+        refuse_another_order(ranks, train_set)
     one_rank_a_person(ranks, units.persons, sharded=sharded)
     count = ranks.all_sum(units.count) if sharded else units.count
     refuse_other_size(plan, count, units.name)

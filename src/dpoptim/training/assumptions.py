@@ -80,7 +80,18 @@ RANDOM = (
 ATTRIBUTES = (
     "what the model keeps in plain attributes (tensors, arrays, numbers, also in lists, "
     "dictionaries and objects; neither parameters nor buffers) changes while it sees records: none "
-    "of it enters the loss of another record, or is published"
+    "of it enters the loss of another record, or is published; and with what it has become (a "
+    "count of epochs, a switch) records are treated independently, as when the model was tried"
+)
+PHASES = (
+    "what loss and collate_fn read beside batch and model (globals, closures, objects: a schedule, "
+    "a switch) changed after they were tried: with what it has become, each record's loss still "
+    "depends on that record alone"
+)
+KEEPS = (
+    "{} keeps numbers from call to call (in closures, globals or objects), which changed while it "
+    "was tried: past losses, running means or counts of what records hold enter the loss of no "
+    "other record, also not as weights or as chances by which time steps are drawn"
 )
 
 
@@ -100,8 +111,9 @@ def basis_of_loss(
             collated was not checked).
         isolation: records that pass alone have no other one in their loss.
     """
+    kept = [] if checked is None else [of_program(KEEPS.format(each)) for each in checked.keeps]
     if isolation.alone:
-        return (SHAPE, *map(of_program, (LAYERS, NOTHING_ELSE, START, LOOP, RANDOM)))
+        return (SHAPE, *map(of_program, (LAYERS, NOTHING_ELSE, START, LOOP, RANDOM)), *kept)
     items = [of_program(NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
     if caveats["collate"]:
         items.append(of_program(COLLATE))
@@ -126,7 +138,7 @@ def basis_of_loss(
     items += [SHAPE, *map(of_program, others)]
     if caveats["mean"] or declared == "mean":
         items.append(trusted(MEAN))
-    return tuple(items)
+    return (*items, *kept)
 
 
 def of_program(text: str) -> Assumption:
@@ -147,9 +159,12 @@ def in_order(items: Iterable[Assumption]) -> tuple[Assumption, ...]:
     return tuple(sorted(items, key=lambda item: kinds.index(item.kind)))
 
 
-def caveats_of(engine: Engine, *, seeded: bool, collate: bool) -> dict[str, bool]:
+def caveats_of(
+    engine: Engine, *, seeded: bool, collate: bool, phases: bool = False
+) -> dict[str, bool]:
     """Caveats of a run's guarantee so far: `basis_of_loss` and `basis_of_caveats`."""
     return {
+        "phases": phases,
         "seeded": seeded,
         "attributes": engine.writes_attributes,
         "partial_backward": engine.partial_backward,
@@ -200,13 +215,16 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
     """Assumptions that come with what the user allowed.
 
     Args:
-        caveats: ``"attributes"`` (what the model keeps in plain attributes changed),
+        caveats: ``"attributes"`` (what the model keeps in plain attributes changed), ``"phases"``
+            (what loss and collate function read from elsewhere did),
             ``"partial_backward"``, ``"rounded"`` (under torch.autocast), ``"varies"`` (physical
             batches do, with who is in them), ``"left"`` (and entered again) and ``"seeded"``, of
             all parts of the run.
         resumed: whether it was taken up from a checkpoint.
     """
     items = []
+    if caveats["phases"]:
+        items.append(of_program(PHASES))
     if caveats["attributes"]:
         items.append(trusted(ATTRIBUTES))
     if caveats["partial_backward"]:

@@ -130,8 +130,8 @@ def attach(
             docs/guides/many-processes.md.
         sharded: whether ``train_set`` holds this process's records only, no record in two
             processes, and nobody's rows where there are ``persons``; the plan's n is the number in
-            all of them. Default: every process has the
-            same data set, in the same order.
+            all of them, of which each stream has its equal part (the first ones one more). Default:
+            every process has the same data set, in the same order: some records are compared.
         projection: radius of a ball around where the trained parameters start, as one vector: each
             step ends at the nearest point of it (Das et al. 2023, Algorithm 1). None: no ball.
         random_iterate: keep one of the points that steps are taken from, each with the same
@@ -177,11 +177,12 @@ def attach(
         refuse_accumulation(each)
         switch_scaler_off(each)
     optimizers = [innermost(each) for each in optimizers]
-    if isinstance(plan, Plan) and is_stream(train_set):
-        train_set = records_of_stream(plan, train_set)
     model = uncompiled(model)
     ranks = ranks_of(model, process_group)
     try:
+        if isinstance(plan, Plan) and is_stream(train_set):
+            part = (ranks.rank, ranks.size) if sharded else (0, 1)
+            train_set = records_of_stream(plan, train_set, *part)
         request = Request(
             loss=loss,
             collate_fn=collate_fn,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dpoptim.distributed.user_collectives import inside_of, user_collectives_refused
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.watch.values import Values
@@ -62,6 +63,8 @@ class Attached:
         self._meanwhile.enter_context(checkpointing_served())
         self._meanwhile.enter_context(backward_watched(self._losses.around))
         self._meanwhile.enter_context(scaling_watched(self._losses.refuse_scale))
+        inside = inside_of(self._engine.model)
+        self._meanwhile.enter_context(user_collectives_refused("the model", inside))
         try:
             self._engine.attach()
         except BaseException:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -13,8 +12,10 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.optim.adam_bc import pass_on
 from dpoptim.runtime.torch_internals import put_first
 from dpoptim.training.iterates import Iterates
+from dpoptim.training.optimizer_settings import settings_of
 from dpoptim.training.other_libraries import NO_SCALER
 from dpoptim.training.released_gradients import ReleasedGradients
+from dpoptim.training.same_on_ranks import SameOnRanks
 from dpoptim.training.steps import Steps
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -39,6 +40,7 @@ class OptimizerHooks:
     ) -> None:
         self._steps, self._gradients, self._engine = steps, gradients, engine
         self._optimizers, self._iterates = tuple(optimizers), iterates
+        self._same = SameOnRanks(engine, optimizers)
         # refuses those that would not be told, before anything is spent
         self._pass_on()
         # of each optimizer, at the first microbatch of a step
@@ -94,7 +96,7 @@ class OptimizerHooks:
         if self._steps.state == "complete":
             self._settings.clear()
             self._groups.clear()
-            self._steps.release()
+            self._steps.release(self._same)
             self._pass_on()
             if self._steps.moved:
                 self._iterates.leave()
@@ -127,20 +129,6 @@ class OptimizerHooks:
         for group, kept in zip(optimizer.param_groups, before, strict=False):
             group.clear()
             group.update(kept)
-
-
-def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, list[Any]]:
-    """Each setting of an optimizer in its groups, such as ``lr``, and whose it is."""
-    names = {name: None for group in optimizer.param_groups for name in group if name != "params"}
-    found = {name: [plain(group.get(name)) for group in optimizer.param_groups] for name in names}
-    return {**found, "params": [[*map(id, group["params"])] for group in optimizer.param_groups]}
-
-
-def plain(setting: Any) -> Any:
-    """Numbers that are not written into meanwhile, as tensors, arrays and lists are."""
-    if isinstance(setting, list | tuple):
-        return [plain(each) for each in setting]
-    return setting.tolist() if isinstance(setting, Tensor | np.ndarray) else setting
 
 
 def run_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:

@@ -41,6 +41,11 @@ NO_GRADIENT = (
 )
 
 # And on what PyTorch says of layers that records pass one by one in a private loop.
+IN_A_HOOK = (
+    "a hook got None for a gradient: those of an attached model's parameters do not exist outside "
+    "of optimizer.step(). Fix: leave p.register_hook(...) out; "
+    "optimizer.register_step_pre_hook(hook) finds the noisy mean in .grad."
+)
 HINTS_BY_TEXT = {
     "@once_differentiable": "the loss differentiates the model's gradients again (a gradient "
     "penalty, autograd.grad(..., create_graph=True)); rules for layers cannot, vectorised models "
@@ -65,6 +70,9 @@ HINTS_BY_TEXT = {
     "on them. A first step up the batch's own gradient (SAM) is not private. Fix: train with the "
     "optimizer that SAM wraps, given to dpoptim.attach by itself; the noisy mean can be looked at "
     "after its step(), before zero_grad(), where private.finished_step is true.",
+    "grad can be implicitly created only for scalar outputs": "a vector of losses, one for each "
+    "record, goes to private.backward(losses) as it is, and needs no .backward() of its own. What "
+    "calls loss.backward() for you (Accelerate, Lightning) takes losses.sum().",
     "not have been used in the graph": "gradients of an attached model's parameters do not exist "
     "outside of optimizer.step(), so nothing can be computed from them (inner steps, as in MAML; "
     "SAM, gradient norms, influence). Fix: leave it out, or use the noisy mean: "
@@ -123,12 +131,24 @@ def refuse_nothing_to_train(model: nn.Module) -> None:
 def hint_of(error: BaseException, trace: TracebackType | None) -> str | None:
     """Meaning of another library's error here, where that is known; it quotes nothing."""
     hint = next((hint for text, hint in HINTS_BY_TEXT.items() if text in str(error)), None)
-    if hint is None and "NoneType" in str(error) and ".grad" in failing_line(trace):
-        return NO_GRADIENT
+    if hint is None and "NoneType" in str(error):
+        if ".grad" in failing_line(trace):
+            return NO_GRADIENT
+        if in_backward_hook(trace):
+            return IN_A_HOOK
     while trace is not None and hint is None:
         hint = HINTS.get(trace.tb_frame.f_globals.get("__name__", ""))
         trace = trace.tb_next
     return hint
+
+
+def in_backward_hook(trace: TracebackType | None) -> bool:
+    """Whether an error was raised by what autograd has called, and not by autograd."""
+    names = []
+    while trace is not None:
+        names.append(trace.tb_frame.f_globals.get("__name__", ""))
+        trace = trace.tb_next
+    return "torch.autograd.graph" in names[:-1]
 
 
 def failing_line(trace: TracebackType | None) -> str:

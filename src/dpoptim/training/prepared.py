@@ -14,11 +14,14 @@ from torch.utils.data import Dataset
 
 from dpoptim.assumptions import enforced
 from dpoptim.distributed.ranks import Ranks
+from dpoptim.distributed.user_collectives import user_collectives_refused
 from dpoptim.distributed.wrapping import wrapping_of
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gate import SelectedRows
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation, require_choice
+from dpoptim.gradients.watch.contents import Contents
+from dpoptim.gradients.watch.plain_attributes import PlainAttributes
 from dpoptim.plan import Plan
 from dpoptim.runtime.torch_internals import checkpointing_served, pytree
 from dpoptim.training.agreed import agree_on_run
@@ -37,6 +40,8 @@ from dpoptim.training.trials.isolation import (
     after_loss,
     choose_isolation,
 )
+from dpoptim.training.trials.isolation_words import by_what_changed
+from dpoptim.training.trials.kept_values import KeptValues
 from dpoptim.training.trials.loss_check import (
     NOT_CHECKED,
     LossCheck,
@@ -59,6 +64,7 @@ class Prepared:
         chosen: how records are kept apart.
         loss: what was found of the loss, if there is one.
         engine: not attached yet.
+        read: what loss and collate function read beside batch and model, after they were tried.
 
     Raises:
         PrivacyError, ValueError, TypeError: what cannot be trained privately; nothing is changed.
@@ -86,6 +92,7 @@ class Prepared:
         )
         refuse_other_unit(plan, self.units)
         self._row = self._a_row()
+        self.read: KeptValues | None = None
         self._by_loss = False  # the loss asked for another way than the model
         self.chosen, self.loss, positions = self._tried()
         self.engine = self._engine(positions)
@@ -94,6 +101,7 @@ class Prepared:
 
     def _tried(self) -> tuple[Chosen, LossCheck | None, dict[str, int]]:
         """Try the model and the loss on made-up records."""
+        attributes = PlainAttributes(Contents.of(self.model))
         with self._trying():
             try:
                 chosen = self._chosen_isolation(self._row, self._request.batch_axis)
@@ -112,6 +120,9 @@ class Prepared:
                 self._by_loss = True
                 chosen, loss = self._by_another_way(chosen, error)
             batch = -(-self.plan.batch_size * self.units.rows.per_record // self._ranks.size)
+            attributes.compare(Contents.of(self.model), everything=False)
+            if attributes.change:
+                chosen = replace(chosen, basis=by_what_changed(chosen.basis))
             chosen = with_cost(chosen, self.model, self.wrapping, batch, self.plan.steps)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
 
@@ -186,7 +197,12 @@ class Prepared:
     @contextmanager
     def _trying(self) -> Iterator[None]:
         drawn = same_made_up_records(self.model) if self.wrapping.spread else nullcontext()
-        with self.wrapping.trying(self._ranks), drawn, checkpointing_served():
+        with (
+            user_collectives_refused("the model, loss or collate_fn"),
+            self.wrapping.trying(self._ranks),
+            drawn,
+            checkpointing_served(),
+        ):
             yield
 
     def _a_row(self) -> Any:
@@ -206,7 +222,9 @@ class Prepared:
         request = self._request
         if request.loss is None:
             return None
-        return check_loss(
+        functions = {"loss": request.loss, "collate_fn": request.collate_fn}
+        kept = KeptValues(functions, self.model)
+        found = check_loss(
             self.model,
             request.loss,
             self.train_set,
@@ -220,6 +238,8 @@ class Prepared:
             expected=-(-self.plan.batch_size // self._ranks.size),
             by_name=request.isolation == "alone",
         )
+        self.read = KeptValues(functions, self.model)
+        return replace(found, keeps=kept.changed())
 
     @property
     def reduction(self) -> Reduction | None:

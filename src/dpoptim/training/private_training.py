@@ -69,8 +69,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         self.plan, self.model, self.optimizers = plan, found.model, found.optimizers
         self._units, self._engine, self._chosen = found.units, found.engine, found.chosen
         self._loss, self._reduction = found.loss, found.reduction
-        sample = found.chosen.sample
-        returned = () if sample is None else sample.returned
+        returned = getattr(found.chosen.sample, "returned", ())
         self._handed_over = HandedOver(
             found.reduction,
             checked=found.checked_scalar,
@@ -289,6 +288,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
     def detach(self) -> None:
         """Take everything off model and optimizer, as leaving the ``with`` does; repeatable."""
         self._loader.restore_randomness()
+        self._see_phases()
         self._attached.take_off()
 
     def _attach_again(self) -> None:

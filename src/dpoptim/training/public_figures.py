@@ -30,6 +30,7 @@ from dpoptim.training.batches.batch_loader import BatchLoader
 from dpoptim.training.batches.privacy_units import Units
 from dpoptim.training.batches.slots import basis_of_slots, less_lost_delta
 from dpoptim.training.other_runs import OtherRuns
+from dpoptim.training.prepared import Prepared
 from dpoptim.training.progress import show_progress
 from dpoptim.training.steps import Steps
 from dpoptim.training.trials.isolation import Chosen
@@ -60,6 +61,8 @@ class PublicFigures:
     _sharded: bool
     _caveats: dict[str, bool]  # of the parts before
     _left: bool  # and entered again
+    _prepared: Prepared
+    _phases = False  # whether what the loss reads was seen to change
 
     def _require_attached(self) -> None:
         """Refuse what has no meaning outside of the `with` block."""
@@ -201,10 +204,19 @@ class PublicFigures:
         label = f"private steps (epsilon {rounded_up(self.plan.guarantee.epsilon)} reserved)"
         return show_progress(items, lambda: self.steps_done, self.plan.steps, label, console)
 
+    def _see_phases(self) -> None:
+        """Note whether loss and collate function read other values than when they were tried."""
+        if self._attached.on and not self._phases and self._prepared.read is not None:
+            self._phases = bool(self._prepared.read.changed())
+
     def _all_caveats(self) -> dict[str, bool]:
         """Caveats of the guarantee, from all parts of the run."""
+        self._see_phases()
         found = caveats_of(
-            self._engine, seeded=self._seeded, collate=self._loader.collates_unchecked
+            self._engine,
+            seeded=self._seeded,
+            collate=self._loader.collates_unchecked,
+            phases=self._phases,
         )
         found["varies"], found["left"] = self._loader.shapes_vary, self._left
         return {key: value or self._caveats.get(key, False) for key, value in found.items()}

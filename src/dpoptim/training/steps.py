@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from dpoptim.distributed.rank_signals import RELEASE
-from dpoptim.distributed.ranks import Ranks
+from dpoptim.distributed.ranks import Ranks, Shared
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine
@@ -103,13 +103,16 @@ class Steps:
         )
         self._state = "complete" if microbatch.last else "open"
 
-    def release(self) -> None:
+    def release(self, shared: Shared) -> None:
         """Let the gate release this step's sums, and write the noisy mean into ``.grad``.
+
+        Args:
+            shared: by all ranks, which compare it.
 
         Nothing remembers the step before its noise is drawn: if drawing is interrupted, the step
         is done again. `settle` ends the step.
         """
-        self._ranks.begin(RELEASE, self.done)
+        self._ranks.begin(RELEASE, self.done, shared)
         self.gate.open()  # first: a refusal must leave the sums as they were
         sums, query = self._sums_and_query()
         trains = self.clip_norm.found

@@ -60,6 +60,7 @@ class HookManager:
         # microbatch.
         self.rows: int | None = None
         self._delivered: int | None = None
+        self.given: int | None = None  # rows of the last input
         self._undo: list[Callable[[], Any]] = []
         self._outside = ReadOutside(
             recorder,
@@ -129,7 +130,7 @@ class HookManager:
         # The first tensor may be no batch, but positions; what was delivered tells.
         if sizes:
             plain = self._delivered in sizes and not self._joined
-            self.rows = self._delivered if plain else sizes[0]
+            self.rows = self.given = self._delivered if plain else sizes[0]
         if self._outside.owners:
             self._outside.begin(self.rows)
         if self._state is not None:

@@ -86,6 +86,10 @@ class ModelWatch:
         self._in_batch, self.step_begins = True, False
         self._refuse_new_hooks()
 
+    def noted_weights(self) -> int:
+        """A checksum of the trained parameters as the batch began; the same for equal values."""
+        return self._trainable.checksum()
+
     def note_iterated(self) -> None:
         """The engine has written into what it iterates."""
         self._iterated.note()

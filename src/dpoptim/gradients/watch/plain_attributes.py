@@ -10,7 +10,7 @@ to look at. So a change is not refused, but must be said.
 
 import warnings
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +23,7 @@ from dpoptim.gradients.watch.contents import Contents
 from dpoptim.gradients.watch.values import Values, address
 from dpoptim.runtime.torch_internals import is_functorch_tensor, version_of
 
+Found = tuple[list["Holder"], list[Any]]
 Holder = Tensor | NDArray[Any]
 
 # bytes that are read at each release; of more, versions and addresses, and all values at the end
@@ -52,7 +53,27 @@ class PlainAttributes:
 
     def __init__(self, model: Contents) -> None:
         self.change = False
-        self._holders, self._numbers = held_by(model)
+        self._held = HeldValues(in_attributes(model))
+
+    def compare(self, now: Contents, *, everything: bool) -> None:
+        """Note whether something has changed.
+
+        Args:
+            now: the model's contents.
+            everything: read large tensors and arrays, too.
+        """
+        self.change = self.change or not self._held.same(in_attributes(now), everything)
+
+
+class HeldValues:
+    """Tensors, arrays and numbers that were found somewhere, to be compared with later ones.
+
+    Args:
+        found: by `held_by`.
+    """
+
+    def __init__(self, found: Found) -> None:
+        self._holders, self._numbers = found
         parts: tuple[list[tuple[str, Tensor]], ...] = ([], [])
         size = 0
         for place, holder in enumerate(self._holders):
@@ -64,17 +85,13 @@ class PlainAttributes:
         self._versions = [version(holder) for holder in self._holders]
         self._small, self._large = map(Values, parts)
 
-    def compare(self, now: Contents, *, everything: bool) -> None:
-        """Note whether something has changed.
+    def same(self, found: Found, everything: bool) -> bool:
+        """Whether what is found now are the same holders and numbers, with the same values.
 
         Args:
-            now: the model's contents.
             everything: read large tensors and arrays, too.
         """
-        self.change = self.change or not self._same(now, everything)
-
-    def _same(self, now: Contents, everything: bool) -> bool:
-        holders, numbers = held_by(now)
+        holders, numbers = found
         return (
             len(holders) == len(self._holders)
             and all(a is b for a, b in zip(holders, self._holders, strict=True))
@@ -85,20 +102,34 @@ class PlainAttributes:
         )
 
 
-def held_by(model: Contents) -> tuple[list[Holder], list[Any]]:
-    """The tensors, arrays, numbers and lengths of plain attributes, as they are found."""
-    holders: list[Holder] = []
-    numbers: list[Any] = []
-    seen = {id(each) for _, each in (*model.modules, *model.parameters, *model.buffers)}
-    left: list[Any] = [
+def in_attributes(model: Contents) -> Found:
+    """The tensors, arrays, numbers and lengths of a model's plain attributes; see `held_by`."""
+    values = (
         value
         for _, m in model.modules
         for key, value in vars(m).items()
         if key not in OF_EVERY_MODULE
-    ]
+    )
+    return held_by(values, model) or ([], [object()])  # is equal to no other
+
+
+def held_by(
+    values: Iterable[Any], model: Contents, contents: Callable[[Any], Iterable[Any]] | None = None
+) -> Found | None:
+    """The tensors, arrays, numbers and lengths in values, as they are found; None: in too many.
+
+    Args:
+        model: whose modules, parameters and buffers are left out.
+        contents: of a container or object; None: `parts_of`.
+    """
+    contents = contents or parts_of
+    holders: list[Holder] = []
+    numbers: list[Any] = []
+    seen = {id(each) for _, each in (*model.modules, *model.parameters, *model.buffers)}
+    left = list(values)
     while left:
         if max(len(seen), len(left), len(numbers)) > MOST_OBJECTS:
-            return holders, [object()]  # is equal to no other
+            return None
         value = left.pop()
         if isinstance(value, NUMBERS):
             numbers.append((type(value), repr(value)))  # NaN is not equal to itself
@@ -108,7 +139,7 @@ def held_by(model: Contents) -> tuple[list[Holder], list[Any]]:
         if holds_numbers(value):
             holders.append(value)
         elif not type(value).__module__.startswith(SKIPPED_PACKAGES):
-            inside = list(parts_of(value))
+            inside = list(contents(value))
             numbers.append(len(inside))
             left += inside
     return holders, numbers

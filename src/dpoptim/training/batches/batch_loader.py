@@ -17,6 +17,7 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.oracle import Loss
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
+from dpoptim.training.batches.epochs import EpochEnds
 from dpoptim.training.batches.loading import Batches, Collate, LoaderOptions, load_microbatches
 from dpoptim.training.batches.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.batches.privacy_units import Units
@@ -65,6 +66,7 @@ class BatchLoader:
         loss: Loss | None,
     ) -> None:
         self._plan, self._train_set, self._collate_fn, self._units = plan, train_set, collate, units
+        self._length, self._ends = len(train_set), EpochEnds.of(plan)  # type: ignore[arg-type]
         self.queue = queue
         self._engine = engine
         self._steps = steps
@@ -153,6 +155,7 @@ class BatchLoader:
             alone = self._ranks.size == 1 and not self._engine.partial_backward
             fixed_shape = same_shape and alone and costs_little(self._plan)
         microbatches, fixed_items = self._microbatches(physical_batch_size, fixed_shape)
+        epoch = -1
         self._loop = loop = self._loop + 1
         for batch, microbatch in load_microbatches(
             self._train_set, microbatches, options, self._units.stacked, fixed_items
@@ -174,11 +177,21 @@ class BatchLoader:
                     "in the loop, start it again: private.batches() goes on with the same batch."
                 )
             self._gradients.drop()
+            if epoch != (epoch := self._ends.number(self._steps.done)):
+                self._refuse_other_length()
             self._steps.begin(microbatch)
             yield batch
         if self._steps.state == "complete" and not self._ended():
             raise PrivacyError(
                 "the last batch was delivered, but optimizer.step() was not called after it."
+            )
+
+    def _refuse_other_length(self) -> None:
+        if len(self._train_set) != self._length:  # type: ignore[arg-type]
+            raise PrivacyError(
+                "train_set has another length than when it was attached: items that came later are "
+                "never drawn, and what was taken out moves others to other places. Fix: a data set "
+                "that stays as it is, attached once it is complete."
             )
 
     def _nothing_left(self) -> bool:

@@ -18,8 +18,12 @@ def is_stream(train_set: Any) -> bool:
     )
 
 
-def records_of_stream(plan: Plan, stream: Any) -> "StreamRecords":
+def records_of_stream(plan: Plan, stream: Any, rank: int = 0, parts: int = 1) -> "StreamRecords":
     """The records of ``stream`` for a plan that takes disjoint batches in the given order.
+
+    Args:
+        rank, parts: where the plan's records come in streams of several ranks, which have equally
+            many of them, but the first ones one more, as of ``records[rank::parts]``.
 
     Raises:
         PrivacyError: the plan samples, shuffles, or takes more than one pass.
@@ -32,7 +36,9 @@ def records_of_stream(plan: Plan, stream: Any) -> "StreamRecords":
     elif plan.steps > sampler.steps_per_pass:
         wrong = "passes over them more than once"
     else:
-        return StreamRecords(stream, plan.n, keep=2 * sampler.batch_size)
+        own = len(range(rank, plan.n, parts))
+        whose = f"its part of the plan's n={plan.n}, {own}" if parts > 1 else f"the plan's n={own}"
+        return StreamRecords(stream, own, keep=2 * sampler.batch_size, whose=whose)
     raise PrivacyError(
         f"train_set is a stream, whose records come in order and once, and the plan {wrong}. Fix: "
         'dpoptim.DPFTRL(..., order="given").plan(epochs=1, ...), which takes them as they come; '
@@ -49,10 +55,11 @@ class StreamRecords(Dataset[Any]):
         records: how many there are; public.
         keep: records that stay in memory behind the last one that was read, so that an interrupted
             step finds its own.
+        whose: how many they should be, in words.
     """
 
-    def __init__(self, stream: Any, records: int, *, keep: int) -> None:
-        self._stream, self._records, self._keep = stream, records, keep
+    def __init__(self, stream: Any, records: int, *, keep: int, whose: str) -> None:
+        self._stream, self._records, self._keep, self._whose = stream, records, keep, whose
         self._iterator: Iterator[Any] | None = None
         self._read = 0
         self._kept: dict[int, Any] = {}
@@ -81,8 +88,9 @@ class StreamRecords(Dataset[Any]):
                 self._kept[self._read] = next(self._iterator)
             except StopIteration:
                 raise ValueError(
-                    f"the stream ended before the plan's n={self._records} records. Fix: "
-                    "plan(n=...) for as many as it has; or a stream of records, not of batches."
+                    f"the stream ended before {self._whose} records. Fix: plan(n=...) for as many "
+                    "as all streams of the run have (the ranks' ones equally many, but for the "
+                    "remainder); or a stream of records, not of batches."
                 ) from None
             self._kept.pop(self._read - self._keep, None)
             self._read += 1

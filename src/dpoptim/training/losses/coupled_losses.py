@@ -88,7 +88,8 @@ def coupled() -> SamplesInteractError:
         "similarities or negatives within the batch, a mean or softmax over it, a root, "
         "ratio or limit of its sums (RMSE, dice, a correlation, flooding). One record would move "
         "the gradients of all. Fix: let each record's loss depend on that record alone, such as "
-        f"its own dice (dpoptim.per_sample(loss) takes any loss so), {OWN_PAIRS}."
+        "its own dice (dpoptim.per_sample(loss) takes any loss so that is more than a comparison "
+        f"of records), {OWN_PAIRS}."
     )
 
 

@@ -17,11 +17,7 @@ from dpoptim.training.losses.coupled_losses import coupled, refuse_coupled_losse
 from dpoptim.training.losses.label_means import LabelMeans, own_means
 from dpoptim.training.losses.meeting_places import compares_outputs, refuse_broadcast
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
-from dpoptim.training.losses.reduction import (
-    ONE_BY_ONE,
-    Reading,
-    read_reduction,
-)
+from dpoptim.training.losses.reduction import IN_PARTS, ONE_BY_ONE, Reading, read_reduction
 from dpoptim.training.trials.made_up_records import Returned
 
 MOST_LOST = 0.02  # of the clip norm, by a mean, without a word
@@ -155,6 +151,9 @@ class HandedOver:
         try:
             return read_reduction(loss, rows, records, checked=self.checked)
         except SamplesInteractError:
+            given = None if engine.hooks is None else engine.hooks.given
+            if given is not None and given < engine.rows_open:
+                raise SamplesInteractError(IN_PARTS) from None
             if compares_outputs(loss):  # labels are places in the batch
                 raise coupled() from None
             raise

@@ -28,6 +28,12 @@ ONE_BY_ONE = (
     "dpoptim.per_sample(loss) makes one for each record of any loss(model, batch)."
 )
 
+IN_PARTS = (
+    "the model was given a part of the batch that private.batches() delivered, and the part's loss "
+    "is no mean or sum over that batch. Fix: private.batches(physical_batch_size=...), which cuts "
+    "batches to what memory holds, with one backward pass for each; or the loss of the whole batch."
+)
+
 
 @dataclass(frozen=True)
 class Reading:

@@ -33,6 +33,7 @@ from dpoptim.training.trials.wider_copies import reads, widened
 
 LOST = torch.finfo(torch.float32).eps  # of the longest gradient, in float32
 NOTHING = 1e-6  # of the batch's gradient
+ROUNDED = 1e-4  # a longer gradient is none that rounding makes of nothing
 ADDED = 0.3  # of a tolerance: autograd's gradients, of which none is clipped, round by less
 EXPLAINED = 1e-4  # of the batch's gradient may be left, by words that name weights
 LEAST_SIZE = 1e-30  # of what is compared
@@ -110,6 +111,20 @@ class Comparison:
         if self._ways:
             raise self._not_by_this_way(worst, refused)
         return added
+
+    def shows_nothing(self) -> bool:
+        """Whether no record alone has a gradient, down to rounding: nothing can be compared."""
+        squared = self._gradients.squared
+        own = largest_of(squared)
+        if own > ROUNDED or not squared.isfinite().any():
+            return False
+        if own == 0:
+            return True
+        try:  # in float64 there is next to nothing left of what is rounding
+            wide = self._widened()
+            return wide is not None and largest_of(wide._gradients.squared) <= NOTHING * own
+        except Exception:  # whatever the user's code raises in other dtypes
+            return False
 
     def _mixed(
         self, gradients: RecordsAlone, worst: str, refused: PrivacyError | None
@@ -257,7 +272,7 @@ class Comparison:
 
     def _nothing_alone(self, gradients: RecordsAlone) -> bool:
         """Whether the batch has a gradient, and no record alone, down to rounding."""
-        own = float(gradients.squared[self._order].sqrt().max())
+        own = largest_of(gradients.squared[self._order])
         return own <= NOTHING * self._norm(self._together(self._order))
 
     def _weights(self, gradients: RecordsAlone) -> Tensor | None:

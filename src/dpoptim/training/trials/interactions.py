@@ -20,6 +20,19 @@ def nothing_alone() -> NothingAloneError:
     )
 
 
+def nothing_to_learn() -> SamplesInteractError:
+    """The refusal of a loss by which no record that was tried has a gradient, in whatever way."""
+    return SamplesInteractError(
+        "no record that was tried, made up or of the data set, has a gradient by this loss, so "
+        "that budget would be spent on noise. Usual causes: a loss that compares the records of a "
+        "batch (contrastive ones, triplets in the batch, Cox's risk sets), of which nothing is "
+        "left for a record by itself, also by dpoptim.per_sample; a record 0 with nothing to learn "
+        "from, such as no label and no box, whose form made-up records have; weights of zero, or "
+        "layers that pass nothing on. Fix: let each record's loss depend on that record alone, by "
+        f"{OWN_PAIRS}; put a record that has labels first."
+    )
+
+
 def none_finite() -> SamplesInteractError:
     """The refusal of a loss where no record's own gradient is finite."""
     return SamplesInteractError(

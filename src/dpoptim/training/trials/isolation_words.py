@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dpoptim.assumptions import Assumption, enforced, trusted
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from dpoptim.training.trials.made_up_records import Sample
 
 OTHER_WAY = re.compile(r"(?:^|[;,.]? (?:or|Or) )(?:dpoptim\.attach|attach |isolation=)")
+INDEPENDENT = "the model treats records independently"
+CHANGED = (
+    "; while it was tried, numbers in its plain attributes changed, such as a count of calls: that "
+    "holds whatever these are later"
+)
 ALONE = "records cannot be mixed: every microbatch has one record"
 WHOLE = (
     "records cannot be mixed in the model: its forward pass is vectorised, with a row of "
@@ -39,7 +45,7 @@ def basis_of(isolation: Isolation, sample: Sample | None) -> tuple[Assumption, .
     whole = sample is not None and sample.whole
     inputs = "random inputs of 0 and 1, which alone it took," if whole else "random inputs,"
     passed = trusted(
-        f"the model treats records independently (it did on {inputs} against batches of one)",
+        f"{INDEPENDENT} (it did on {inputs} against batches of one)",
         of_program=True,
     )
     if isolation.alone:
@@ -50,9 +56,17 @@ def basis_of(isolation: Isolation, sample: Sample | None) -> tuple[Assumption, .
     return (*(enforced(PARTS.format(some(of), way)) for of, way in ways if of), passed)
 
 
+def by_what_changed(basis: Iterable[Assumption]) -> tuple[Assumption, ...]:
+    """The basis, of a model whose plain attributes changed while it was tried."""
+    return tuple(
+        replace(item, text=item.text + CHANGED) if item.text.startswith(INDEPENDENT) else item
+        for item in basis
+    )
+
+
 def not_probed(reason: str) -> Assumption:
     return trusted(
-        "the model treats records independently, and every layer has them on its first axis (not "
+        f"{INDEPENDENT}, and every layer has them on its first axis (not "
         f"tested on random inputs: {reason}; see dpoptim.check)",
     )
 

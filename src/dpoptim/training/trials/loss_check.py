@@ -26,7 +26,7 @@ from dpoptim.training.batches.streams import StreamRecords
 from dpoptim.training.losses.handed_over import disagreement, unclear_factor
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.other_libraries import hint_of
-from dpoptim.training.trials.alone import refuse_other_meaning
+from dpoptim.training.trials.alone import refuse_nothing_to_learn, refuse_other_meaning
 from dpoptim.training.trials.deterministic_runs import put_back
 from dpoptim.training.trials.loss_trials import BY_COLLATE, saying, try_made_up
 from dpoptim.training.trials.program import CheckResult, NotFiniteError, Program, compare
@@ -78,6 +78,7 @@ class LossCheck:
             scalar.
         collate_fn: what made the batches; None: torch's.
         text: on what records, for the list of what a guarantee rests on.
+        keeps: what of loss and collate function kept something from call to call, see `KeptValues`.
         labels: that a record has in a mean over them, of which its own is taken, see
             `label_means`; 0: there is no such mean. means: how many of them.
     """
@@ -87,6 +88,7 @@ class LossCheck:
     text: str
     labels: int = 0
     means: int = 0
+    keeps: tuple[str, ...] = ()
 
     @property
     def scalar_reduction(self) -> Reduction | None:
@@ -142,16 +144,17 @@ def check_loss(
         refuse_sparse_batches(collate, row)
     if isolation.alone:
         refuse_what_fails_alone(model, loss, collate, row, wrapping)
-        refuse_other_meaning(Program(model, loss, collate, (), wrapping), row, by_name=by_name)
+        program = Program(model, loss, collate, (), wrapping)
+        if refuse_other_meaning(program, row, by_name=by_name):
+            refuse_nothing_to_learn(program, some_records(train_set, units, wrapping, ranks))
         return LossCheck("none", collate_fn, "")
     program = Program(model, loss, collate, (isolation,), wrapping)
     tried = try_made_up(
         program, row, units.rows.per_record, expected, sequences=collate_fn is not None
     )
-    at = places(units.count, in_order=isinstance(train_set, StreamRecords))
-    own = [units.some_rows(train_set, place) for place in at]
-    # a record that is not finite shows nothing of others, and would fail for whoever it is
-    taken = [[with_finite_numbers(row) for row in rows] for rows in wrapping.trial_rows(own, ranks)]
+    taken = some_records(train_set, units, wrapping, ranks)
+    if tried.zero:
+        refuse_nothing_to_learn(program, taken)
     with saying(f"on records of the data set{BY_COLLATE}"):
         found = compare_private(program, taken, tried.found)
     if declared is not None and found.loss_reduction not in ("none", declared):
@@ -201,6 +204,16 @@ def refuse_sparse_batches(collate: Collate, row: Any) -> None:
         batches.append(collate([made_up(row, torch.Generator().manual_seed(0))]))
     for batch in batches:
         refuse_sparse(batch, "batches have, by collate_fn,")
+
+
+def some_records(
+    train_set: Dataset[Any], units: Units, wrapping: Wrapping, ranks: Ranks
+) -> list[list[Any]]:
+    """A few records of the data set, as their rows, with 1 for numbers that are not finite."""
+    at = places(units.count, in_order=isinstance(train_set, StreamRecords))
+    own = [units.some_rows(train_set, place) for place in at]
+    # a record that is not finite shows nothing of others, and would fail for whoever it is
+    return [[with_finite_numbers(row) for row in rows] for rows in wrapping.trial_rows(own, ranks)]
 
 
 def places(count: int, *, in_order: bool) -> list[int]:

@@ -61,6 +61,7 @@ OF_RANGES = (
     "on made-up records, some within 0 and 1, some negative, some of zeros (what a loss, a model "
     "or collate_fn tells by the largest, the least or any number of a batch changes all of it)"
 )
+NO_GRADIENT = "no record has a gradient of these"
 NO_RANGES = "not on ones within 0 and 1, negative ones, or ones of zeros"
 LEFT_OUT = (
     ", which must change nothing of others, nor be left out of a mean over the batch: one loss a "
@@ -76,11 +77,13 @@ class MadeUp:
         found: of ordinary ones; None: they could not be tried.
         on: what was compared, and what was not of it.
         skipped: why nothing was, or "".
+        zero: whether something was, and no record had a gradient.
     """
 
     found: CheckResult | None = None
     on: tuple[str, ...] = ()
     skipped: str = ""
+    zero: bool = False
 
 
 def try_made_up(
@@ -102,7 +105,7 @@ def try_made_up(
         return MadeUp(skipped=f"nobody can make up {error}")
     found, invented, skipped = first_compared(program, invented)
     if found is None:
-        return MadeUp(skipped=skipped)
+        return MadeUp(skipped=skipped, zero=skipped == NO_GRADIENT)
     program = replace(program, reductions=found.reductions)
     with saying("on made-up records, with numbers that collate_fn draws"):
         if sequences:
@@ -149,8 +152,8 @@ def first_compared(program: Program, invented: Units) -> tuple[CheckResult | Non
             skipped = if_possible(lambda: tried.append(compare(program, records)))  # noqa: B023
         if not skipped and not tried[0].zero:
             return tried[0], records, ""
-        reasons.append(skipped or "their losses are zero")
-    return None, invented, reasons[0]
+        reasons.append(skipped or NO_GRADIENT)
+    return None, invented, NO_GRADIENT if NO_GRADIENT in reasons else reasons[0]
 
 
 def larger(program: Program, work: int | None, expected: int) -> Program | None:

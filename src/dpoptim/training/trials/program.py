@@ -94,7 +94,7 @@ class CheckResult:
             reduced.
         labels: that a record has in a mean over them, of which its own is taken, see
             `label_means`; 0: there is no such mean. means: how many of them.
-        zero: whether the losses were, with any random numbers, as those of images without any box:
+        zero: whether all gradients were, with any random numbers, as of images without any box:
             they show nothing.
     """
 
@@ -211,7 +211,6 @@ def compare_drawn(
         refuse_other_parameters(losses, model, program.placement)
         dtypes = computed_dtypes(model, lambda: refuse_single_failures(loss, model, alone[0]))
         refuse_no_numbers(losses, lambda: [loss(model, each) for each in alone])
-        zero = not losses.any() and not quieted.shares
         tolerance = tolerance_of(model, program.placement, dtypes)
         how = program.ways, program.placement, program.on_private, tolerance
         if losses.dim() == 0:
@@ -219,6 +218,7 @@ def compare_drawn(
             apart = partial(of_own_means, loss, batches.records_in, len(means))
             compared = Comparison(model, apart, batches, *how)
             found = compared.reduction((means.reduction,) if len(means) else program.reductions)
+            zero = compared.shows_nothing() and not quieted.shares
         else:
             refuse_other_losses(losses, (count, count * per_record), on_private=program.on_private)
             each = EachLoss(loss)
@@ -231,6 +231,7 @@ def compare_drawn(
             if tolerance > LOSSES_AGREE:  # what it hides is no rounding in batches of one shape
                 refuse_losses_moved(losses, lambda batch: loss(model, batch), batches)
             compared.reduction(("sum",))
+            zero = compared.shows_nothing() and not quieted.shares
             return CheckResult("none", count, zero=zero), quieted.shares
     # Out here: what `quiet` sets for models that draw noise cannot read a graph's numbers.
     if labels := means.each(count):
