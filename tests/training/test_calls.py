@@ -1,4 +1,4 @@
-"""The call by which a loss trains a model, among others that it makes first, or under torch.func."""
+"""The call by which a loss trains a model, among others before it, or under torch.func."""
 
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +77,38 @@ def test_a_call_that_raises_is_one() -> None:
     """Models raise that want autocast."""
     [(args, _)] = call_of_loss(lambda m, b: m(b[0].half()), WithTeacher(), [X])
     assert args[0].dtype == torch.half
+
+
+class OwnLoss(nn.Module):
+    """Returns its loss, as masked autoencoders do; positions that are as many as records may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.out = nn.Parameter(torch.randn(1, 16, 3)), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        errors = (self.out(x[:, :1, None] + self.places)[..., 0] - x[:, 1:2]).square()
+        mask = (torch.arange(16) < 8).expand_as(errors)
+        return (errors * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("way", ["auto", "vmap"])
+def test_models_that_return_their_loss_go_by_rules(way: Any) -> None:
+    model = OwnLoss()
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = plan, model, optimizer, TensorDataset(X)
+    loss: Loss = lambda m, batch: m(batch[0])  # noqa: E731
+    if way == "auto":
+        assert "every microbatch" not in dpoptim.attach(*given, loss=loss).describe()
+        return
+    with pytest.raises(
+        dpoptim.PrivacyError, match="returns the loss of a batch as one number"
+    ) as e:
+        dpoptim.attach(*given, loss=loss, isolation="vmap")
+    assert ". Or attach" in str(e.value)
 
 
 def test_no_tensor_leaves_torch_func() -> None:
