@@ -30,12 +30,12 @@ from dpoptim.training.losses.parts_of_models import Noted
 from dpoptim.training.losses.reduction import Reading
 from dpoptim.training.prepared import Prepared
 from dpoptim.training.trials import (
-    check,
     fixed_noise,
     isolation,
     loss_check,
     loss_trials,
     missing_numbers,
+    program,
 )
 from dpoptim.training.trials.deterministic_runs import Quieted
 from dpoptim.training.trials.isolation import Chosen
@@ -62,8 +62,8 @@ def padding_unseen() -> Iterator[None]:
     """Records are compared with records as long as they are."""
     honest = loss_check.compare
 
-    def compare(program: object, records: object) -> object:
-        return honest(program, [next(iter(records))] * 2)  # type: ignore[arg-type,call-overload]
+    def compare(tried: object, records: object) -> object:
+        return honest(tried, [next(iter(records))] * 2)  # type: ignore[arg-type,call-overload]
 
     with (
         patch.object(loss_trials, "with_padding", lambda records, *, sequences: iter(())),
@@ -108,7 +108,7 @@ def others_rows_in_losses() -> AbstractContextManager[Any]:
 def other_parameters_unseen() -> Iterator[None]:
     """Weights of a loss may learn beside the model's."""
     with (
-        patch.object(check, "refuse_other_parameters", lambda *given: None),
+        patch.object(program, "refuse_other_parameters", lambda *given: None),
         patch.object(handed_over, "refuse_other_parameters", lambda *given: None),
     ):
         yield
@@ -188,7 +188,7 @@ def whole_records_missing() -> AbstractContextManager[Any]:
 
 def compared_in_bfloat16_alone() -> AbstractContextManager[Any]:
     """What a program computes under autocast is compared by its few digits, and no others."""
-    return patch.object(check, "autocast_seen", lambda *, off=False: nullcontext(set()))
+    return patch.object(program, "autocast_seen", lambda *, off=False: nullcontext(set()))
 
 
 def states_of_neighbours() -> AbstractContextManager[Any]:

@@ -75,10 +75,10 @@ HINTS_BY_TEXT = {
     "calls loss.backward() for you (Accelerate, Lightning) takes losses.sum().",
     "not have been used in the graph": "gradients of an attached model's parameters do not exist "
     "outside of optimizer.step(), so nothing can be computed from them (inner steps, as in MAML; "
-    "SAM, gradient norms, influence). Fix: leave it out, or use the noisy mean: "
-    "optimizer.register_step_pre_hook(...). For derivatives by inputs that are differentiated "
-    'again (gradient penalties, physics-informed losses), dpoptim.attach(..., isolation="vmap"), '
-    "or loss=, which finds that out.",
+    "SAM, gradient norms, influence). Fix: for those by parameters use the noisy mean, "
+    "optimizer.register_step_pre_hook(...); derivatives by inputs that are differentiated again "
+    "(gradient penalties, physics-informed losses) may stay, where the model is vectorised, or "
+    'dpoptim.attach(..., isolation="vmap"), or loss=, which finds that out.',
 }
 
 # Attributes of wrappers around optimizers: Accelerate's and Lightning's, fastai's, Lookahead's.

@@ -135,8 +135,13 @@ class Prepared:
         with suppress(NotByThisWayError):
             self._checked_loss(Chosen(Isolation.of("rules"), (), None))
         self._by_loss = True
-        reason = "each record's loss is its own, though the model returns mixtures of records"
-        other = after_loss(Isolation.of("alone"), None, reason)
+        reason = (
+            "each record's loss is its own, though the model returns mixtures of records, or "
+            "branches on a number of the whole batch (a residual that ends an iteration, top_db, "
+            "an adaptive step)"
+        )
+        fix = "a model that decides by each record's own number, or by as many steps for all"
+        other = after_loss(Isolation.of("alone"), None, reason, fix)
         return other, self._checked_loss(other)
 
     def _may_be_slower(self) -> bool:

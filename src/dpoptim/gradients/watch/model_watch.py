@@ -26,6 +26,14 @@ from dpoptim.runtime.torch_internals import (
 # bytes of constants that are read at each release, at least; of more, some in turn
 READ_AT_ONCE = 1 << 26
 WITHOUT_NOISE = "it would carry private statistics out of the model without noise"
+NOTHING_KEPT = (
+    "use layers that keep no running statistics; a code book that is learnt by gradients in place "
+    "of averages (VQ-VAE), a centre that is fixed or of public data (DINO), negatives from public "
+    "data in place of a queue (MoCo)"
+)
+TEACHER = (
+    "; keep a teacher that follows the model as a plain object outside of it, updated after step()"
+)
 
 
 class ModelWatch:
@@ -148,8 +156,9 @@ class ModelWatch:
             raise PrivacyError(
                 f"parameter {name!r} was changed between the delivery of a batch and "
                 "optimizer.step(): it might carry private statistics out of the model without "
-                "noise. Fix: let no forward pass write into parameters; change them (averages, "
-                "constraints, initialisation) before the loop or after optimizer.step()."
+                "noise. Fix: let no forward pass write into parameters (in place of "
+                "self.weight.data *= mask, F.conv2d(x, self.weight * self.mask)); change them "
+                "(averages, constraints, initialisation) before the loop or after optimizer.step()."
             )
 
     def _refuse_changed_constants(self, found: Contents, everything: bool) -> None:
@@ -169,8 +178,8 @@ class ModelWatch:
 
     def _changed(self, kind: str, name: str) -> PrivacyError:
         return PrivacyError(
-            f"{kind} {name!r} was changed during private training: {WITHOUT_NOISE}. Fix: use "
-            "layers that keep no running statistics, or change it before attaching."
+            f"{kind} {name!r} was changed during private training: {WITHOUT_NOISE}. Fix: "
+            f"{NOTHING_KEPT}{TEACHER}; or change it before attaching."
         )
 
     def _extra_digests(self) -> list[bytes]:

@@ -173,8 +173,10 @@ class BatchLoader:
                     "call private.backward(losses), and step() of the optimizer that attach was "
                     "given, once for every batch; a loop that fetches batches ahead takes "
                     "private.steps(), and one that accumulates gradients of several batches takes "
-                    "larger ones, cut by private.batches(physical_batch_size=...). After an error "
-                    "in the loop, start it again: private.batches() goes on with the same batch."
+                    "larger ones, cut by private.batches(physical_batch_size=...). A record whose "
+                    "loss is NaN counts as zero: leave out a check that skips such batches. After "
+                    "an error in the loop, start it again: private.batches() goes on with the same "
+                    "batch."
                 )
             self._gradients.drop()
             if epoch != (epoch := self._ends.number(self._steps.done)):

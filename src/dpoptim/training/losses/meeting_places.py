@@ -16,7 +16,9 @@ ELEMENTWISE = (
 )
 BROADCAST = (
     "the loss compares tensors of different shapes, such as (rows, 1) and (rows,), so that every "
-    "output meets every record's target. Fix: give both the same shape."
+    "output meets every record's target. Fix: give both the same shape. If all pairs are meant (a "
+    "ranking), one record would move the gradients of all: take pairs that a record holds itself, "
+    "or pairs with public records."
 )
 ONE_TERM = (
     "one term of the loss is already averaged or summed over the batch, and was added to a vector "

@@ -14,8 +14,8 @@ OTHER_INPUTS = (
     "per_sample takes a loss that gives the model the same for a record as for the batch; this one "
     "does not: it draws random numbers before the call, computes inputs over the batch, or gives "
     "rows in another form or order (flatten, repeat_interleave, a cut to the longest). Fix: draw "
-    "in the data set or in collate_fn, or in the model's forward; reshape there, too. "
-    "model(torch.cat((a, b))) is served."
+    "each record's own numbers in the data set or in collate_fn, or in the model's forward; "
+    "reshape there, too. model(torch.cat((a, b))) is served."
 )
 WITH_GRADIENTS = (
     "per_sample takes a loss that gives the model what is in the batch; this one gives it what has "

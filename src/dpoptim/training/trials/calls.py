@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpoptim.runtime.torch_internals import never_compiled, pytree
+from dpoptim.gradients.hooks.seen_outputs import tensors_of
+from dpoptim.runtime.torch_internals import is_functorch_tensor, never_compiled, pytree
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 # what a model may want to be called without
@@ -17,35 +18,55 @@ LABELS = ("labels", "label", "target", "targets", "y")
 class Called(BaseException):
     """Ends a loss where it calls the model; none of the exceptions that a loss would catch."""
 
-    def __init__(self, call: Call) -> None:
-        super().__init__()
-        self.call = call
-
 
 def call_of_loss(
     loss: Callable[[nn.Module, Any], Any] | None, model: nn.Module, batch: Any
 ) -> list[Call]:
-    """Arguments of a loss's first call of the model; none if it makes no call."""
+    """Arguments of a loss's first call of the model that trains it; none if it makes no call.
+
+    Calls that came before, of a teacher's branch or for labels, may pass through other layers; they
+    count where none trains it. So does one on which the model raises: it may want autocast.
+    """
+    seen = dict[bool, Call]()  # by whether gradients were on
 
     @never_compiled
-    def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        raise Called((args, kwargs))
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if inside_of_torch_func((args, kwargs)):
+            return
+        if torch.is_grad_enabled():
+            seen[True] = args, kwargs
+        else:
+            seen.setdefault(False, (args, kwargs))
+
+    @never_compiled
+    def stop(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        trains = any(x.requires_grad for x in tensors_of(output))
+        if trains and not inside_of_torch_func((args, kwargs, output)):
+            raise Called
 
     if loss is None:
         return []
-    # before those of others, which may gather parameters for a forward pass that never comes
-    hook = model.register_forward_pre_hook(stop, prepend=True, with_kwargs=True)
+    hooks = [
+        model.register_forward_pre_hook(note, prepend=True, with_kwargs=True),
+        model.register_forward_hook(stop, with_kwargs=True),
+    ]
     try:
-        with torch.no_grad():
+        with torch.enable_grad():
             loss(model, batch)
-    except Called as error:
-        detached = pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, error.call)
-        return [detached]
+    except Called:
+        pass
     except Exception:  # whatever the user's loss raises on made-up records
-        return []
+        pass
     finally:
-        hook.remove()
-    return []
+        for hook in hooks:
+            hook.remove()
+    found = [seen[key] for key in (True, False) if key in seen][:1]
+    return pytree.tree_map_only(Tensor, Tensor.detach, found)
+
+
+def inside_of_torch_func(values: Any) -> bool:
+    """Whether tensors are of a transform, such as vmap's, which they may not leave."""
+    return any(map(is_functorch_tensor, tensors_of(values)))
 
 
 def calls(model: nn.Module, batch: Any) -> Iterator[Call]:

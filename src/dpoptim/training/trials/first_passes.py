@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.gradients.hooks.computed_weights import follows_weights
+from dpoptim.gradients.watch.model_watch import NOTHING_KEPT
 from dpoptim.gradients.watch.values import Values
 from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.randomness.secret_randomness import same_randomness
@@ -172,7 +173,8 @@ def refuse_written(values: Values, model: nn.Module) -> None:
     if written is not None:
         raise SamplesInteractError(
             f"the forward pass writes into {written!r}: records would be mixed through it, and it "
-            "would carry them out of the model without noise. Fix: use layers that keep no running "
-            "statistics; what the first batch initialises (ActNorm, say), initialise from public "
-            "or made-up records before attaching."
+            f"would carry them out of the model without noise. Fix: {NOTHING_KEPT}; what the "
+            "first batch initialises (ActNorm, say), initialise from public or made-up records "
+            "before attaching; a masked weight, self.weight.data *= mask, is computed anew, "
+            "F.conv2d(x, self.weight * self.mask)."
         )

@@ -79,7 +79,8 @@ def mixed_records(records: int, most: str) -> SamplesInteractError:
         f"{most}. Usual causes: a loss averaged over the tokens of the whole batch (average in "
         "each record first), a maximum or dice over it, a term of the batch's mean (a balance of "
         "experts, the entropy of the mean prediction), an in-batch contrastive loss, class "
-        "weights in a mean made by hand, batch statistics, positions of shape (T,) instead of "
-        "(1, T), a (T, B, ...) layout. Fix: make each record's loss depend on that record alone, "
-        f"or use {EACH}."
+        "weights in a mean made by hand, batch statistics, a number of the whole batch on which "
+        "the model branches (a residual that ends an iteration), positions of shape (T,) instead "
+        "of (1, T), a (T, B, ...) layout. Fix: make each record's loss depend on that record "
+        f"alone, or use {EACH}."
     )

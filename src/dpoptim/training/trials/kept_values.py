@@ -18,7 +18,7 @@ from dpoptim.training.randomness.generators import GENERATORS, globals_of, in_ce
 
 
 class KeptValues:
-    """What functions of a program keep when this is made, to be compared with later.
+    """Values that functions of a program keep when this is made, to be compared with later.
 
     Args:
         functions: by what to call them; None: there is none.
@@ -76,7 +76,7 @@ def of_function(function: FunctionType) -> Iterator[Any]:
 
 
 def of_classes(kind: type) -> Iterator[Any]:
-    """What a class of the program and its bases hold: methods, numbers."""
+    """Contents of a program's class and its bases: methods, numbers."""
     for base in kind.__mro__:
         if not of_library(base):
             yield from (getattr(each, "__func__", each) for each in vars(base).values())

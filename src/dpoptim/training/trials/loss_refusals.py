@@ -27,7 +27,9 @@ PADDED = (
 )
 CAUSES = (
     "usual causes are mixup, pairs inside the batch (CLIP, SigLIP), a count, mean or maximum over "
-    "the batch (weights by class counts, standardising, mining), positions behind a record's own"
+    "the batch (weights by class counts, standardising, mining), random numbers drawn for the "
+    "whole batch at once (stratified or antithetic times: draw each record's own), positions "
+    "behind a record's own"
 )
 OWN_LOSSES = (
     "Fix: one loss a record, at the place where the record was delivered, made of that record "

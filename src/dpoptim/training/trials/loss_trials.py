@@ -20,6 +20,7 @@ from dpoptim.training.trials.missing_numbers import (
     missing_numbers,
     watch_loss,
 )
+from dpoptim.training.trials.other_numbers import sizes_in
 from dpoptim.training.trials.program import (
     CheckResult,
     Program,
@@ -160,6 +161,10 @@ def larger(program: Program, work: int | None, expected: int) -> Program | None:
     """The program, with batches about as large as in training, if these cost little."""
     most = expected + round(3 * math.sqrt(expected))  # as coins may draw
     size = None if work is None else larger_size(work, MADE_UP, most)
+    # a parameter's axis that is as long would be taken for the records'
+    taken = sizes_in((*program.model.parameters(), *program.model.buffers()))
+    while size in taken and size is not None:
+        size = size - 1 if size > MADE_UP + 1 else None
     return None if size is None else replace(program, order=(*in_turn(MADE_UP, size),))
 
 
