@@ -241,3 +241,38 @@ def test_a_mean_of_persons_moves_by_one_of_them_alone() -> None:
         assert ledger.entries()[0].unit == "person"
         with pytest.raises(ValueError, match="as long as values"):
             dpoptim.private_mean(many, 0, 1, **given, persons=names[1:])
+
+
+def test_missing_flags_and_words_count_nowhere() -> None:
+    """Of NaN and None any were counted as true, and of text all."""
+    given: dict[str, Any] = {"epsilon": 200.0, "delta": 1e-6, "noise_seed": 0}
+    words = [True, False, None, math.nan, "no", 1, 0]
+    columns = [words, np.array([1.0, math.nan, 0.0, 2.0]), np.array(words, dtype=object)]
+    for flags in columns:
+        for persons in (None, list(range(len(flags)))):
+            found = dpoptim.private_count(flags, **given, persons=persons)
+            assert found.value == pytest.approx(2, abs=0.5)
+
+
+def test_text_is_no_flag_and_no_category_no_question() -> None:
+    """Before anything is spent."""
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        with pytest.raises(ValueError, match="flags == 'yes'"):
+            dpoptim.private_count(np.array(["yes", "no"]), epsilon=1.0, ledger=ledger)
+        with pytest.raises(ValueError, match="categories is empty"):
+            dpoptim.private_histogram([1, 2], [], epsilon=1.0, ledger=ledger)
+        assert not ledger.entries()
+
+
+@pytest.mark.parametrize("neighboring", RELATIONS)
+def test_no_missing_flag_shows_more_than_a_count_claims(neighboring: str) -> None:
+    """A record moves the count by 1 at most, whatever its flag is."""
+    others = [True] * 20 + [None] * 3
+    held = [*([*others, flag] for flag in (True, False, None, "word", math.nan, 7)), [*others, 0.0]]
+    sums = []
+    for flags in held:
+        with shifts_seen() as seen:
+            dpoptim.private_count(flags, **terms(neighboring, len(flags)))
+        sums += seen
+    totals = [float(total[0]) for total, _ in sums]
+    assert 0.3 * MU < (max(totals) - min(totals)) / sums[0][1] <= MU * (1 + 1e-9)
