@@ -43,6 +43,8 @@ def worlds(neighboring: str, others: np.ndarray[Any, Any], empty: float) -> list
 
 SUMS: dict[str, tuple[Callable[..., Any], float]] = {
     "mean": (lambda x, **more: dpoptim.private_mean(x, -1, 1, **more), 0.0),
+    "sum": (lambda x, **more: dpoptim.private_sum(x, -1, 1, **more), 0.0),
+    "positive sum": (lambda x, **more: dpoptim.private_sum(x, 0.2, 1, **more), 0.0),
     "count": (lambda x, **more: dpoptim.private_count(x == 1, **more), 0.0),
     "categories": (lambda x, **more: dpoptim.private_histogram(x, [1.0, -1.0], **more), 0.0),
     "bins": (lambda x, **more: dpoptim.private_histogram(x, edges=[-1, 0, 0.5, 1], **more), 2.0),
@@ -276,3 +278,17 @@ def test_no_missing_flag_shows_more_than_a_count_claims(neighboring: str) -> Non
         sums += seen
     totals = [float(total[0]) for total, _ in sums]
     assert 0.3 * MU < (max(totals) - min(totals)) / sums[0][1] <= MU * (1 + 1e-9)
+
+
+def test_sums_are_of_what_is_in_the_range_and_of_persons() -> None:
+    given: dict[str, Any] = {"epsilon": 500.0, "delta": 1e-6, "noise_seed": 0}
+    values = np.array([1.0, 2.0, 50.0, -3.0, math.nan, math.inf])
+    found = dpoptim.private_sum(values, -1, 10, **given)
+    assert found.value == pytest.approx(1 + 2 + 10 - 1 + 10, abs=5 * found.standard_error)
+    assert found.standard_error < 0.5
+    found = dpoptim.private_sum(values, -1, 10, **given, persons=[1, 1, 2, 2, 3, 4])
+    assert found.value == pytest.approx(3 + 10 + 0 + 10, abs=5 * found.standard_error)
+    assert found.guarantee.unit == "person"
+    for ends in ((0, 0), (1, 0), (0, math.inf), (math.nan, 1)):
+        with pytest.raises(ValueError, match="lower and upper must be finite"):
+            dpoptim.private_sum(values, *ends, **given)

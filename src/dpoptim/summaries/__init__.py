@@ -1,1 +1,1 @@
-"""Single statistics of a private column: a mean, a count, a histogram, a quantile."""
+"""Single statistics of a private column: a mean, a sum, a count, a histogram, a quantile."""

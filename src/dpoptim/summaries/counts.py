@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import relation_of
 from dpoptim.data.input_arrays import number_array, one_axis
-from dpoptim.data.numbers import classes_of, is_gap
+from dpoptim.data.numbers import classes_of
 from dpoptim.estimators.settings import Delta
+from dpoptim.missing_values import is_gap
 from dpoptim.quantiles import bound_of_count
 from dpoptim.statistics import Floats, Price, histogram_bound, release_sum
 from dpoptim.summaries.summary import Summary, of_owners, owners_of, shares_of_rows, stated
