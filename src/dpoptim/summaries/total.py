@@ -89,8 +89,8 @@ def cut_amounts(column: Floats, low: float, high: float, owners: Persons | None)
     if owners is not None:
         known = np.where(np.isnan(column), 0.0, column)
         with np.errstate(all="ignore"):  # a warning would tell of a record
-            sums = np.bincount(owners.numbers, known, minlength=len(owners))
+            sums = np.bincount(owners.numbers, known, minlength=len(owners)).astype(np.float64)
             missing = np.bincount(owners.numbers, ~np.isnan(column), minlength=len(owners)) == 0
-        sums = np.where(missing, np.nan, sums)
+        sums[missing] = np.nan
     cut: Floats = np.where(np.isnan(sums), 0.0, np.clip(sums, low, high))
     return cut
