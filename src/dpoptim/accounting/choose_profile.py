@@ -221,7 +221,7 @@ def _pure_of(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
 
 
 def chance_of_any(leaves: Leaves) -> float:
-    """At most the chance that a record is in any batch, which bounds delta at epsilon 0.
+    """Bound the chance that a record is in any batch, which bounds delta at epsilon 0.
 
     Of Poisson samples under each relation: with the same coins, runs on neighbours are the same
     unless one of them shows the record.

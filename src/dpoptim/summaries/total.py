@@ -35,13 +35,16 @@ def private_sum(
         lower, upper: public range, to which each record's value is cut; with ``persons``, each
             person's sum. The noise is in proportion to the larger of both, so a range that is ten
             times too wide has ten times the noise.
-        epsilon, delta, neighboring, n, ledger, noise_seed, label: as for `private_mean`, and so is
-            what is raised.
+        epsilon, delta, neighboring, n, ledger, noise_seed, label: as for `private_mean`.
         persons: the owner of each value, where a person may have several; the guarantee then
             protects a person.
 
     Returns:
         the sum of what was cut to the range, and its error by noise.
+
+    Raises:
+        ValueError: a bad column or setting, before anything is spent. LedgerError: the budget does
+            not admit it.
 
     **Guarantee.** ``guarantee``: a record, or person, adds a number between the lesser of ``lower``
     and 0 and the larger of ``upper`` and 0 to a sum that Gaussian noise covers.
