@@ -26,6 +26,7 @@ from dpoptim.summaries.counts import private_count as private_count
 from dpoptim.summaries.counts import private_histogram as private_histogram
 from dpoptim.summaries.mean import private_mean as private_mean
 from dpoptim.summaries.quantile import private_quantile as private_quantile
+from dpoptim.summaries.total import private_sum as private_sum
 from dpoptim.training.attach import attach as attach
 from dpoptim.training.checkpoints.earlier_part import released_weights as released_weights
 from dpoptim.training.losses.per_sample import per_sample as per_sample

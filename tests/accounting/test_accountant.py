@@ -22,6 +22,9 @@ from dpoptim.accounting import (
     renyi_divergence,
     tradeoff_curve,
 )
+from dpoptim.accounting.canonical import canonical
+from dpoptim.accounting.choose_profile import pure_epsilon
+from dpoptim.accounting.guarantee import parse_neighboring as dp_relation
 
 RELATIONS = ["add-or-remove-one", "zero-out", "replace-one"]
 SENSITIVITIES = [("add-or-remove-one", 1), ("zero-out", 1), ("replace-one", 2)]
@@ -234,6 +237,53 @@ def test_a_pure_selection_costs_its_epsilon_under_every_relation(relation):
     both = Composed([Laplace(2.0), Gaussian(2.0)])
     gaussian = compute_epsilon(Gaussian(2.0), 1e-5, relation).epsilon
     assert gaussian < compute_epsilon(both, 1e-5, relation).epsilon < gaussian + 0.5
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("noise", [0.5, 1.0, 3.0, 8.0])
+def test_a_pure_event_has_no_delta_at_its_epsilon(noise, relation):
+    """And several of them none at the sum: the grid made it 5e-15, and up to 1e-3 too much."""
+    assert compute_delta(Laplace(noise), 1 / noise, relation).delta == 0.0
+    assert compute_delta(Laplace(noise), 0.99 / noise, relation).delta > 0.001 / noise
+    assert compute_epsilon(Laplace(noise), 1e-12, relation).epsilon <= 1 / noise
+    several = Repeated(Laplace(noise), 3)
+    assert compute_epsilon(several, 1e-12, relation).epsilon <= 3 / noise * (1 + 1e-14)
+    assert privacy_curve(several, relation, [1e-12])[0] <= 3 / noise * (1 + 1e-14)
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1e-3, 0.3])
+@pytest.mark.parametrize("noise", [0.01, 1.0, 8.0])
+def test_sampling_amplifies_a_pure_event(rate, noise):
+    """Exactly, at the worst outcomes of a Laplace with the record and without, in both ways."""
+    found = compute_epsilon(Sampled(rate, Laplace(noise)), 1e-12, "add-or-remove-one").epsilon
+    with mpmath.workdps(60):
+        whole = mpmath.exp(1 / mpmath.mpf(noise))
+        exact = [mpmath.log(1 + rate * (whole - 1)), -mpmath.log(1 - rate * (1 - 1 / whole))]
+    pure = pure_epsilon(canonical(Sampled(rate, Laplace(noise))), dp_relation("zero-out"))
+    assert float(max(exact)) * (1 - 1e-9) <= pure <= float(max(exact)) * (1 + 1e-9)
+    assert found <= pure
+
+
+def test_replaced_records_amplify_no_pure_event():
+    """Between records whose outputs are alike, the batch without either may be unlike both."""
+    event = canonical(Sampled(0.1, Laplace(1.0)))
+    assert pure_epsilon(event, dp_relation("replace-one")) == 1.0
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_what_is_hardly_ever_sampled_costs_delta_alone(relation):
+    """As few as that took a minute."""
+    found = compute_epsilon(dp_sgd(1e-9, 0.3, 50), 1e-7, relation)
+    assert found.epsilon == 0.0
+    assert compute_epsilon(dp_sgd(1e-9, 0.3, 200), 1e-7, relation).epsilon > 0.0
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("noise", [1e-3, 1e-5])
+def test_hardly_any_noise_has_a_bound_all_the_same(noise, relation):
+    """An OverflowError, before; never less than the loss of a batch that has the record."""
+    found = compute_epsilon(dp_sgd(0.1, noise, 3), 1e-5, relation).epsilon
+    assert found >= noise**-2 / 2
 
 
 def test_rdp_steps_in_where_pld_cannot():

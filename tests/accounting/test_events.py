@@ -17,6 +17,7 @@ EVENTS = [
     dp.ZCDpEvent(0.5, 0.25),
     dp.PoissonSampledDpEvent(500 / 60_000, GAUSSIAN),
     dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(1e-3, GAUSSIAN), 6000),
+    dp.SampledWithoutReplacementDpEvent(1000, 100, GAUSSIAN),
     dp.ComposedDpEvent([]),
     dp.ComposedDpEvent([GAUSSIAN, dp.ComposedDpEvent([dp.LaplaceDpEvent(3.0), dp.NoOpDpEvent()])]),
 ]

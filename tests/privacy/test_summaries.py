@@ -43,6 +43,8 @@ def worlds(neighboring: str, others: np.ndarray[Any, Any], empty: float) -> list
 
 SUMS: dict[str, tuple[Callable[..., Any], float]] = {
     "mean": (lambda x, **more: dpoptim.private_mean(x, -1, 1, **more), 0.0),
+    "sum": (lambda x, **more: dpoptim.private_sum(x, -1, 1, **more), 0.0),
+    "positive sum": (lambda x, **more: dpoptim.private_sum(x, 0.2, 1, **more), 0.0),
     "count": (lambda x, **more: dpoptim.private_count(x == 1, **more), 0.0),
     "categories": (lambda x, **more: dpoptim.private_histogram(x, [1.0, -1.0], **more), 0.0),
     "bins": (lambda x, **more: dpoptim.private_histogram(x, edges=[-1, 0, 0.5, 1], **more), 2.0),
@@ -266,3 +268,52 @@ def test_a_mean_of_persons_moves_by_one_of_them_alone() -> None:
         assert ledger.entries()[0].unit == "person"
         with pytest.raises(ValueError, match="as long as values"):
             dpoptim.private_mean(many, 0, 1, **given, persons=names[1:])
+
+
+def test_missing_flags_and_words_count_nowhere() -> None:
+    """Of NaN and None any were counted as true, and of text all."""
+    given: dict[str, Any] = {"epsilon": 200.0, "delta": 1e-6, "noise_seed": 0}
+    words = [True, False, None, math.nan, "no", 1, 0]
+    columns = [words, np.array([1.0, math.nan, 0.0, 2.0]), np.array(words, dtype=object)]
+    for flags in columns:
+        for persons in (None, list(range(len(flags)))):
+            found = dpoptim.private_count(flags, **given, persons=persons)
+            assert found.value == pytest.approx(2, abs=0.5)
+
+
+def test_text_is_no_flag_and_no_category_no_question() -> None:
+    """Before anything is spent."""
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        with pytest.raises(ValueError, match="flags == 'yes'"):
+            dpoptim.private_count(np.array(["yes", "no"]), epsilon=1.0, ledger=ledger)
+        with pytest.raises(ValueError, match="categories is empty"):
+            dpoptim.private_histogram([1, 2], [], epsilon=1.0, ledger=ledger)
+        assert not ledger.entries()
+
+
+@pytest.mark.parametrize("neighboring", RELATIONS)
+def test_no_missing_flag_shows_more_than_a_count_claims(neighboring: str) -> None:
+    """A record moves the count by 1 at most, whatever its flag is."""
+    others = [True] * 20 + [None] * 3
+    held = [*([*others, flag] for flag in (True, False, None, "word", math.nan, 7)), [*others, 0.0]]
+    sums = []
+    for flags in held:
+        with shifts_seen() as seen:
+            dpoptim.private_count(flags, **terms(neighboring, len(flags)))
+        sums += seen
+    totals = [float(total[0]) for total, _ in sums]
+    assert 0.3 * MU < (max(totals) - min(totals)) / sums[0][1] <= MU * (1 + 1e-9)
+
+
+def test_sums_are_of_what_is_in_the_range_and_of_persons() -> None:
+    given: dict[str, Any] = {"epsilon": 500.0, "delta": 1e-6, "noise_seed": 0}
+    values = np.array([1.0, 2.0, 50.0, -3.0, math.nan, math.inf])
+    found = dpoptim.private_sum(values, -1, 10, **given)
+    assert found.value == pytest.approx(1 + 2 + 10 - 1 + 10, abs=5 * found.standard_error)
+    assert found.standard_error < 0.5
+    found = dpoptim.private_sum(values, -1, 10, **given, persons=[1, 1, 2, 2, 3, 4])
+    assert found.value == pytest.approx(3 + 10 + 0 + 10, abs=5 * found.standard_error)
+    assert found.guarantee.unit == "person"
+    for ends in ((0, 0), (1, 0), (0, math.inf), (math.nan, 1)):
+        with pytest.raises(ValueError, match="lower and upper must be finite"):
+            dpoptim.private_sum(values, *ends, **given)

@@ -25,7 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 from dpoptim.accounting.canonical import Leaves, canonical
 from dpoptim.accounting.choose_profile import (
     Accountant,
+    chance_of_any,
     profile_of,
+    pure_epsilon,
     rough_monte_carlo_epsilon,
 )
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
@@ -34,6 +36,8 @@ from dpoptim.accounting.profiles import FINE, LossDistribution, renyi_divergence
 from dpoptim.accounting.tilted import TiltedDistribution
 
 SMALLEST_DELTA = 1e-14
+RARE = "chance of being sampled"
+PURE = "pure composition"  # of what has a delta of 0
 
 
 def compute_epsilon(
@@ -107,7 +111,8 @@ def compute_delta(
     """
     relation = parse_neighboring(neighboring)
     leaves, epsilon = canonical(event), check_epsilon(epsilon)
-    _checked_accountant(accountant)
+    if _checked_accountant(accountant) == "auto" and epsilon >= pure_epsilon(leaves, relation):
+        return Guarantee(epsilon, 0.0, relation, PURE)
     coarse = profile_of(leaves, relation, (1e-6,), accountant, accuracy=30 * FINE)
     delta = coarse.delta(epsilon)
     if isinstance(coarse, MonteCarloProfile):
@@ -151,8 +156,10 @@ def privacy_curve(
     values = tuple(check_delta(float(delta)) for delta in np.asarray(deltas, dtype=float).ravel())
     if not values:
         raise ValueError("deltas: expected at least one")
-    profile = profile_of(canonical(event), relation, values, _checked_accountant(accountant))
-    return np.array([profile.epsilon(delta) for delta in values])
+    leaves = canonical(event)
+    profile = profile_of(leaves, relation, values, _checked_accountant(accountant))
+    most = pure_epsilon(leaves, relation) if accountant == "auto" else math.inf
+    return np.array([min(profile.epsilon(delta), most) for delta in values])
 
 
 def tradeoff_curve(
@@ -261,7 +268,8 @@ def rough_epsilon(
     sampled = leaves and isinstance(leaves[0][0], MonteCarloDpEvent)
     if sampled and relation is not dp.NeighboringRelation.REPLACE_ONE:
         return rough_monte_carlo_epsilon(leaves[0][0], delta)
-    return profile_of(leaves, relation, (delta,), "auto", guess=guess).epsilon(delta)
+    found = profile_of(leaves, relation, (delta,), "auto", guess=guess).epsilon(delta)
+    return min(found, pure_epsilon(leaves, relation))
 
 
 def check_delta(delta: float) -> float:
@@ -306,5 +314,8 @@ def _points(
 def _epsilon(
     leaves: Leaves, delta: float, relation: dp.NeighboringRelation, accountant: Accountant
 ) -> tuple[float, str]:
+    if accountant == "auto" and chance_of_any(leaves) <= delta:
+        return 0.0, RARE
     profile = profile_of(leaves, relation, (delta,), accountant)
-    return profile.epsilon(delta), profile.name
+    found = (profile.epsilon(delta), profile.name)
+    return min(found, (pure_epsilon(leaves, relation), PURE)) if accountant == "auto" else found

@@ -1,5 +1,6 @@
 """Choice of an event's accountant: exact, PLD (plain, tilted), Renyi, sampled, of a selection."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -83,13 +84,36 @@ def profile_of(
         attempts.insert(
             0, lambda: LossDistribution(leaves, relation, deltas, accuracy=30 * FINE, guess=guess)
         )
+    return first_answer(attempts, leaves, relation, unsampled=accountant == "auto")
+
+
+def first_answer(
+    attempts: Sequence[Callable[[], Profile]],
+    leaves: Leaves,
+    relation: dp.NeighboringRelation,
+    *,
+    unsampled: bool,
+) -> Profile:
+    """The first profile that can be computed; where float64 ends, that without sampling.
+
+    Args:
+        unsampled: whether the profile may be of Gaussians on all records.
+
+    Raises:
+        ValueError: none can, and why.
+    """
     reasons: list[ValueError] = []
     for attempt in attempts:
         try:
             return attempt()
         except ValueError as error:
             reasons.append(error)
-    raise ValueError(why_not(leaves, relation, reasons, all_tried=accountant == "auto"))
+        except ArithmeticError:  # an exponential of losses of thousands
+            mu = unsampled_mu(leaves, relation) if unsampled else None
+            if mu is not None:
+                return GaussianProfile(mu)
+            reasons.append(ValueError("event: its losses are too wide for an accountant"))
+    raise ValueError(why_not(leaves, relation, reasons, all_tried=unsampled))
 
 
 def why_not(
@@ -151,6 +175,62 @@ def selection_profile(leaves: Leaves, relation: dp.NeighboringRelation) -> Selec
             "of Gaussian trials (RepeatAndSelectDpEvent)."
         )
     return SelectionProfile(*trials, RenyiProfile(leaves, relation))
+
+
+def unsampled_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float | None:
+    """mu of Gaussians as if every batch had every record; None of anything else.
+
+    A bound on Poisson samples under each relation: neighbours' outputs are then mixtures, by the
+    same coin, of pairs that are at least as alike.
+    """
+    squares = 0.0
+    for leaf, count in leaves:
+        inner = leaf.event if isinstance(leaf, dp.PoissonSampledDpEvent) else leaf
+        if not isinstance(inner, dp.GaussianDpEvent):
+            return None
+        squares += count / inner.noise_multiplier**2
+    return neighbours_differ_by(relation) * math.sqrt(squares)
+
+
+def pure_epsilon(leaves: Leaves, relation: dp.NeighboringRelation) -> float:
+    """An epsilon at which delta is 0, by basic composition; inf where there is none.
+
+    A Laplace event is 1/noise_multiplier-DP under the relation in use. Poisson sampling at rate q
+    makes e = log(1 + q (e^E - 1)) of an inner E: with P and Q what comes of a batch with and
+    without the record, (1 - q) Q + q P is at most e^e Q, and at least Q / e^e, as (1 - q + q e^-E)
+    (1 - q + q e^E) >= 1. That is so where the other data set lacks the record; where it has another
+    one in its place, both are mixtures by the same coin, and E itself is what holds (nothing is
+    known there of a batch without either).
+    """
+    each = [count * _pure_of(leaf, relation) for leaf, count in leaves]
+    return math.fsum(each) * (1.0 if leaves and len(each) == leaves[0][1] == 1 else 1 + 1e-15)
+
+
+def _pure_of(leaf: dp.DpEvent, relation: dp.NeighboringRelation) -> float:
+    match leaf:
+        case dp.LaplaceDpEvent(noise_multiplier=noise):
+            return 1 / float(noise)
+        case dp.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
+            whole = pure_epsilon(canonical(inner), relation)
+            if relation is dp.NeighboringRelation.REPLACE_ONE or math.isinf(whole):
+                return whole
+            if whole > 700:  # there e^E leaves float64
+                return min(whole, whole + math.log(rate) + (1 - rate) / rate * math.exp(-whole))
+            return min(whole, math.log1p(rate * math.expm1(whole)) * (1 + 1e-14))
+    return math.inf
+
+
+def chance_of_any(leaves: Leaves) -> float:
+    """Bound the chance that a record is in any batch, which bounds delta at epsilon 0.
+
+    Of Poisson samples under each relation: with the same coins, runs on neighbours are the same
+    unless one of them shows the record.
+    """
+    rates = [
+        count * leaf.sampling_probability if isinstance(leaf, dp.PoissonSampledDpEvent) else 1.0
+        for leaf, count in leaves
+    ]
+    return min(1.0, math.fsum(rates) * (1 + 1e-15))
 
 
 def number_of_steps(leaves: Leaves) -> int:

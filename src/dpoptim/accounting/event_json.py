@@ -156,6 +156,10 @@ _FORMAT: dict[str, tuple[type[dp.DpEvent], dict[str, _Codec]]] = {
         dp.PoissonSampledDpEvent,
         {"sampling_probability": _NUMBER, "event": _EVENT},
     ),
+    "SampledWithoutReplacement": (
+        dp.SampledWithoutReplacementDpEvent,
+        {"source_dataset_size": _COUNT, "sample_size": _COUNT, "event": _EVENT},
+    ),
     "TruncatedSubsampledGaussian": (
         dp.TruncatedSubsampledGaussianDpEvent,
         {

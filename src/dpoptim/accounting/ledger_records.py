@@ -222,6 +222,10 @@ class LedgerRecords:
         has used at a point that outputs chose is not a guarantee. Several without one:
         composition, valid only if all parameters were fixed beforehand; the guarantee says so.
 
+        Use this where any run's settings, or whether there was one, depended on earlier outputs. If
+        none did, `describe` says what all runs cost by composition (its line "together"), which is
+        less while a budget is hardly used.
+
         Args:
             delta: default the budget's; required without a budget.
         """

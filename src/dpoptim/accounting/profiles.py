@@ -259,7 +259,10 @@ def interval_of(
     widest = max((_loss_range(leaf, relation, log_mass) for leaf, _ in leaves), default=1.0)
     if not intervals:  # every epsilon is 0 or infinite, and takes no precision
         return widest / 1000
-    return max(min(*intervals, 0.1), widest / _MOST_POINTS)
+    rarest = max((rate_and_inner_event(leaf)[0] for leaf, _ in leaves), default=1.0)
+    # of such rare samples epsilon is so small that a millionth of it is worth no minute
+    points = _MOST_POINTS if rarest > 1e-6 else _MOST_POINTS // 8
+    return max(min(*intervals, 0.1), widest / points)
 
 
 def rate_and_inner_event(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:

@@ -24,6 +24,7 @@ from dpoptim.evaluation.intervals import (
     bin_edges,
     of_a_mean,
     of_the_area,
+    parts_of_a_bin,
     variance_of_loss,
 )
 from dpoptim.evaluation.scored_records import LABEL, Records, kind_of_records, with_notes
@@ -63,12 +64,14 @@ class ClassifierScores:
         accuracy, log_loss (clipped at 4 nats a record): with their intervals.
         majority: share of the most frequent class, by the noisy counts: what naming it always would
             be right on. Of classes that are alike in size it reads high, by the noise.
-        auc: of two classes; None for more.
+        auc: of two classes; None for more. Its interval holds whatever the order of records is
+            whose scores share a bin; these are finer than the histogram's, the more so the more
+            records there are beside the noise.
         confusion: noisy counts, shape (classes, classes): true by predicted.
         calibration: by bins of the score: of the second class for two classes, else of the
             predicted class.
-        histogram: noisy counts of that score, shape (2, bins), bins even in log-odds: of records
-            that are not of that class, and of those that are.
+        histogram: noisy counts of that score, shape (2, bins), in bins of log-odds, closer towards
+            1/2: of records that are not of that class, and of those that are.
         guarantee: of everything here.
     """
 
@@ -116,7 +119,7 @@ def evaluate_classifier(
         y: true labels, shape (n,).
         classes: all classes, in the order of the columns; public.
         epsilon, delta: what the evaluation may cost; delta ``"auto"``: at most 1e-5 and 1/(10 n).
-        bins: number of bins of scores, even in log-odds; public.
+        bins: number of bins of scores, in `calibration` and `histogram`; public.
         confidence: of the intervals, in (0, 1).
         neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public
             ``n``. None: as the ledger counts; else zero-out.
@@ -167,7 +170,9 @@ def evaluate_classifier(
     kind = kind_of_records(records, ledger, label)
     size, mu, number, said = price_and_records(epsilon, delta, n, len(scores), relation)
     places = classes_of(list(classes), labels)
-    rows = classifier_rows(scores, places[:, None] == np.arange(len(names)), bins)
+    k = len(names)
+    parts = parts_of_a_bin(size, 1 / (mu * math.sqrt(SHARES[1])), bins) if k == 2 else 1
+    rows = RowsOfScores(scores, places[:, None] == np.arange(k), parts * bins)
     released = release_sum(
         bounded_sum(rows, 1.0),
         norm_bound=BOUND_ROUNDING,
@@ -178,9 +183,9 @@ def evaluate_classifier(
         ledger=ledger,
         noise_seed=noise_seed,
     )
-    k = len(names)
     confusion = released.values[: k * k].reshape(k, k) / math.sqrt(SHARES[0])
-    histogram = released.values[k * k : k * k + 2 * bins].reshape(2, bins) / math.sqrt(SHARES[1])
+    fine = released.values[k * k : -1].reshape(2, parts * bins) / math.sqrt(SHARES[1])
+    histogram = fine.reshape(2, bins, parts).sum(2)
     # twice what each record's loss is above the middle of its range
     above = released.values[-1] / math.sqrt(SHARES[2])
     in_cells = released.deviation / math.sqrt(SHARES[0])
@@ -210,7 +215,7 @@ def evaluate_classifier(
             confidence=level,
             high=LARGEST_LOSS,
             variance=variance_of_loss(
-                histogram,
+                fine,
                 count,
                 in_bins,
                 min(max(loss, 0.0), LARGEST_LOSS),
@@ -219,12 +224,31 @@ def evaluate_classifier(
             ),
         ),
         majority=of_a_mean(most, count, in_most, confidence=level),
-        auc=of_the_area(histogram, in_bins, confidence=level) if k == 2 else None,
+        auc=of_the_area(fine, in_bins, confidence=level) if k == 2 else None,
         confusion=confusion,
-        calibration=_calibration(histogram, in_bins, level),
+        calibration=_calibration(histogram, in_bins * math.sqrt(parts), level),
         histogram=histogram,
         guarantee=with_notes(released.guarantee, said, kind, ledger),
     )
+
+
+@dataclass(frozen=True)
+class RowsOfScores:
+    """`classifier_rows` of some records at a time: all at once would not fit. Private."""
+
+    scores: Floats
+    is_class: NDArray[np.bool_]
+    bins: int
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self), self.scores.shape[1] ** 2 + 2 * self.bins + 1
+
+    def __getitem__(self, part: slice) -> Floats:
+        return classifier_rows(self.scores[part], self.is_class[part], self.bins)
 
 
 def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> Floats:

@@ -9,13 +9,31 @@ from scipy.special import expit, ndtri
 
 from dpoptim.statistics import Floats
 
-FARTHEST = 6.0  # log-odds at which the outermost bins of scores would begin: 1 in 400
+MOST_BINS = 200  # of scores: more take seconds for a hundred thousand records
 
 
 def bin_edges(bins: int) -> Floats:
-    """Edges of bins of scores, (bins + 1,): even in log-odds, so that rare classes have some."""
-    inner = expit(FARTHEST * (2 * np.arange(1, bins) / bins - 1))
+    """Edges of bins of scores, (bins + 1,): closer in log-odds towards 1/2.
+
+    Log-odds 2 sinh(3 t), t even in [-1, 1]: the scores of a rare class, which may all be below one
+    in a thousand, have some, too. Edges of ``bins`` are among those of any multiple.
+    """
+    inner = expit(2 * np.sinh(3 * (2 * np.arange(1, bins) / bins - 1)))
     return np.concatenate([[0.0], inner, [1.0]])
+
+
+def parts_of_a_bin(n: int, noise: float, bins: int) -> int:
+    """How many parts each bin of scores is counted in, for the AUC; from public numbers alone.
+
+    Args:
+        n: public number of records.
+        noise: about the standard deviation of each count.
+
+    As many as make the interval of the area short: of B bins a class spreads over a third or so,
+    and ties hide about 3 / (2 B); noise of B counts moves it by about 2 sqrt(B / 12) noise / (n/4).
+    """
+    wanted = (1.3 * n / noise) ** (2 / 3)
+    return max(1, min(round(wanted / bins), MOST_BINS // bins))
 
 
 @dataclass(frozen=True)
@@ -180,15 +198,30 @@ def receiver_curve(counts: Floats) -> tuple[Floats, Floats]:
 def of_the_area(counts: Floats, noise: float, *, confidence: float) -> Interval:
     """AUC from a noisy histogram (2, bins), by class; every area that the counts do not refute.
 
+    How pairs in one bin are ordered is not known: at the low end all of them are taken to be
+    wrong, at the high end right; the point estimate counts them half.
+    """
+    ordered = np.tri(counts.shape[1], k=-1)  # of a pair, by the positive's bin first
+    low, _ = _areas_left(counts, ordered, noise, confidence)
+    _, high = _areas_left(counts, ordered + np.eye(len(ordered)), noise, confidence)
+    if (low, high) == (0.0, 1.0):
+        return Interval(0.5, low, high, confidence)
+    value = min(max(float(area_under_curve(counts)), low), high)
+    return Interval(value, low, high, confidence)
+
+
+def _areas_left(
+    counts: Floats, in_order: Floats, noise: float, confidence: float
+) -> tuple[float, float]:
+    """Ends of the areas that the counts do not refute, where pairs of bins are ``in_order``.
+
     An area A is right where pairs in order, less A for every pair, are 0 on average (Fieller 1954:
     the number of pairs is noisy too, and a ratio to it no normal number where few records have a
     class). Of records, that scatters as in DeLong et al. (1988); of noise, by its share in either
     count of a pair. Both are squares in A, so the areas between two roots stay; all, where
     the noise hides how many pairs there are, and the value is then that of guessing.
     """
-    bins = counts.shape[1]
-    in_order = (np.tri(bins) + np.tri(bins, k=-1)) / 2  # of a pair, by the positive's bin first
-    likely = np.maximum(counts, 0.0) + 1 / bins
+    likely = np.maximum(counts, 0.0) + 1 / counts.shape[1]
     reach = float(ndtri((1 + confidence) / 2))
 
     def refuted(area: float) -> float:
@@ -203,12 +236,8 @@ def of_the_area(counts: Floats, noise: float, *, confidence: float) -> Interval:
     square = 2 * (at_0 + at_1 - 2 * at_half)
     slope = at_1 - at_0 - square
     inside = slope**2 - 4 * square * at_0
-    low, high = 0.0, 1.0
     if square > 0 and inside >= 0:
         middle, half = -slope / (2 * square), math.sqrt(inside) / (2 * square)
         if middle - half <= 1 and middle + half >= 0:
-            low, high = max(0.0, middle - half), min(1.0, middle + half)
-    if (low, high) == (0.0, 1.0):
-        return Interval(0.5, low, high, confidence)
-    value = min(max(float(area_under_curve(counts)), low), high)
-    return Interval(value, low, high, confidence)
+            return max(0.0, middle - half), min(1.0, middle + half)
+    return 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Single statistics of a private column: a mean, a count, a histogram, a quantile."""
+"""Single statistics of a private column: a mean, a sum, a count, a histogram, a quantile."""
 
 from dpoptim.summaries.summary import Summary
 

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Number
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import relation_of
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.numbers import classes_of
 from dpoptim.estimators.settings import Delta
+from dpoptim.missing_values import is_gap
 from dpoptim.quantiles import bound_of_count
 from dpoptim.statistics import Floats, Price, histogram_bound, release_sum
 from dpoptim.summaries.summary import Summary, of_owners, owners_of, shares_of_rows, stated
@@ -31,7 +34,8 @@ def private_count(
     """How many records, or persons, have something.
 
     Args:
-        flags: shape (n,), a truth value for each record. Private.
+        flags: shape (n,), a truth value for each record, or a number, true unless 0; what is
+            missing (None, NaN), or a word among others, counts nowhere. Private.
         epsilon, delta, neighboring, n, ledger, noise_seed, label: as for `private_mean`, and so is
             what is raised.
         persons: the owner of each flag, where a person may have several; counted are persons of
@@ -49,7 +53,7 @@ def private_count(
         >>> abs(dpoptim.private_count(ill, epsilon=1.0).value - 300) < 50
         True
     """
-    column = one_axis("flags", flags).astype(bool)
+    column = truth_values(one_axis("flags", flags))
     owners = owners_of(persons, len(column), "flags")
     if owners is not None:
         column = np.bincount(owners.numbers, column, minlength=len(owners)) > 0
@@ -66,6 +70,25 @@ def private_count(
         persons=None if owners is None else np.arange(len(owners)),
     )
     return replace(found, value=float(found.value[0]))
+
+
+def truth_values(flags: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each flag is true; not where it is missing, or text among others. Private.
+
+    Raises:
+        ValueError: a column of text, by its type alone.
+
+    **Guarantee.** Each depends on that flag alone.
+    """
+    if flags.dtype.kind not in "biufcO":
+        raise ValueError(
+            "flags must be truth values: any text, or date, would be true. Fix: a comparison, "
+            "such as flags == 'yes'."
+        )
+    if flags.dtype.kind == "O":
+        known = (isinstance(each, Number | np.bool_) and not is_gap(each) for each in flags)
+        return np.array([ok and bool(each) for ok, each in zip(known, flags, strict=True)], bool)
+    return (flags != 0) & ~np.isnan(flags)
 
 
 def private_histogram(
@@ -114,6 +137,8 @@ def private_histogram(
     if (categories is None) == (edges is None):
         raise ValueError("give one of categories and edges, as public knowledge.")
     column = one_axis("values", values)
+    if categories is not None and not len(categories):
+        raise ValueError("categories is empty: there is nothing to count. Fix: name at least one.")
     if categories is not None:
         places, bins = classes_of([*categories], column), len(categories)
     else:

@@ -1,0 +1,99 @@
+"""The sum of a private column, or of what persons have together."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.public_numbers import relation_of
+from dpoptim.data.input_arrays import number_array, one_axis
+from dpoptim.estimators.settings import Delta
+from dpoptim.statistics import BOUND_ROUNDING, Floats, Price, bounded_sum, release_sum
+from dpoptim.summaries.summary import Summary, of_owners, owners_of, stated
+from dpoptim.training.batches.privacy_units import Persons
+
+
+def private_sum(
+    values: Any,
+    lower: float,
+    upper: float,
+    *,
+    epsilon: float,
+    delta: Delta = "auto",
+    neighboring: str | None = None,
+    n: int | None = None,
+    ledger: Ledger | None = None,
+    noise_seed: int | None = None,
+    label: str = "private sum",
+    persons: Any = None,
+) -> Summary:
+    """The sum of one number a record, or of persons' sums.
+
+    Args:
+        values: shape (n,), NaN where one is missing, which adds nothing. Private.
+        lower, upper: public range, to which each record's value is cut; with ``persons``, each
+            person's sum. The noise is in proportion to the larger of both, so a range that is ten
+            times too wide has ten times the noise.
+        epsilon, delta, neighboring, n, ledger, noise_seed, label: as for `private_mean`.
+        persons: the owner of each value, where a person may have several; the guarantee then
+            protects a person.
+
+    Returns:
+        the sum of what was cut to the range, and its error by noise.
+
+    Raises:
+        ValueError: a bad column or setting, before anything is spent. LedgerError: the budget does
+            not admit it.
+
+    **Guarantee.** ``guarantee``: a record, or person, adds a number between the lesser of ``lower``
+    and 0 and the larger of ``upper`` and 0 to a sum that Gaussian noise covers.
+
+    Examples:
+        >>> import dpoptim
+        >>> spent = [20.0] * 3_000 + [80.0] * 1_000
+        >>> abs(dpoptim.private_sum(spent, 0, 100, epsilon=1.0).value - 140_000) < 5_000
+        True
+    """
+    low, high = float(lower), float(upper)
+    bound = max(abs(low), abs(high))
+    if not low < high or not 0 < bound < math.inf:
+        raise ValueError(
+            f"lower and upper must be finite, the lower one first, got {lower!r} and {upper!r}."
+        )
+    column = number_array("values", one_axis("values", values))
+    owners = owners_of(persons, len(column), "values")
+    amounts = cut_amounts(column, low, high, owners)
+    relation = relation_of(neighboring, ledger)
+    price = Price.of(len(amounts), epsilon=epsilon, delta=delta, neighboring=relation, n=n)
+    reach = bound
+    if relation == "replace-one":  # neighbours differ by twice the norm bound
+        reach = max(high, 0.0) / 2 - min(low, 0.0) / 2
+    released = release_sum(
+        bounded_sum(amounts[:, None] / bound, 1.0),
+        norm_bound=reach / bound * BOUND_ROUNDING,
+        mu=price.mu,
+        delta=price.delta,
+        neighboring=relation,
+        label=label,
+        ledger=of_owners(ledger, owners),
+        noise_seed=noise_seed,
+    )
+    guarantee = stated(released.guarantee, price, ledger, owners)
+    return Summary(float(released.values[0]) * bound, released.deviation * bound, guarantee)
+
+
+def cut_amounts(column: Floats, low: float, high: float, owners: Persons | None) -> Floats:
+    """What each record or person adds, within the range or 0; shape (units,). Private.
+
+    **Guarantee.** Each depends on that record, or person's values, alone, rounding included.
+    """
+    sums = column
+    if owners is not None:
+        known = np.where(np.isnan(column), 0.0, column)
+        with np.errstate(all="ignore"):  # a warning would tell of a record
+            sums = np.bincount(owners.numbers, known, minlength=len(owners)).astype(np.float64)
+            missing = np.bincount(owners.numbers, ~np.isnan(column), minlength=len(owners)) == 0
+        sums[missing] = np.nan
+    cut: Floats = np.where(np.isnan(sums), 0.0, np.clip(sums, low, high))
+    return cut
