@@ -84,7 +84,7 @@ def private_sum(
 
 
 def cut_amounts(column: Floats, low: float, high: float, owners: Persons | None) -> Floats:
-    """What each record or person adds, within the range or 0; shape (units,). Private.
+    """Amounts that records or persons add, within the range or 0; shape (units,). Private.
 
     **Guarantee.** Each depends on that record, or person's values, alone, rounding included.
     """
