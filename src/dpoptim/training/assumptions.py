@@ -111,7 +111,7 @@ def basis_of_loss(
             collated was not checked).
         isolation: records that pass alone have no other one in their loss.
     """
-    kept = [] if checked is None else [of_program(KEEPS.format(each)) for each in checked.keeps]
+    kept = basis_of_kept(checked)
     if isolation.alone:
         return (SHAPE, *map(of_program, (LAYERS, NOTHING_ELSE, START, LOOP, RANDOM)), *kept)
     items = [of_program(NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
@@ -139,6 +139,11 @@ def basis_of_loss(
     if caveats["mean"] or declared == "mean":
         items.append(trusted(MEAN))
     return (*items, *kept)
+
+
+def basis_of_kept(checked: LossCheck | None) -> list[Assumption]:
+    """Assumptions about what loss and collate function keep from call to call."""
+    return [] if checked is None else [of_program(KEEPS.format(each)) for each in checked.keeps]
 
 
 def of_program(text: str) -> Assumption:

@@ -42,7 +42,7 @@ ONCE = "call the model on the whole batch, so that each layer has the records on
 ONE_NUMBER = "grad can be implicitly created only for scalar outputs"
 OWN_LOSS = (
     "the model returns the loss of a batch as one number, and one for each record where it is "
-    "vectorised. Fix: let it return what the loss is made of, or one loss for each record"
+    "vectorised. Fix: let it return what the loss is made of, or one loss for each record."
 )
 
 
@@ -53,7 +53,7 @@ def meant_by(error: Exception) -> PrivacyError:
     hint = hint_of(error, error.__traceback__)
     if hint is None and ONE_NUMBER in str(error):
         hint = OWN_LOSS
-    return PrivacyError(hint or f"{type(error).__name__} was raised where layers were hooked")
+    return PrivacyError(hint or f"{type(error).__name__} was raised where layers were hooked.")
 
 
 class Comparison:
@@ -217,7 +217,7 @@ class Comparison:
         vectorised = any(way.tier == "vmap" for way in self._ways)
         named = '"alone"' if vectorised else '"vmap", or "alone"; "auto" finds out which'
         return NotByThisWayError(
-            f"{str(error).rstrip('. ')}. Or attach in a slower way, which suits this loss, as "
+            f"{error} Or attach in a slower way, which suits this loss, as "
             f"each record's gradient is its own: isolation={named}, where a record has one row.",
             reason=reason,
             fix=ONCE if isinstance(error, SamplesInteractError) else fix_of(str(error)),
