@@ -317,3 +317,21 @@ def test_sums_are_of_what_is_in_the_range_and_of_persons() -> None:
     for ends in ((0, 0), (1, 0), (0, math.inf), (math.nan, 1)):
         with pytest.raises(ValueError, match="lower and upper must be finite"):
             dpoptim.private_sum(values, *ends, **given)
+
+
+@pytest.mark.parametrize("persons", [None, []])
+@pytest.mark.parametrize(
+    "release",
+    [
+        lambda **more: dpoptim.private_mean([], 0, 1, **more),
+        lambda **more: dpoptim.private_sum([], 0, 1, **more),
+        lambda **more: dpoptim.private_count([], **more),
+        lambda **more: dpoptim.private_histogram([], [1], **more),
+        lambda **more: dpoptim.private_quantile([], 0.5, 0, 1, **more),
+    ],
+)
+def test_nothing_is_charged_for_no_records(release: Callable[..., Any], persons: Any) -> None:
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        with pytest.raises(ValueError, match=r"0 sample\(s\)"):
+            release(epsilon=1.0, ledger=ledger, persons=persons)
+        assert not ledger.entries()

@@ -86,7 +86,7 @@ def public_number_of_records(n: object, records: int, neighboring: str) -> int:
 
     Raises:
         ValueError: the relation hides the number of records, and none was given; or it is public
-            and the given one is wrong.
+            and the given one is wrong, or there are none.
     """
     if neighboring == "add-or-remove-one":
         if n is None:
@@ -101,6 +101,8 @@ def public_number_of_records(n: object, records: int, neighboring: str) -> int:
             f"n={n} is not the number of records (of persons, where they are protected), which "
             f"neighboring={neighboring!r} takes as public. Fix: leave n out."
         )
+    if records < 1:
+        raise ValueError("Found array with 0 sample(s): there are no records to learn from.")
     return records
 
 

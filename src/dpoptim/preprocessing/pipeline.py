@@ -178,8 +178,6 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         owners = None if persons is None else owners_of(X, persons, last.rows_per_person)
         unit, units = units_in(X, owners)
         n = public_number_of_records(getattr(last, "n", None), units, relation)
-        if n < 1:
-            raise ValueError("Found array with 0 sample(s): X has no rows to learn from.")
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         epsilon = positive_number("epsilon", self.epsilon)
         mu = price_of(epsilon, delta)

@@ -93,7 +93,7 @@ class Persons:
                 f"persons must name the owner of each item of {data}: one axis, as long as "
                 f"{data}. Fix: persons=[... one number or string for each item ...]."
             )
-        if names.dtype.kind not in "iuUS":
+        if rows and names.dtype.kind not in "iuUS":
             raise ValueError(
                 f"persons must be whole numbers or strings, got {names.dtype}: what else is equal, "
                 "or missing, is unclear. Fix: persons=[str(name) for name in names], after giving "
