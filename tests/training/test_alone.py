@@ -2,6 +2,7 @@
 refused; and refusals name what a loss does, whichever way it is written.
 """
 
+import copy
 import re
 import warnings
 from collections.abc import Callable
@@ -135,6 +136,18 @@ def test_records_by_themselves_in_a_loop_of_ones_own_are_told_the_same() -> None
 
     said = refused(linear(), TensorDataset(X, NUMBERS), each, isolation="alone")
     assert "has a gradient by this loss" in said
+
+
+def test_views_that_are_alike_in_a_trial_are_not_refused() -> None:
+    """Random numbers that are the same in each draw leave nothing of the distance of two views."""
+    model = linear()
+    teacher = copy.deepcopy(model).requires_grad_(False)
+
+    def follows(model: nn.Module, batch: Any) -> Tensor:
+        one, other = (batch[0] + torch.randn_like(batch[0]) for _ in range(2))
+        return (model(one) - teacher(other)).square().mean(1)
+
+    attached(model, TensorDataset(X), follows)
 
 
 def squares(model: nn.Module, batch: Any) -> Tensor:
