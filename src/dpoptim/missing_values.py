@@ -17,7 +17,7 @@ def is_gap(value: Any) -> bool:
     """Whether a value is None, NaN, NaT or pandas' NA, by which programs say that there is none."""
     try:
         return value is None or bool(value != value)  # noqa: PLR0124, as NaN alone is
-    except TypeError:  # pandas' NA does not say
+    except (TypeError, ArithmeticError):  # pandas' NA does not say; a signalling NaN raises
         return True
     except ValueError:  # an array in a cell
         return False

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -317,6 +318,22 @@ def test_sums_are_of_what_is_in_the_range_and_of_persons() -> None:
     for ends in ((0, 0), (1, 0), (0, math.inf), (math.nan, 1)):
         with pytest.raises(ValueError, match="lower and upper must be finite"):
             dpoptim.private_sum(values, *ends, **given)
+
+
+ODD = [b"x", 1j, None, "x", Decimal("sNaN"), np.datetime64("2020-01-01"), np.complex64(1j)]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+@pytest.mark.parametrize("owners", [None, range(201)])
+def test_a_value_of_another_kind_moves_no_other(odd: Any, owners: Any) -> None:
+    """NumPy makes bytes, or complex numbers, of a whole list for the sake of one of them."""
+    given: dict[str, Any] = {"epsilon": 50.0, "delta": 1e-6, "noise_seed": 0, "persons": owners}
+    for first, second in ((True, False), (1, 2), (0.5, 1.5)):
+        values = [first] * 100 + [second] * 100 + [odd]
+        counts = dpoptim.private_histogram(values, [first, second], **given).value
+        assert counts == pytest.approx([100, 100], abs=2)
+    flags = [True] * 100 + [False] * 100 + [odd]
+    assert dpoptim.private_count(flags, **given).value == pytest.approx(100, abs=2)
 
 
 @pytest.mark.parametrize("persons", [None, []])

@@ -316,6 +316,11 @@ def _epsilon(
 ) -> tuple[float, str]:
     if accountant == "auto" and chance_of_any(leaves) <= delta:
         return 0.0, RARE
-    profile = profile_of(leaves, relation, (delta,), accountant)
-    found = (profile.epsilon(delta), profile.name)
-    return min(found, (pure_epsilon(leaves, relation), PURE)) if accountant == "auto" else found
+    pure = (pure_epsilon(leaves, relation) if accountant == "auto" else math.inf, PURE)
+    try:
+        profile = profile_of(leaves, relation, (delta,), accountant)
+    except ValueError:  # of an event that none of them takes
+        if pure[0] < math.inf:
+            return pure
+        raise
+    return min((profile.epsilon(delta), profile.name), pure)

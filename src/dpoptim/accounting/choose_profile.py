@@ -183,13 +183,13 @@ def unsampled_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float | No
     A bound on Poisson samples under each relation: neighbours' outputs are then mixtures, by the
     same coin, of pairs that are at least as alike.
     """
-    squares = 0.0
+    found = list[float]()
     for leaf, count in leaves:
         inner = leaf.event if isinstance(leaf, dp.PoissonSampledDpEvent) else leaf
         if not isinstance(inner, dp.GaussianDpEvent):
             return None
-        squares += count / inner.noise_multiplier**2
-    return neighbours_differ_by(relation) * math.sqrt(squares)
+        found.append(math.sqrt(count) / inner.noise_multiplier)
+    return neighbours_differ_by(relation) * math.hypot(*found)
 
 
 def pure_epsilon(leaves: Leaves, relation: dp.NeighboringRelation) -> float:

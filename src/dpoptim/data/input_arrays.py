@@ -41,6 +41,8 @@ SAID = {
     "int too large": "X holds a whole number that is too large for float64. Fix: cut it before.",
 }
 
+SPREADING = (str, bytes, complex, np.complexfloating, np.datetime64, np.timedelta64, np.void)
+
 
 def checked_table(estimator: Any, x: Any, **how: Any) -> Any:
     """scikit-learn's ``validate_data(estimator, x, **how)``; `SparseRows` of a sparse table.
@@ -102,14 +104,19 @@ def one_axis(name: str, values: Any, *, warn: bool = False) -> NDArray[Any]:
 def as_held(values: Any) -> Any:
     """A list as an array of its own values, and one that is masked with gaps; else ``values``.
 
-    NumPy would make text of all numbers of a list for the sake of one word.
+    NumPy would make text, bytes or complex numbers of all values of a list for the sake of one.
     """
-    if isinstance(values, list | tuple) and len({isinstance(each, str) for each in values}) > 1:
+    if isinstance(values, list | tuple) and len(set(map(spreading_kind, values))) > 1:
         return np.array(values, dtype=object)
     if isinstance(values, np.ma.MaskedArray):
         kind = values.dtype if values.dtype.kind == "f" else np.dtype(object)
         return np.ma.filled(values.astype(kind), np.nan)
     return values
+
+
+def spreading_kind(value: Any) -> type | None:
+    """The type that NumPy would give to all values of a list for the sake of this one, if any."""
+    return next((kind for kind in SPREADING if isinstance(value, kind)), None)
 
 
 def number_array(name: str, values: Any) -> Floats:

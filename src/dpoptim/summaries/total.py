@@ -1,17 +1,19 @@
 """The sum of a private column, or of what persons have together."""
 
-import math
 from typing import Any
 
 import numpy as np
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import relation_of
+from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.estimators.settings import Delta
 from dpoptim.statistics import BOUND_ROUNDING, Floats, Price, bounded_sum, release_sum
 from dpoptim.summaries.summary import Summary, of_owners, owners_of, stated
 from dpoptim.training.batches.privacy_units import Persons
+
+LARGEST = 1e290  # of which 2^27 add up in float64, and noise, too
 
 
 def private_sum(
@@ -55,11 +57,12 @@ def private_sum(
         >>> abs(dpoptim.private_sum(spent, 0, 100, epsilon=1.0).value - 140_000) < 5_000
         True
     """
-    low, high = float(lower), float(upper)
+    low, high = real_number("lower", lower), real_number("upper", upper)
     bound = max(abs(low), abs(high))
-    if not low < high or not 0 < bound < math.inf:
+    if not low < high or not bound <= LARGEST:
         raise ValueError(
-            f"lower and upper must be finite, the lower one first, got {lower!r} and {upper!r}."
+            f"lower and upper must be at most {LARGEST:g} in size, the lower one first, got "
+            f"{lower!r} and {upper!r}."
         )
     column = number_array("values", one_axis("values", values))
     owners = owners_of(persons, len(column), "values")

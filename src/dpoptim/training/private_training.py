@@ -218,7 +218,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         contents = {
             "identity": self._prepared.identity,
             "durable": self._ledger.durable,
-            "caveats": self._all_caveats(),
+            "caveats": self._caveats_by_now(),
             "streams": self._streams.reached(),
             **self._attached.state(),
             **common_state(

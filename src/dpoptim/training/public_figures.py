@@ -153,7 +153,7 @@ class PublicFigures:
     @property
     def basis(self) -> tuple[Assumption, ...]:
         """The guarantee's basis, with the findings of attaching."""
-        caveats = self._all_caveats()
+        caveats = self._caveats_by_now()
         loss = basis_of_loss(self._loss, self._reduction, caveats, self._engine.isolation)
         ledger = basis_of_ledger(self._ledger.durable, self._other_runs.words())
         others = basis_of_caveats(caveats, resumed=bool(self._caveats))
@@ -209,9 +209,12 @@ class PublicFigures:
         if self._attached.on and not self._phases and self._prepared.read is not None:
             self._phases = bool(self._prepared.read.changed())
 
+    def _caveats_by_now(self) -> dict[str, bool]:
+        self._see_phases()
+        return self._all_caveats()
+
     def _all_caveats(self) -> dict[str, bool]:
         """Caveats of the guarantee, from all parts of the run."""
-        self._see_phases()
         found = caveats_of(
             self._engine,
             seeded=self._seeded,

@@ -12,6 +12,10 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.runtime.torch_internals import local_part
 from dpoptim.training.optimizer_settings import settings_of
 
+WEIGHTS = (
+    "weights (where other processors, thread counts or libraries round otherwise: broadcast them "
+    "from rank 0 after optimizer.step())"
+)
 PLAIN = (bool, int, float, complex, str, type(None))
 
 
@@ -35,7 +39,7 @@ class SameOnRanks:
 
     def facts(self) -> dict[str, str]:
         """The same in parts, by names for a message."""
-        found = {"weights": str(self._weights())}
+        found = {WEIGHTS: str(self._weights())}
         for place, optimizer in enumerate(self._optimizers):
             whose = f" of optimizer {place}" if len(self._optimizers) > 1 else ""
             for name, values in self._settings(optimizer).items():

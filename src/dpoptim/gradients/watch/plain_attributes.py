@@ -10,7 +10,8 @@ to look at. So a change is not refused, but must be said.
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -139,7 +140,7 @@ def held_by(
         if holds_numbers(value):
             holders.append(value)
         elif not type(value).__module__.startswith(SKIPPED_PACKAGES):
-            inside = list(contents(value))
+            inside = list(islice(contents(value), MOST_OBJECTS + 1))
             numbers.append(len(inside))
             left += inside
     return holders, numbers
@@ -173,7 +174,7 @@ def is_transformed(value: Holder) -> bool:
 
 def parts_of(value: Any) -> Iterator[Any]:
     """Contents of a container or an object."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):  # another mapping may be a store, which would be read
         yield from value.keys()
         yield from value.values()
     elif isinstance(value, list | tuple | set | frozenset | deque):

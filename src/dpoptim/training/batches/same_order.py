@@ -14,6 +14,7 @@ from dpoptim.distributed.agreement import leaves_of
 from dpoptim.distributed.rank_signals import rank_names
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import RankError
+from dpoptim.runtime.torch_internals import pytree
 from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.randomness.secret_randomness import same_randomness
 
@@ -47,22 +48,33 @@ def refuse_another_order(ranks: Ranks, train_set: Dataset[Any]) -> None:
             raise RankError(
                 f"{rank_names(others)} found other records than rank 0 at some places of train_set "
                 "(data set): a record would be drawn at two places. Fix: the same order on every "
-                "rank, as of sorted(glob.glob(...)), since operating systems list files in any; or "
-                "sharded=True if each rank has records of its own."
+                "rank, as of sorted(glob.glob(...)), since operating systems list files in any; "
+                "sharded=True if each rank has records of its own; or, where records hold what "
+                "differs by process (names of its files, random numbers that were drawn once), "
+                "leave that out of them."
             )
 
 
 def digest_of(train_set: Dataset[Any], place: int, key: bytes) -> str:
-    """A keyed digest of a record; "" where it is another one when it is read again. Private."""
+    """A keyed digest of a record; "" where it is another one when it is read again. Private.
+
+    Of a path its last part: folders may differ by machine.
+    """
     own = generators_in(train_set)
     found = set()
     for _ in range(2):
         digest = hmac.new(key, digestmod=hashlib.sha256)
         try:
             with same_randomness(own):
-                for leaf in leaves_of(train_set[place]):
+                item = pytree.tree_map_only(str, without_folder, train_set[place])
+                for leaf in leaves_of(item):
                     digest.update(leaf)
         except Exception:  # whatever the user's code raises: the loop will, too
             return ""
         found.add(digest.hexdigest())
     return found.pop() if len(found) == 1 else ""
+
+
+def without_folder(text: str) -> str:
+    """The last part of a path; other text, which has blanks in it, as it is."""
+    return text if any(map(str.isspace, text)) else text.replace("\\", "/").rpartition("/")[2]

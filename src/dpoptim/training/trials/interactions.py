@@ -27,8 +27,9 @@ def nothing_to_learn() -> SamplesInteractError:
         "that budget would be spent on noise. Usual causes: a loss that compares the records of a "
         "batch (contrastive ones, triplets in the batch, Cox's risk sets), of which nothing is "
         "left for a record by itself, also by dpoptim.per_sample; a record 0 with nothing to learn "
-        "from, such as no label and no box, whose form made-up records have; weights of zero, or "
-        "layers that pass nothing on. Fix: let each record's loss depend on that record alone, by "
+        "from, such as no label and no box, whose form made-up records have; weights of zero "
+        "(attach with the weight of the first step, above 0), or layers that pass nothing on. Fix: "
+        "let each record's loss depend on that record alone, by "
         f"{OWN_PAIRS}; put a record that has labels first."
     )
 
