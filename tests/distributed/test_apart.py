@@ -39,6 +39,6 @@ def test_weights_and_settings_that_drift_apart_are_refused_by_name() -> None:
                 "RankError: rank 1 would not go on with the same lr (an optimizer setting) as rank"
             ), errors[name]
         assert errors["weights"].startswith(
-            "RankError: rank 1 would not go on with the same weights as rank 0"
+            "RankError: rank 1 would not go on with the same weights (where other processors"
         ), errors["weights"]
         assert errors["same rate"] == ""

@@ -50,9 +50,8 @@ def meant_by(error: Exception) -> PrivacyError:
     """The refusal that an error stands for, raised under hooks by what runs without them."""
     if isinstance(error, PrivacyError):
         return error
-    hint = hint_of(error, error.__traceback__)
-    if hint is None and ONE_NUMBER in str(error):
-        hint = OWN_LOSS
+    own = ONE_NUMBER in str(error)
+    hint = OWN_LOSS if own else hint_of(error, error.__traceback__)
     return PrivacyError(hint or f"{type(error).__name__} was raised where layers were hooked.")
 
 
