@@ -105,7 +105,7 @@ def within_a_loop(losses: Tensor) -> Tensor:
 
 
 OWN: dict[str, Callable[[Tensor], Tensor]] = {
-    "limited each": lambda losses: losses.clamp(max=0.5),
+    "limited each": lambda losses: losses.clamp(max=1.3),
     "left out each": lambda losses: torch.where(losses > FAR, 0.01 * losses, losses),
     "logged": lambda losses: (LOGGED.append(losses.mean().item()), losses.mean())[1],
     "counted": lambda losses: losses.sum() / len(losses),
