@@ -79,8 +79,8 @@ def without_noise(rank: int) -> dict[str, Tensor]:
     return {way: train(rank, **given) for way, given in WAYS.items()}
 
 
-def others_forgotten(rank: int) -> Tensor:
-    """A bug: a rank leaves out what the others have looked up of its rows."""
+def others_forgotten(rank: int) -> str:
+    """Why it is refused where a rank leaves out what the others have looked up of its rows."""
     swap = ProcessGroup.swap
 
     def without_others(self: ProcessGroup, given: Sequence[Tensor]) -> list[Tensor]:
@@ -89,7 +89,11 @@ def others_forgotten(rank: int) -> Tensor:
         ]
 
     with patch.object(ProcessGroup, "swap", without_others):
-        return train(rank)
+        try:
+            train(rank)
+        except dpoptim.PrivacyError as error:
+            return str(error)
+    return ""
 
 
 def fully_sharded(rank: int) -> str:

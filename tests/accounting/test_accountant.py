@@ -506,13 +506,6 @@ def test_events_that_cannot_be_trusted_are_refused(event, match):
     ("event", "relation", "said"),
     [
         (
-            Sampled(0.1, Laplace(1.0)),
-            "replace-one",
-            "event: no accountant evaluates PoissonSampledDpEvent of LaplaceDpEvent under "
-            "replace-one; one does under add-or-remove-one and zero-out. Fix: "
-            "neighboring='add-or-remove-one' or neighboring='zero-out'.",
-        ),
-        (
             dp.SampledWithoutReplacementDpEvent(1000, 100, Gaussian(1.0)),
             "zero-out",
             "event: no accountant evaluates SampledWithoutReplacementDpEvent under zero-out; one "

@@ -17,8 +17,8 @@ def test_without_noise_tables_train_as_in_one_process(size: int) -> None:
     for results in run_ranks(size, work.without_noise):
         for way, parameters in results.items():
             torch.testing.assert_close(parameters, alone[way], rtol=1e-12, atol=1e-12, msg=way)
-    for parameters in run_ranks(size, work.others_forgotten):  # what this must notice
-        assert (parameters - alone["sparse"]).abs().max() > 1e-3
+    for refusal in run_ranks(size, work.others_forgotten):  # what this must notice
+        assert "the same weights" in refusal
 
 
 def test_every_rank_moves_the_same_rows_by_the_same_bits() -> None:

@@ -71,7 +71,7 @@ def test_what_is_iterated_over_is_a_stream() -> None:
 def test_few_records_are_kept() -> None:
     from dpoptim.training.batches.streams import StreamRecords
 
-    records = StreamRecords(iter(range(1000)), 1000, keep=20)
+    records = StreamRecords(iter(range(1000)), 1000, keep=20, whose="of them")
     assert [records[i] for i in (0, 7, 3, 500, 490)] == [0, 7, 3, 500, 490]
     assert len(records._kept) <= 21
     with pytest.raises(ValueError, match="long ago"):
