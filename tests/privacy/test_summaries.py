@@ -316,7 +316,9 @@ def test_sums_are_of_what_is_in_the_range_and_of_persons() -> None:
     assert found.value == pytest.approx(3 + 10 + 0 + 10, abs=5 * found.standard_error)
     assert found.guarantee.unit == "person"
     for ends in ((0, 0), (1, 0), (0, math.inf), (math.nan, 1)):
-        with pytest.raises(ValueError, match="lower and upper must be at most|lower must be|upper must be"):
+        with pytest.raises(
+            ValueError, match="lower and upper must be at most|lower must be|upper must be"
+        ):
             dpoptim.private_sum(values, *ends, **given)
 
 
