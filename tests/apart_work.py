@@ -226,8 +226,15 @@ def drifting(rank: int) -> dict[str, str]:
         for p in model.parameters():
             p.data[0] += 1e-9 * rank
 
+    @torch.no_grad()
+    def perturb_and_broadcast(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        perturb(model, optimizer)
+        for p in model.parameters():
+            dist.broadcast(p, 0)
+
     case("rate", rate)
     case("rate under fully_shard", rate, wrapper="fully_shard")
     case("same rate", same_rate)
     case("weights", perturb)
+    case("weights from rank 0", perturb_and_broadcast)
     return errors
