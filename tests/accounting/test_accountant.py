@@ -502,6 +502,17 @@ def test_events_that_cannot_be_trusted_are_refused(event, match):
         compute_epsilon(event, 1e-5, "zero-out")
 
 
+def test_a_pure_bound_answers_where_no_accountant_does():
+    sampled = Sampled(0.1, Laplace(1.0))
+    assert compute_epsilon(sampled, 1e-5, "replace-one").epsilon == pytest.approx(1.0)
+    assert compute_epsilon(sampled, 1e-5, "zero-out").epsilon < 0.3
+
+
+def test_next_to_no_noise_is_no_bare_error():
+    with pytest.raises(ValueError, match="noise|event|epsilon"):
+        compute_epsilon(Gaussian(1e-170), 1e-5, "zero-out")
+
+
 @pytest.mark.parametrize(
     ("event", "relation", "said"),
     [

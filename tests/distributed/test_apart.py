@@ -1,6 +1,7 @@
 """Ranks whose losses reach into each other, or whose weights, settings or records differ."""
 
 import apart_work as work
+from dpoptim.training.batches.same_order import without_folder
 from ranks import run_ranks
 
 
@@ -42,3 +43,13 @@ def test_weights_and_settings_that_drift_apart_are_refused_by_name() -> None:
             "RankError: rank 1 would not go on with the same weights (where other processors"
         ), errors["weights"]
         assert errors["same rate"] == errors["weights from rank 0"] == ""
+
+
+def test_folders_of_machines_do_not_count_as_other_records() -> None:
+    for text, counted in (
+        ("/scratch/job1/a.png", "a.png"),
+        ("C:\\job\\a.png", "a.png"),
+        ("yes", "yes"),
+        ("he/she left", "he/she left"),
+    ):
+        assert without_folder(text) == counted

@@ -3,7 +3,7 @@ does not show what it does later; and so is a model whose numbers change while i
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -153,3 +153,34 @@ def test_numbers_are_found_wherever_functions_hold_them() -> None:
     assert kept.changed() == ()
     box["deep"][0][1][0] = 1
     assert kept.changed() == ("loss",)
+
+
+class Store(Mapping[int, float]):
+    """Values that are read from somewhere when they are asked for."""
+
+    reads = 0
+
+    def __len__(self) -> int:
+        return 200_000
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __getitem__(self, key: int) -> float:
+        self.reads += 1
+        return 1.0
+
+
+def test_no_store_is_read() -> None:
+    store = Store()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return plain(model, batch) * store[0]
+
+    KeptValues({"loss": loss}, nn.Linear(1, 1)).changed()
+    assert store.reads == 0
+    held = KeptValues({"loss": lambda model, batch: many[0]}, nn.Linear(1, 1))
+    assert held.changed() == ()  # too many to look at
+
+
+many = {i: float(i) for i in range(200_000)}

@@ -18,6 +18,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpoptim.accounting.monte_carlo import MonteCarloDpEvent, with_told_events
 
+LEAST_NOISE = 1e-150  # whose square float64 still has
 Leaves = tuple[tuple[dp.DpEvent, int], ...]
 """Pairs (event, count >= 1); no two events are equal, and at most one is a plain Gaussian."""
 
@@ -175,8 +176,10 @@ def _checked_rate(rate: object) -> float:
 
 
 def _check_noise(noise_multiplier: object) -> None:
-    if not isinstance(noise_multiplier, Real) or not 0 < float(noise_multiplier) < math.inf:
+    known = isinstance(noise_multiplier, Real)
+    if not known or not LEAST_NOISE <= float(noise_multiplier) < math.inf:  # type: ignore[arg-type]
         raise ValueError(
-            f"event: the noise multiplier must be positive and finite, got {noise_multiplier!r}; "
+            f"event: the noise multiplier must be positive and finite, at least {LEAST_NOISE:g}, got "
+            f"{noise_multiplier!r}; "
             "it is the noise's standard deviation over the clip norm"
         )
