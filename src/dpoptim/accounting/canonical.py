@@ -179,7 +179,6 @@ def _check_noise(noise_multiplier: object) -> None:
     known = isinstance(noise_multiplier, Real)
     if not known or not LEAST_NOISE <= float(noise_multiplier) < math.inf:  # type: ignore[arg-type]
         raise ValueError(
-            f"event: the noise multiplier must be positive and finite, at least {LEAST_NOISE:g}, got "
-            f"{noise_multiplier!r}; "
-            "it is the noise's standard deviation over the clip norm"
+            f"event: the noise multiplier must be at least {LEAST_NOISE:g} and finite, got "
+            f"{noise_multiplier!r}; it is the noise's standard deviation over the clip norm"
         )
