@@ -77,6 +77,8 @@ def test_what_is_out_of_range_is_refused(kind: Any, settings: dict[str, Any], sa
 def test_of_a_huge_epsilon_it_is_said_that_it_promises_nothing() -> None:
     said = str(fitted(DPLinearRegression, epsilon=1e300).privacy_)
     assert "promises next to nothing" in said
+    with pytest.raises(ValueError, match=r"epsilon must be at most 1e\+300"):
+        fitted(DPLinearRegression, epsilon=1e308)
 
 
 def test_one_hidden_layer_may_be_a_number() -> None:

@@ -18,7 +18,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpoptim.accounting.monte_carlo import MonteCarloDpEvent, with_told_events
 
-LEAST_NOISE = 1e-150  # whose square float64 still has
+LEAST_NOISE = 1e-154  # whose square float64 still has
 Leaves = tuple[tuple[dp.DpEvent, int], ...]
 """Pairs (event, count >= 1); no two events are equal, and at most one is a plain Gaussian."""
 

@@ -11,6 +11,7 @@ import math
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
+_MOST_EPSILON = 1e300
 _LOG_OF_NOTHING = -1e9  # its exponential is 0; finite, because root finding cannot use an infinity
 
 
@@ -65,17 +66,25 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     """Largest mu for which mu-GDP gives (epsilon, delta)-DP; `epsilon` > 0, `delta` in (0, 1).
 
     Args:
-        epsilon: > 0.
+        epsilon: > 0, at most 1e300.
         delta: in (0, 1).
 
     Returns:
         mu > 0.
+
+    Raises:
+        ValueError: epsilon is so large that float64 has no noise for it.
 
     Examples:
         >>> from dpoptim.accounting import gdp_epsilon, gdp_mu
         >>> round(gdp_epsilon(gdp_mu(2.0, 1e-5), 1e-5), 6)
         2.0
     """
+    if epsilon > _MOST_EPSILON:
+        raise ValueError(
+            f"epsilon must be at most {_MOST_EPSILON:g}, got {epsilon:g}: float64 has no noise "
+            "for more. Fix: an epsilon that promises something is below 20."
+        )
     target = math.log(delta)
     low, high = 1e-12, 1.0
     while _log_delta(high, epsilon) < target:
