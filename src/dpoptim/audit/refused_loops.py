@@ -1,6 +1,6 @@
 """Loops that mix or leak records, and are to be refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ class Sequences(Dataset[Tensor]):
         return torch.linspace(-1, 1, FEATURES * (2 + index % 5)).view(-1, FEATURES)
 
 
-def accepted() -> list[str]:
+def accepted() -> Iterator[str]:
     """The loops that ought to have been refused, and were not."""
     loops = (
         writes_through_data,
@@ -101,7 +101,7 @@ def accepted() -> list[str]:
         trains_weights_of_the_loss,
         turns_on_batch_statistics,
     )
-    return [f"accepted {loop.__name__}" for loop in loops if not refused(loop)]
+    return (f"accepted {loop.__name__}" for loop in loops if not refused(loop))
 
 
 def writes_through_data() -> None:
