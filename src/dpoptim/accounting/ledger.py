@@ -18,7 +18,6 @@ of this library.
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -99,14 +98,8 @@ class Ledger(KnowsOpacus, LedgerRecords):
         wanted = Wanted(name, epsilon, delta, relation, filter)
         default_name = "unnamed" if file is None else printable(file.stem)
         self._store = LedgerStore(file, wanted.as_new(dataset=default_name, created=utc_now()))
-        stored = self._store.settings
-        wanted.require_agreement(stored, self._where)
-        self.dataset = stored.dataset
-        self.neighboring = stored.neighboring
-        self.budget = stored.budget
-        self.made: list[str] = []  # ids of what was reserved by way of this object, oldest first
-        self._lock = threading.RLock()
-        self._runs = Runs(self._store.start(), self.neighboring, stored.unit)
+        wanted.require_agreement(self._store.settings, self._where)
+        self._take(self._store)
         self._sync()
 
     def new_id(self) -> str:
@@ -314,14 +307,6 @@ class Ledger(KnowsOpacus, LedgerRecords):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def __reduce__(self) -> tuple[type[Ledger], tuple[Path]]:
-        if self._store.path is None:
-            raise TypeError(
-                "a ledger in memory cannot be pickled: charges elsewhere would be lost. Fix: "
-                "Ledger(path)."
-            )
-        return Ledger, (self._store.path,)
 
     def _append(self, decide: Callable[[Runs], Entry | Sequence[Entry] | None]) -> None:
         """Writes what is decided on the runs as they are; decides again if others were faster."""

@@ -146,11 +146,28 @@ class LedgerRecords:
     _runs: Runs
     _lock: threading.RLock
 
+    def _take(self, store: LedgerStore) -> None:
+        """Set what is read of a ledger that nothing was read of."""
+        stored, self._store = store.settings, store
+        self.dataset, self.neighboring = stored.dataset, stored.neighboring
+        self.budget = stored.budget
+        self.made: list[str] = []  # ids of what was reserved by way of this object, oldest first
+        self._lock = threading.RLock()
+        self._runs = Runs(store.start(), self.neighboring, stored.unit)
+
     def __copy__(self) -> Self:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a copy of a run or an estimator charges the same data set
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.path is None:
+            raise TypeError(
+                "a ledger in memory cannot be pickled: charges elsewhere would be lost. Fix: "
+                "Ledger(path)."
+            )
+        return _unpickled, (type(self), self.unit, *self._store.pickled(self._runs.head))
 
     @property
     def id(self) -> str:
@@ -260,7 +277,11 @@ class LedgerRecords:
             return [charge / self.budget.limit for charge in self._sync().charges(self.budget)]
 
     def __repr__(self) -> str:
-        return f"<Ledger of {printable(self.dataset)!r} ({self.neighboring}): {self.remaining()}>"
+        name = f"Ledger of {printable(self.dataset)!r} ({self.neighboring})"
+        try:
+            return f"<{name}: {self.remaining()}>"
+        except LedgerError as error:
+            return f"<{name}: {error}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: `describe` as a table."""
@@ -320,3 +341,10 @@ class LedgerRecords:
             if new:
                 self._runs.add(new, head)
             return self._runs
+
+
+def _unpickled(kind: type[LedgerRecords], unit: str, *kept: Any) -> LedgerRecords:
+    """A ledger whose file is looked at when it is asked or charged: to predict, nobody needs it."""
+    ledger = object.__new__(kind)
+    ledger._take(LedgerStore.unpickled(*kept))
+    return ledger.of_units(unit)

@@ -21,10 +21,11 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import fields
+from dataclasses import astuple, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from dpoptim.accounting.ledger_failures import BUSY_SECONDS, advice_on, reason_of
 from dpoptim.accounting.ledger_schema import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -39,10 +40,7 @@ from dpoptim.accounting.ledger_schema import (
 from dpoptim.accounting.ledger_settings import Settings
 from dpoptim.errors import LedgerError
 from dpoptim.files import create_whole
-from dpoptim.printable import printable
 
-BUSY_SECONDS = 30.0
-LONGEST_REASON = 200
 _MAGIC, _ROLLBACK_JOURNAL = b"SQLite format 3\0", b"\x01\x01"  # bytes 0 to 15, and 18 and 19
 # What reading a damaged file may raise below sqlite3 and above it.
 _FAILURES = (
@@ -64,11 +62,13 @@ class LedgerStore:
         settings: written if the path does not exist yet; an existing ledger keeps its own.
     """
 
+    path: Path | None
+    settings: Settings
+    _memory: sqlite3.Connection | None
+    _seen: Head | None  # before it was pickled
+
     def __init__(self, path: Path | None, settings: Settings) -> None:
-        self.path = path
-        self._lock = threading.RLock()
-        self._process = os.getpid()
-        self._memory: sqlite3.Connection | None = None
+        self._start(path)
         if path is None:
             self._memory = sqlite3.connect(
                 ":memory:", isolation_level=None, check_same_thread=False
@@ -86,6 +86,25 @@ class LedgerStore:
                 raise sqlite3.DatabaseError("file is empty")
         self.settings = self._identify(path)
 
+    def _start(self, path: Path | None) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._memory = self._seen = None
+
+    @classmethod
+    def unpickled(cls, path: Path, settings: Sequence[Any], head: Sequence[Any]) -> Self:
+        """The store of a file that is looked at when it is first read, and is never made."""
+        store = cls.__new__(cls)
+        store._start(path)
+        store.settings, store._seen = Settings(*settings), Head(*head)
+        return store
+
+    def pickled(self, head: Head) -> tuple[Path | None, Sequence[Any], Sequence[Any]]:
+        """Arguments of `unpickled`: the file must go on from where it was read to."""
+        seen = head if self._seen is None or head.count > self._seen.count else self._seen
+        return self.path, astuple(self.settings), astuple(seen)
+
     def close(self) -> None:
         """Forgets a ledger in memory; one on disk has nothing open."""
         if self._memory is not None:
@@ -100,6 +119,8 @@ class LedgerStore:
 
         LedgerError if what was known is not there any more, or an entry is missing or changed.
         """
+        if self._seen is not None and known.count == 0:
+            self.identify()
         with self._connection() as connection:
             connection.execute("BEGIN")  # one moment for all that is read
             try:
@@ -141,7 +162,7 @@ class LedgerStore:
 
     def _read(self, connection: sqlite3.Connection, known: Head) -> tuple[list[Entry], Head]:
         now, found = _read_head(connection), []
-        at = known
+        at, seen = known, self._seen or known
         columns = ", ".join(field.name for field in fields(Entry))
         query = f"SELECT number, digest, {columns} FROM entry WHERE number > ? ORDER BY number"
         for number, digest, *values in connection.execute(query, (known.count,)):
@@ -153,10 +174,16 @@ class LedgerStore:
                 raise sqlite3.DatabaseError(
                     f"file is malformed: entry {at.count} was changed or is missing"
                 )
+            if number == seen.count and digest != seen.digest:
+                raise sqlite3.DatabaseError(
+                    "file is an older copy that went on: other entries were written in the place "
+                    "of those that were read here"
+                )
             found.append(entry)
-        if now.count < known.count:
+        held = max(known.count, seen.count)
+        if now.count < held:
             raise sqlite3.DatabaseError(
-                f"file holds {now.count} entries and held {known.count}: it is an older copy"
+                f"file holds {now.count} entries and held {held}: it is an older copy"
             )
         if at != now:
             raise sqlite3.DatabaseError(
@@ -232,7 +259,7 @@ class LedgerStore:
             raise
         except _FAILURES as error:
             where = "the ledger in memory" if self.path is None else str(self.path)
-            raise LedgerError(f"{where}: {_reason(error)}; {_advice(error)}") from error
+            raise LedgerError(f"{where}: {reason_of(error)}; {advice_on(error)}") from error
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:
@@ -297,40 +324,3 @@ def _read_settings(connection: sqlite3.Connection) -> Settings:
         if not right:
             raise sqlite3.DatabaseError(f"file is malformed: its {field.name} is of another type")
     return Settings(*row)
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, (sqlite3.Error, OSError)):
-        return printable(str(error))[:LONGEST_REASON]  # SQLite may quote what it could not read
-    return f"file is malformed ({type(error).__name__})"
-
-
-def _advice(error: BaseException) -> str:
-    """Return how to mend a failure, by its text: SQLite's codes do not reach every exception."""
-    text = _reason(error).lower()
-    advice = {
-        "hard link": "a crash is mended under one name alone. Remove the other name; for a "
-        "backup, copy the file",
-        "full": "free some space and try again; nothing was reserved",
-        "no space": "free some space and try again; nothing was reserved",
-        "too large": "free some space and try again; nothing was reserved",
-        "readonly": "give this user write access to the file and its directory",
-        "locked": f"another process held it for {BUSY_SECONDS:g} s; try again when that one is "
-        "done",
-        "empty": "restore it from a backup; if it never was a ledger, delete it",
-        "of this kind": "it belongs to something else and was not touched; choose another path",
-        "older copy": "put the newer one back, which knows what was spent since",
-        "not a database": "it is no ledger and was not touched; choose another path, or restore "
-        "a backup",
-        "could not decode": "it is damaged and was not touched; restore it from a backup",
-        "malformed": "it is damaged and was not touched; restore it from a backup",
-        "no such table": "it is damaged and was not touched; restore it from a backup",
-        "-wal": "put the ledger file back beside it: together they hold the reservations",
-        "closed": "open the ledger again",
-    }
-    for sign, fix in advice.items():
-        if sign in text:
-            return fix
-    if isinstance(error, OSError) and error.errno in (errno.EPERM, errno.ENOTSUP, errno.EXDEV):
-        return "the file system has no hard links; put the ledger on a local disk"
-    return "give the path of a file, in an existing directory that this user may write to"
