@@ -31,6 +31,7 @@ COMMANDS = {
     "by_optimizer.csv": "python benchmarks/by_optimizer.py --out {out}",
     "choose_cnn.csv": "python benchmarks/choose_cnn.py --out {out}",
     "choose_defaults.csv": "python benchmarks/choose_defaults.py --out {out}",
+    "choose_length.csv": "python benchmarks/choose_length.py --out {out}",
     "choose_rates.csv": "python benchmarks/choose_rates.py --out {out}",
     "choose_scattering.csv": (
         "python benchmarks/choose_scattering.py --pictures {pictures} --font {font} --out {out}"

@@ -249,6 +249,14 @@ def test_constants_of_defaults_are_those_that_were_chosen() -> None:
     }
 
 
+def test_lengths_of_weights_are_those_that_were_chosen() -> None:
+    from dpoptim.estimators import linear_fit
+
+    best = rows_of("choose_length.csv")[0]
+    assert float(best["share"]) == linear_fit.LENGTH_SHARE
+    assert float(best["power"]) == linear_fit.LENGTH_POWER
+
+
 def test_rates_of_optimizers(bench: Callable[[str], ModuleType]) -> None:
     """Two runs of the tables that default rates were chosen by, and of the scores with them."""
     chosen = bench("choose_rates")

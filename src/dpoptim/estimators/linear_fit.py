@@ -40,6 +40,8 @@ CLIPPED_SHARE = 0.1
 MOMENTUM_SHARE = 0.3
 LITTLE_NOISE = 1e-3
 SQUARED_SHARE = 0.1  # of a squared loss
+# of a classifier's weights, from benchmarks/choose_length.py: see `length_for`
+LENGTH_SHARE, LENGTH_POWER = 0.35, 0.3
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -66,6 +68,11 @@ class LinearFit(PrivateSettings):
         if self.steps is None:
             return None
         return whole_number("steps", self.steps, least=1, most=MOST_STEPS)
+
+    def _at_defaults(self) -> bool:
+        """Whether nothing was asked for that decides how long the weights are."""
+        chosen = (self.steps, self.step_size, self.clip_norm, self.solver_options or None)
+        return chosen == (None,) * 4 and self.l2 == 0
 
     def _start(
         self, model: LinearModel, earlier: Chunks | None
@@ -149,6 +156,8 @@ class LinearFit(PrivateSettings):
         solution, guarantee = self._solved(
             run, data, budget, ledger, ranks, anew=start is None, label=label
         )
+        if by_momentum and start is None and self._at_defaults():
+            solution = solution * length_for(signal(n, model.dimension, budget.gdp))
         # another processor may have rounded the last step otherwise
         solution, guarantee = ranks.from_first(lambda: (solution, guarantee))
         if self.data_norm is None:
@@ -215,5 +224,20 @@ def share_by_noise(n: int, parameters: int, mu: float) -> float:
     Records that a model is wrong about are clipped first, so that less makes probabilities too
     sure, however many records there are; more is noise, from ``sqrt(parameters) / (mu n)`` of it.
     """
-    noise = math.sqrt(parameters) / (mu * max(n, 1))
+    noise = 1 / signal(max(n, 1), parameters, mu)
     return min(1.0, MOMENTUM_SHARE * max(1.0, (LITTLE_NOISE / noise) ** (1 / 3)))
+
+
+def signal(n: int, parameters: int, mu: float) -> float:
+    """How far all records together can pull, over the length of the noise. Public."""
+    return mu * n / math.sqrt(parameters)
+
+
+def length_for(signal: float, share: float | None = None, power: float | None = None) -> float:
+    """The factor by which a classifier's weights are shortened, from public numbers.
+
+    Noise makes them longer, and clipping surer, than the records are worth; what is predicted stays
+    the same.
+    """
+    share, power = share or LENGTH_SHARE, LENGTH_POWER if power is None else power
+    return min(1.0, share * (signal / 50) ** power)
