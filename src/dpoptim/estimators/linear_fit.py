@@ -69,10 +69,11 @@ class LinearFit(PrivateSettings):
             return None
         return whole_number("steps", self.steps, least=1, most=MOST_STEPS)
 
-    def _at_defaults(self) -> bool:
-        """Whether nothing was asked for that decides how long the weights are."""
-        chosen = (self.steps, self.step_size, self.clip_norm, self.solver_options or None)
-        return chosen == (None,) * 4 and self.l2 == 0
+    def _length(self, start: torch.Tensor | None, signal: float) -> float:
+        """The factor of a classifier's weights; 1 where a setting decides how long they are."""
+        settings = (self.steps, self.step_size, self.clip_norm, self.solver_options or None)
+        chosen = start is not None or self.l2 != 0 or settings != (None,) * 4
+        return 1.0 if chosen else length_for(signal)
 
     def _start(
         self, model: LinearModel, earlier: Chunks | None
@@ -156,8 +157,8 @@ class LinearFit(PrivateSettings):
         solution, guarantee = self._solved(
             run, data, budget, ledger, ranks, anew=start is None, label=label
         )
-        if by_momentum and start is None and self._at_defaults():
-            solution = solution * length_for(signal(n, model.dimension, budget.gdp))
+        if by_momentum:
+            solution = solution * self._length(start, signal(n, model.dimension, budget.gdp))
         # another processor may have rounded the last step otherwise
         solution, guarantee = ranks.from_first(lambda: (solution, guarantee))
         if self.data_norm is None:
