@@ -57,6 +57,7 @@ COMMANDS = {
     "distributed.csv": "python benchmarks/distributed.py --out {out}",
     "distributed_model.csv": "python benchmarks/distributed.py --out {out}",
     "error_feedback.csv": "python benchmarks/error_feedback.py --out {out}",
+    "auc_intervals.csv": "python benchmarks/auc_intervals.py --out {out}",
     "evaluation_intervals.csv": "python benchmarks/evaluation_intervals.py --out {out}",
     "fang_fig1.csv": f"{REPRODUCE} fang-fig1 --out {{out}}",
     "fang_fig2.csv": f"{REPRODUCE} fang-fig2 --out {{out}}",

@@ -30,7 +30,9 @@ def commands() -> str:
     root = typer.main.get_command(app)
     assert isinstance(root, click.Group) or hasattr(root, "commands")
     return "\n\n".join(
-        section(f"dpoptim {name}", command) for name, command in root.commands.items()
+        section(f"dpoptim {name}", command)
+        for name, command in root.commands.items()
+        if not command.hidden
     )
 
 

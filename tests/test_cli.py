@@ -216,6 +216,11 @@ def test_bad_input_names_the_fix(tmp_path: Path, arguments: list[str], said: str
     assert not (tmp_path / "run").exists()
 
 
+def test_certificates_of_estimators_are_made_in_python() -> None:
+    for arguments in ([], ["model.pkl", "--data", "patients"]):
+        assert "dpoptim.certify(model," in run("certify", *arguments, code=2)
+
+
 def test_unknown_options_are_refused() -> None:
     assert "No such option" in run("train", "--epsilom", "1", code=2)
 

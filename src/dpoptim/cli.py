@@ -14,7 +14,7 @@ from dpoptim.commands.plan import plan as plan_command
 from dpoptim.commands.predict import predict
 from dpoptim.commands.schema import schema_commands
 from dpoptim.commands.tune import tune
-from dpoptim.commands.verify import sign, verify
+from dpoptim.commands.verify import certify, sign, verify
 from dpoptim.reproduce.experiments import EXPERIMENTS
 from dpoptim.reproduce.request import FOLDERS, Request, fashion_folder, shown
 from dpoptim.runs.options import TrainRequest, with_options_of
@@ -247,4 +247,7 @@ app.command()(evaluate)
 app.command()(compare)
 app.command()(verify)
 app.command()(sign)
+app.command(
+    hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)(certify)
 app.command()(ledger_command)

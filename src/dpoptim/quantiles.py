@@ -132,6 +132,25 @@ def choose(gate: FilteredGate, scores: list[float], mu: float) -> int:
     return gate.select(scores, norm_bound=bound, epsilon=epsilon_of_choice(mu))
 
 
+def choose_in_parts(
+    gate: FilteredGate, scores: list[list[float]], mu: float, touched: int
+) -> list[int]:
+    """A place for each part of the records, of which one record is in at most one.
+
+    Args:
+        scores: of each part, by its own records alone. touched: in how many parts one record moves
+            scores: two where it may leave one and enter another.
+
+    **Guarantee.** mu-GDP, as `choose`: a choice each, at a price that ``touched`` of them add up
+    to.
+    """
+    if len(scores) == 1:
+        return [choose(gate, scores[0], mu)]
+    epsilon = epsilon_of_choice(mu / math.sqrt(min(touched, len(scores))))
+    bound = bound_of_count(gate.neighboring) * COUNTED
+    return gate.select_in_parts(scores, norm_bound=bound, epsilon=epsilon, touched=touched)
+
+
 def select_tails(
     columns: Iterable[Column],
     candidates: Sequence[Floats],

@@ -695,3 +695,19 @@ class TestProcesses:
             assert [entry for entry in stored if entry in acknowledged[path]] == acknowledged[path]
             acknowledged[path] = stored  # a reservation written but not acknowledged stays, too
         assert sum(map(len, acknowledged.values())) > 10
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"epsilon": "1", "delta": 1e-5}, "epsilon of a ledger must be a number, got '1'. Fix: "),
+        ({"epsilon": 1, "delta": "auto"}, "delta of a ledger must be a number, got 'auto'. Fix: "),
+        ({"epsilon": "1"}, "a budget needs both; give both or neither. Fix: "),
+    ],
+)
+def test_a_budget_that_is_none_is_named_with_the_fix(
+    tmp_path: Path, given: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Ledger(tmp_path / "a.sqlite", **given)  # type: ignore[arg-type]
+    assert not [*tmp_path.iterdir()]

@@ -51,18 +51,18 @@ LABELS = np.arange(ROWS) % 2
 TEXTS = np.where(np.arange(ROWS) == 40, "patient 7", LABELS.astype(str))
 DATES = np.full((ROWS, 2), np.datetime64("2020-01-01"))
 FRAMES = {  # of pandas, polars and Arrow
-    "pandas period": "holds dates or times. Fix",
-    "pandas zone": "holds dates or times. Fix",
-    "pandas arrow": "holds dates or times. Fix",
+    "pandas period": "holds dates or times, in column 'c'. Fix",
+    "pandas zone": "holds dates or times, in column 'c'. Fix",
+    "pandas arrow": "holds dates or times, in column 'c'. Fix",
     "pandas text": "not a number, in column 'c'. Fix: DPOneHot",
     "pandas names": "X has two columns of one name. Fix",
     "pandas kinds of names": "Feature names are only supported",
     "pandas column": "Fix: X\\[:, None\\]",
     "pandas none": r"0 feature\(s\) \(shape=\(, 0\)\)",
-    "polars date": "holds dates or times. Fix",
-    "polars time": "holds dates or times. Fix",
+    "polars date": "holds dates or times, in column 'c'. Fix",
+    "polars time": "holds dates or times, in column 'c'. Fix",
     "polars lazy": r"X is a query that has not run. Fix: X.collect\(\)",
-    "arrow date": "holds dates or times. Fix",
+    "arrow date": "holds dates or times, in column 'c'. Fix",
 }
 
 
@@ -100,7 +100,7 @@ TABLES: dict[str, tuple[Callable[[], Any], str]] = {
     "no columns": (lambda: numbers()[:, :0], r"0 feature\(s\) \(shape=\(, 0\)\)"),
     "objects that are dates": (
         lambda: np.full((ROWS, 2), datetime.date(2020, 1, 1), dtype=object),
-        "but holds dates or times. Fix",
+        r"but holds dates or times, in column 0, 1\. Fix",
     ),
     "too large": (lambda: np.full((ROWS, 2), 10**400, dtype=object), "too large for float64. Fix"),
     "a matrix": (lambda: numbers().view(np.matrix), "np.matrix is not supported. Please convert"),

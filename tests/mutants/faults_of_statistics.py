@@ -28,7 +28,8 @@ from dpoptim.preprocessing.private_step import BoundedColumns
 from dpoptim.solvers import problem as problem_module
 from dpoptim.solvers import sufficient_statistics as sums_module
 from dpoptim.solvers.linear_model import LinearModel, as_tensor
-from dpoptim.statistics import Floats, NoisySum, release_sum
+from dpoptim.statistics import Floats, NoisySum, bounded_sum, release_sum
+from dpoptim.summaries.groups import Groups
 from dpoptim.tuning import search as search_module
 from dpoptim.tuning.search_event import SHAPE
 
@@ -105,6 +106,15 @@ def range_of_the_data() -> Iterator[None]:
 def half_a_record() -> Iterator[None]:
     with patch.object(class_counts, "histogram_bound", lambda neighboring: 0.5):
         yield
+
+
+def values_in_each_group() -> AbstractContextManager[Any]:
+    """A record's values add to the sums of all groups, at the price of one."""
+
+    def sums(self: Groups, rows: Floats, norm_bound: float) -> Floats:
+        return np.tile(bounded_sum(rows, norm_bound), (self.count, 1))
+
+    return replaced((Groups, "sums", sums))
 
 
 @contextmanager

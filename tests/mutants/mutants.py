@@ -935,6 +935,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "statistics",
     ),
     Mutant(
+        "a record counts in each group",
+        "summaries.Groups.sums",
+        _t.values_in_each_group,
+        "statistics",
+    ),
+    Mutant(
         "scores released without noise",
         "evaluation.release_sum",
         _t.scores_without_noise,

@@ -309,3 +309,25 @@ def test_each_step_has_a_tenth_of_any_budget() -> None:
     whole = PrivatePipeline(steps, epsilon=100.0, delta=1e-5).fit(x, x[:, 0] > 50)
     assert whole.shares_ == {"scale": 0.1}
     assert 0.3 < whole["scale"].scale_[0] < 0.8
+
+
+def test_a_column_of_dates_that_no_step_takes_is_left_out() -> None:
+    """As scikit-learn does; one that a step takes is named before anything is spent."""
+    pandas = pytest.importorskip("pandas")
+    x, y = people(400)
+    frame = pandas.DataFrame(x[:, :3].astype(float), columns=["age", "income", "rooms"])
+    without = frame.assign(city=x[:, 3])
+    dated = without.assign(adm=pandas.Timestamp("2020-01-01") + pandas.to_timedelta(frame["rooms"]))
+
+    def made(named: list[str], ledger: Any = None) -> PrivatePipeline:
+        scaler = DPStandardScaler(0, 300_000, missing="mean", noise_seed=5)
+        columns = ColumnTransformer([("numbers", scaler, named)])
+        last = DPLogisticRegression(classes=[0, 1], noise_seed=0)
+        return PrivatePipeline([("columns", columns), ("last", last)], delta=1e-6, ledger=ledger)
+
+    one, other = (made(["age", "rooms"]).fit(each, y) for each in (without, dated))
+    assert np.array_equal(one.predict_proba(without), other.predict_proba(dated))
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        with pytest.raises(TypeError, match=r"dates or times, in column 'adm'\. Fix"):
+            made(["age", "adm"], ledger).fit(dated, y)
+        assert not ledger.entries()

@@ -354,3 +354,33 @@ def test_nothing_is_charged_for_no_records(release: Callable[..., Any], persons:
         with pytest.raises(ValueError, match=r"0 sample\(s\)"):
             release(epsilon=1.0, ledger=ledger, persons=persons)
         assert not ledger.entries()
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_statistics_of_dates_show_the_line_to_write(zone: str | None) -> None:
+    """And that line works."""
+    pd = pytest.importorskip("pandas")
+    start, end = pd.Timestamp("2020-01-01", tz=zone), pd.Timestamp("2024-12-31", tz=zone)
+    dates = pd.Series(pd.date_range(start, end, 2_000))
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        given: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "ledger": ledger}
+        for release, line in (
+            (lambda: dpoptim.private_mean(dates, start, end, **given), "private_mean(days, 0, "),
+            (lambda: dpoptim.private_sum(dates, start, end, **given), "private_sum(days, 0, "),
+            (
+                lambda: dpoptim.private_quantile(dates, 0.5, start, end, **given),
+                "private_quantile(days, 0.5, 0, ",
+            ),
+            (
+                lambda: dpoptim.private_histogram(dates, edges=[start, end], **given),
+                "private_histogram(days, edges=[0, ",
+            ),
+        ):
+            with pytest.raises(TypeError) as raised:
+                release()
+            assert line in str(raised.value)
+            assert "days = (dates - start).dt.days" in str(raised.value)
+        assert not ledger.entries()
+    found = dpoptim.private_mean((dates - start).dt.days, 0, 1_826, epsilon=1.0)
+    middle = start + pd.Timedelta(days=found.value)
+    assert abs(middle - (start + (end - start) / 2)) < pd.Timedelta(days=60)

@@ -339,6 +339,24 @@ def test_evaluation_intervals(
     assert again["plain_r2_length"] == pytest.approx(float(row["plain_r2_length"]), rel=0.15)
 
 
+def test_intervals_of_the_auc(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first 30 hold-outs of 200, of one line."""
+    made = bench("auc_intervals")
+    monkeypatch.setattr(made, "REPETITIONS", 30)
+    monkeypatch.setattr(made, "POPULATION", 200_000)
+    rows = rows_of("auc_intervals.csv")
+    assert min(float(row["held"]) for row in rows) > 0.92
+    again = made.measured(1_000, 1.0, "1/2")
+    row = next(
+        row for row in rows if (row["n"], row["epsilon"], row["outcome"]) == ("1000", "1.0", "1/2")
+    )
+    assert again["held"] > 0.85
+    assert again["length"] == pytest.approx(float(row["length"]), rel=0.2)
+    assert again["plain_length"] == pytest.approx(float(row["plain_length"]), rel=0.1)
+
+
 @pytest.mark.figures
 def test_a_private_clip_norm_is_scored_again(bench: Callable[[str], ModuleType]) -> None:
     made = bench("private_clip")

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from numbers import Real
 
 from dpoptim.accounting.budget import Budget, FilterKind
 from dpoptim.accounting.guarantee import neighboring_name
@@ -61,8 +62,18 @@ class Wanted:
         if (self.epsilon is None) != (self.delta is None):
             raise ValueError(
                 f"epsilon={self.epsilon}, delta={self.delta}: a budget needs both; give both or "
-                "neither"
+                "neither. Fix: epsilon=1.0, delta=1e-6, say"
             )
+        given: list[tuple[str, object, float]] = [
+            ("epsilon", self.epsilon, 1.0),
+            ("delta", self.delta, 1e-6),
+        ]
+        for name, value, fix in given:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+                raise ValueError(
+                    f"{name} of a ledger must be a number, got {value!r}. Fix: {name}={fix}, say, "
+                    "a number without quotation marks."
+                )
         if self.filter not in (None, "renyi", "basic"):
             raise ValueError(f'filter: expected "renyi" or "basic", got {self.filter!r}')
         if self.dataset is not None and not self.dataset:

@@ -39,6 +39,7 @@ from dpoptim.preprocessing import (
 from dpoptim.solvers import Budget
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.sufficient_statistics import sufficient_statistics
+from dpoptim.summaries.mean import private_mean
 
 MU = 1.5
 DELTA = 1e-5
@@ -99,6 +100,10 @@ def fits() -> dict[str, tuple[Fit, tuple[Sequence[float], ...]]]:
         many = np.vstack([x, np.full((10_000, COLUMNS), 0.1)])  # who find where they are
         return left_behind(DPStandardScaler(-1, 1, **{**PUBLIC, "n": 10_000}).fit(many))
 
+    def grouped(x: Floats) -> Any:
+        by = np.where(x[:, 1] > 0.5, "a", "b")
+        return private_mean(x[:, 0], -1, 1, by=by, groups=["a", "b"], **PUBLIC)
+
     return {
         "scaler": (lambda x: left_behind(DPStandardScaler(-1, 1, **PUBLIC).fit(x)), ends),
         "scaler in a part of its range": (narrowed, (*ends, (0.1,) * COLUMNS)),
@@ -106,6 +111,7 @@ def fits() -> dict[str, tuple[Fit, tuple[Sequence[float], ...]]]:
             lambda x: left_behind(DPStandardScaler(-1, 1, **PUBLIC).fit(csr_array(x))),
             ends,
         ),
+        "means by group": (grouped, ends),
         "imputer": (lambda x: left_behind(DPImputer(-1, 1, **PUBLIC).fit(x)), ends),
         "public range": (lambda x: left_behind(DPMinMaxScaler(-1, 1).fit(x)), ends),
         "class counts": (counts, ends),

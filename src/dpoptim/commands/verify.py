@@ -1,4 +1,4 @@
-"""``dpoptim verify`` and ``dpoptim sign``: certificates, for whoever answers for privacy."""
+"""``dpoptim verify``, ``sign`` and ``certify``: certificates, for whoever answers for privacy."""
 
 from pathlib import Path
 from typing import Annotated
@@ -74,3 +74,15 @@ def sign(
         verify_run(run)
         for path in signature.sign(run, key):
             say(f"signed in {path}")
+
+
+def certify(
+    given: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+) -> None:
+    """Say where certificates are made: nothing is unpickled here, which would run its code."""
+    with clear_errors():
+        raise ValueError(
+            "certify is for Python, where the training or the fitted estimator is: `dpoptim train` "
+            "writes its certificate by itself. Fix: in Python, dpoptim.certify(model, "
+            "'runs/model', data='patients of 2025'); then dpoptim verify runs/model."
+        )

@@ -18,7 +18,10 @@ NO_COLUMNS = (
 )
 GAPS = "Input X contains NaN. Fix: DPImputer before it, in a PrivatePipeline."
 COMPLEX = "Complex data not supported. Fix: real and imaginary parts as columns."
-DATES = "holds dates or times. Fix: a number with public bounds, such as years since a public date."
+DATES = (
+    "holds dates or times{}. Fix: a number with public bounds, such as days since a public date, "
+    "(dates - pd.Timestamp('2020-01-01')).dt.days; or leave the column out."
+)
 # names of the dtypes of pandas and Arrow that say so in no other way
 OF_TIME = ("period", "date32", "date64", "time32", "time64", "timestamp", "duration")
 # Beginnings of messages of scikit-learn and others, and what is said instead. Those without are
@@ -138,12 +141,28 @@ def refuse_dates(x: Any, name: str = "X") -> None:
     Args:
         x: an array, or a frame or column of pandas, polars or Arrow.
     """
-    if not hasattr(x, "__len__") and hasattr(x, "collect"):
-        raise TypeError(f"{name} is a query that has not run. Fix: {name}.collect().")
+    refuse_queries(x, name)
     kinds: Any = getattr(x, "dtypes", getattr(x, "dtype", None))
     kinds = getattr(getattr(x, "schema", None), "types", kinds)  # of Arrow's tables
-    if any(map(is_date, list(kinds) if hasattr(kinds, "__iter__") else [kinds])):
-        raise TypeError(f"{name} {DATES}")
+    held = [is_date(kind) for kind in (kinds if hasattr(kinds, "__iter__") else [kinds])]
+    if any(held):
+        names = getattr(x, "column_names", getattr(x, "columns", ()))
+        found = [quoted(names[place]) for place in np.flatnonzero(held)] if len(names) else []
+        raise TypeError(f"{name} {DATES.format(in_columns(found))}")
+
+
+def refuse_queries(x: Any, name: str = "X") -> None:
+    if not hasattr(x, "__len__") and hasattr(x, "collect"):
+        raise TypeError(f"{name} is a query that has not run. Fix: {name}.collect().")
+
+
+def quoted(name: Any) -> str:
+    return repr(str(name))
+
+
+def in_columns(names: list[str]) -> str:
+    """The first of these columns' names, for a message; "" of none."""
+    return f", in column {', '.join(names[:3])}" if names else ""
 
 
 def is_date(kind: Any) -> bool:
@@ -162,13 +181,11 @@ def text_columns(x: Any) -> str:
     if array.ndim != 2:
         return ". Fix: rows of numbers, of equal lengths."
     places = [place for place in range(array.shape[1]) if not is_numeric(array[:, place])]
+    names = [str(place) if columns is None else quoted(columns[place]) for place in places]
+    named = in_columns(names)
     if any(hasattr(value, "isoformat") for value in array[:, places].ravel()):
-        return f", but {DATES}"
-    names = [repr(str(columns[place])) if columns is not None else str(place) for place in places]
-    return (
-        f", in column {', '.join(names[:3])}. Fix: DPOneHot for text, in a ColumnTransformer; or "
-        "leave the column out."
-    )
+        return f", but {DATES.format(named)}"
+    return f"{named}. Fix: DPOneHot for text, in a ColumnTransformer; or leave the column out."
 
 
 def is_numeric(column: NDArray[Any]) -> bool:

@@ -91,10 +91,32 @@ class FilteredGate:
         **Guarantee.** epsilon-DP, if every score is plus or minus the `accurate_norm` of a sum to
         which one record adds at most ``norm_bound`` in Euclidean norm.
         """
-        self._pay(selection_mu(epsilon))
+        return self.select_in_parts([scores], norm_bound=norm_bound, epsilon=epsilon)[0]
+
+    def select_in_parts(
+        self,
+        parts: Sequence[Sequence[float]],
+        *,
+        norm_bound: float,
+        epsilon: float,
+        touched: int = 1,
+    ) -> list[int]:
+        """Choose as `select` does in each of several parts of the records.
+
+        Args:
+            parts: scores of each part, of which its own records alone have moved any.
+            touched: in how many parts one record moves scores, at most.
+
+        **Guarantee.** Each choice as for `select`; all together cost as much as ``touched`` of
+        them: the others are the same for both neighbours, and drawn independently.
+        """
+        self._pay(selection_mu(epsilon) * math.sqrt(min(touched, len(parts))))
         scale = 2 * self.neighbours_differ_by * norm_bound * NORM_ROUNDING / epsilon
-        exact = {score: Fraction(score) / Fraction(scale) for score in set(scores)}
-        return exponential_choice(self._noise, [exact[score] for score in scores])
+        found = []
+        for scores in parts:
+            exact = {score: Fraction(score) / Fraction(scale) for score in set(scores)}
+            found.append(exponential_choice(self._noise, [exact[score] for score in scores]))
+        return found
 
     def deviation(self, norm_bound: float, mu: float) -> float:
         """Standard deviation of the noise on a sum of this norm bound and price; rounded up."""

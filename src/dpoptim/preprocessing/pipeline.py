@@ -20,7 +20,7 @@ from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import public_number_of_records, relation_of, stated_delta
 from dpoptim.arguments import positive_number
-from dpoptim.data.input_arrays import NO_COLUMNS, refuse_dates
+from dpoptim.data.input_arrays import NO_COLUMNS, refuse_queries
 from dpoptim.data.sparse_rows import TWO_AXES, shape_of
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.persons import owners_of, units_in
@@ -174,7 +174,7 @@ class PrivatePipeline(KnowsOpacus, CountsFits, Pipeline):
         last, charged, relation = self._steps_with_budgets()
         trusted = dict.fromkeys(notes_on_others(self.steps[:-1]))
         persons = self._persons_of_last(persons, params, charged)
-        refuse_dates(X)  # and queries that have not run
+        refuse_queries(X)  # dates are for the steps that use them
         owners = None if persons is None else owners_of(X, persons, last.rows_per_person)
         unit, units = units_in(X, owners)
         n = public_number_of_records(getattr(last, "n", None), units, relation)

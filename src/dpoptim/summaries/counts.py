@@ -16,7 +16,15 @@ from dpoptim.estimators.settings import Delta
 from dpoptim.missing_values import is_gap
 from dpoptim.quantiles import bound_of_count
 from dpoptim.statistics import Floats, Price, histogram_bound, release_sum
-from dpoptim.summaries.summary import Summary, of_owners, owners_of, shares_of_rows, stated
+from dpoptim.summaries.groups import Groups
+from dpoptim.summaries.summary import (
+    Summary,
+    column_of,
+    of_owners,
+    owners_of,
+    shares_of_rows,
+    stated,
+)
 
 
 def private_count(
@@ -30,6 +38,8 @@ def private_count(
     noise_seed: int | None = None,
     label: str = "private count",
     persons: Any = None,
+    by: Any = None,
+    groups: Sequence[Any] | None = None,
 ) -> Summary:
     """How many records, or persons, have something.
 
@@ -40,12 +50,13 @@ def private_count(
             what is raised.
         persons: the owner of each flag, where a person may have several; counted are persons of
             whom any flag is true, and the guarantee protects a person.
+        by, groups: as for `private_mean`.
 
     Returns:
-        the count, which may be below 0 and no whole number.
+        the count, which may be below 0 and no whole number; with ``by`` one for each group.
 
-    **Guarantee.** ``guarantee``: a record, or person, adds 0 or 1 to a sum that Gaussian
-    noise covers.
+    **Guarantee.** ``guarantee``: a record, or person, adds 0 or 1 to a sum, or to that of one
+    group, that Gaussian noise covers.
 
     Examples:
         >>> import dpoptim
@@ -54,6 +65,7 @@ def private_count(
         True
     """
     column = truth_values(one_axis("flags", flags))
+    of_groups = Groups.of(by, groups, len(column), persons)
     owners = owners_of(persons, len(column), "flags")
     if owners is not None:
         column = np.bincount(owners.numbers, column, minlength=len(owners)) > 0
@@ -68,8 +80,10 @@ def private_count(
         noise_seed=noise_seed,
         label=label,
         persons=None if owners is None else np.arange(len(owners)),
+        by=by,
+        groups=groups,
     )
-    return replace(found, value=float(found.value[0]))
+    return replace(found, value=of_groups.shaped(found.value.reshape(-1)))
 
 
 def truth_values(flags: NDArray[Any]) -> NDArray[np.bool_]:
@@ -104,6 +118,8 @@ def private_histogram(
     noise_seed: int | None = None,
     label: str = "private histogram",
     persons: Any = None,
+    by: Any = None,
+    groups: Sequence[Any] | None = None,
 ) -> Summary:
     """How many records have each of some categories, or lie in each of some bins.
 
@@ -116,9 +132,11 @@ def private_histogram(
         label: public text for the ledger's entry.
         persons: the owner of each value, where a person may have several: each of k values then
             counts 1/k, so that a person counts once, and the guarantee protects a person.
+        by, groups: as for `private_mean`.
 
     Returns:
-        counts of shape (k,), which may be below 0 and no whole numbers: rounding is yours.
+        counts of shape (k,), with ``by`` (groups, k), which may be below 0 and no whole numbers:
+        rounding is yours.
 
     Raises:
         ValueError: a bad column or setting, before anything is spent. LedgerError: the budget does
@@ -142,19 +160,24 @@ def private_histogram(
     if categories is not None:
         places, bins = classes_of([*categories], column), len(categories)
     else:
+        numbers = column_of(
+            values, "edges in days, private_histogram(days, edges=[0, 366, 1_827])."
+        )
         ends = number_array("edges", edges)
         if ends.ndim != 1 or len(ends) < 2 or not (np.diff(ends) > 0).all():
             raise ValueError("edges must be at least two numbers, rising.")
-        places, bins = in_bins(number_array("values", column), ends), len(ends) - 1
+        places, bins = in_bins(numbers, ends), len(ends) - 1
+    of_groups = Groups.of(by, groups, len(column), persons)
+    places, cells = of_groups.cells(places, bins), of_groups.count * bins
     owners = owners_of(persons, len(column), "values")
     shares = shares_of_rows(owners, np.ones(len(column), dtype=bool))
-    counts = np.bincount(places + 1, shares, minlength=bins + 1)[1:].astype(np.float64)
+    counts = np.bincount(places + 1, shares, minlength=cells + 1)[1:].astype(np.float64)
     relation = relation_of(neighboring, ledger)
     units = len(column) if owners is None else len(owners)
     price = Price.of(units, epsilon=epsilon, delta=delta, neighboring=relation, n=n)
     released = release_sum(
         counts,
-        norm_bound=histogram_bound(relation) if bins > 1 else bound_of_count(relation),
+        norm_bound=histogram_bound(relation) if cells > 1 else bound_of_count(relation),
         mu=price.mu,
         delta=price.delta,
         neighboring=relation,
@@ -163,7 +186,8 @@ def private_histogram(
         noise_seed=noise_seed,
     )
     guarantee = stated(released.guarantee, price, ledger, owners)
-    return Summary(released.values, released.deviation, guarantee)
+    found = of_groups.shaped(released.values.reshape(of_groups.count, bins))
+    return Summary(found, released.deviation, guarantee)
 
 
 def in_bins(values: Floats, edges: Floats) -> Any:

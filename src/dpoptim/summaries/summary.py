@@ -8,6 +8,7 @@ import numpy as np
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_records import scope_on_ledger
+from dpoptim.data.input_arrays import is_date, number_array, one_axis
 from dpoptim.estimators.repeats import ALONE, with_scope
 from dpoptim.privacy_unit import RECORD
 from dpoptim.quantiles import STEPS
@@ -22,14 +23,15 @@ class Summary:
     """A released statistic; public.
 
     Attributes:
-        value: a number, or an array of a histogram's counts.
-        standard_error: of each number by the noise alone, not by which records there are; None
-            where noise chose among candidates.
+        value: a number, or an array of a histogram's counts, of several quantiles, or of what
+            groups have, in their order.
+        standard_error: of each number by the noise alone, not by which records there are; an array
+            of means by group; None where noise chose among candidates.
         guarantee: of the release.
     """
 
     value: Any
-    standard_error: float | None
+    standard_error: Any
     guarantee: Guarantee
 
 
@@ -45,6 +47,21 @@ def stated(
 def of_owners(ledger: Ledger | None, owners: Persons | None) -> Ledger | None:
     """The ledger, which is told where these are persons."""
     return ledger if ledger is None or owners is None else ledger.of_units(PERSON)
+
+
+def column_of(values: Any, example: str) -> Floats:
+    """One number a record; of dates a TypeError that shows the call to write instead.
+
+    Args:
+        example: the call on ``days``, the days since ``start``, and what its value is then.
+    """
+    column = one_axis("values", values)
+    if is_date(getattr(values, "dtype", None)) or is_date(column.dtype):
+        raise TypeError(
+            "values holds dates or times. Fix: numbers of days since a public date, start = "
+            f"pd.Timestamp('2020-01-01'); days = (dates - start).dt.days; {example}"
+        )
+    return number_array("values", column)
 
 
 def owners_of(persons: Any, rows: int, what: str) -> Persons | None:

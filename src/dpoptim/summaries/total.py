@@ -1,5 +1,6 @@
 """The sum of a private column, or of what persons have together."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,10 @@ import numpy as np
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import relation_of
 from dpoptim.arguments import real_number
-from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.estimators.settings import Delta
-from dpoptim.statistics import BOUND_ROUNDING, Floats, Price, bounded_sum, release_sum
-from dpoptim.summaries.summary import Summary, of_owners, owners_of, stated
+from dpoptim.statistics import Floats, Price, release_sum
+from dpoptim.summaries.groups import Groups
+from dpoptim.summaries.summary import Summary, column_of, of_owners, owners_of, stated
 from dpoptim.training.batches.privacy_units import Persons
 
 LARGEST = 1e290  # of which 2^27 add up in float64, and noise, too
@@ -29,6 +30,8 @@ def private_sum(
     noise_seed: int | None = None,
     label: str = "private sum",
     persons: Any = None,
+    by: Any = None,
+    groups: Sequence[Any] | None = None,
 ) -> Summary:
     """The sum of one number a record, or of persons' sums.
 
@@ -40,16 +43,19 @@ def private_sum(
         epsilon, delta, neighboring, n, ledger, noise_seed, label: as for `private_mean`.
         persons: the owner of each value, where a person may have several; the guarantee then
             protects a person.
+        by, groups: as for `private_mean`.
 
     Returns:
-        the sum of what was cut to the range, and its error by noise.
+        the sum of what was cut to the range, with ``by`` one for each group, and its error by
+        noise.
 
     Raises:
         ValueError: a bad column or setting, before anything is spent. LedgerError: the budget does
             not admit it.
 
     **Guarantee.** ``guarantee``: a record, or person, adds a number between the lesser of ``lower``
-    and 0 and the larger of ``upper`` and 0 to a sum that Gaussian noise covers.
+    and 0 and the larger of ``upper`` and 0 to a sum, or to that of one group, that Gaussian noise
+    covers.
 
     Examples:
         >>> import dpoptim
@@ -57,6 +63,9 @@ def private_sum(
         >>> abs(dpoptim.private_sum(spent, 0, 100, epsilon=1.0).value - 140_000) < 5_000
         True
     """
+    column = column_of(
+        values, "dates have no sum, but days have: private_sum(days, 0, 1_826, ...)."
+    )
     low, high = real_number("lower", lower), real_number("upper", upper)
     bound = max(abs(low), abs(high))
     if not low < high or not bound <= LARGEST:
@@ -64,17 +73,15 @@ def private_sum(
             f"lower and upper must be at most {LARGEST:g} in size, the lower one first, got "
             f"{lower!r} and {upper!r}."
         )
-    column = number_array("values", one_axis("values", values))
+    of_groups = Groups.of(by, groups, len(column), persons)
     owners = owners_of(persons, len(column), "values")
     amounts = cut_amounts(column, low, high, owners)
     relation = relation_of(neighboring, ledger)
     price = Price.of(len(amounts), epsilon=epsilon, delta=delta, neighboring=relation, n=n)
-    reach = bound
-    if relation == "replace-one":  # neighbours differ by twice the norm bound
-        reach = max(high, 0.0) / 2 - min(low, 0.0) / 2
+    apart = max(high, 0.0) / bound - min(low, 0.0) / bound
     released = release_sum(
-        bounded_sum(amounts[:, None] / bound, 1.0),
-        norm_bound=reach / bound * BOUND_ROUNDING,
+        of_groups.sums(amounts[:, None] / bound, 1.0)[:, 0],
+        norm_bound=of_groups.reach(apart, 1.0, relation),
         mu=price.mu,
         delta=price.delta,
         neighboring=relation,
@@ -83,7 +90,7 @@ def private_sum(
         noise_seed=noise_seed,
     )
     guarantee = stated(released.guarantee, price, ledger, owners)
-    return Summary(float(released.values[0]) * bound, released.deviation * bound, guarantee)
+    return Summary(of_groups.shaped(released.values * bound), released.deviation * bound, guarantee)
 
 
 def cut_amounts(column: Floats, low: float, high: float, owners: Persons | None) -> Floats:
