@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import dpoptim
 from integrations.small_language import (
+    Bag,
     Sentences,
     adapted,
     causal,
@@ -338,7 +339,7 @@ def test_private_state_goes_with_the_lightning_checkpoint_that_it_is_of(tmp_path
         save_last=True, filename="{step}",
     )  # fmt: skip
     expected, fit = by_lightning(
-        classifier(), data, tmp_path, 4, enable_checkpointing=True, more=[every, See()]
+        Bag(), data, tmp_path, 4, enable_checkpointing=True, more=[every, See()]
     )
     steps = plan(6).steps
     assert len(made) > 2, "there were others"
@@ -348,9 +349,7 @@ def test_private_state_goes_with_the_lightning_checkpoint_that_it_is_of(tmp_path
         "last.ckpt", f"step={steps - 1}.ckpt", f"step={steps}.ckpt"
     }  # fmt: skip
     assert "save_checkpoint" not in vars(fit.strategy)
-    found, _ = by_lightning(
-        classifier(), data, tmp_path, 4, resume=tmp_path / f"step={steps - 1}.ckpt"
-    )
+    found, _ = by_lightning(Bag(), data, tmp_path, 4, resume=tmp_path / f"step={steps - 1}.ckpt")
     close(expected, found)
 
 
@@ -365,15 +364,15 @@ def test_a_lightning_checkpoint_saved_by_hand_is_gone_on_from(tmp_path: Path) ->
                 trainer.save_checkpoint(file)
 
     data = Sentences()
-    expected, _ = by_lightning(classifier(), data, tmp_path, 4, more=[Save()])
-    found, fit = by_lightning(classifier(), data, tmp_path, 4, resume=file)
+    expected, _ = by_lightning(Bag(), data, tmp_path, 4, more=[Save()])
+    found, fit = by_lightning(Bag(), data, tmp_path, 4, resume=file)
     assert fit.global_step == plan(6).steps
     close(expected, found)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_logs_public_figures_only(tmp_path: Path) -> None:
-    run = trainer(classifier(), Sentences(), tmp_path, 4)
+    run = trainer(Bag(), Sentences(), tmp_path, 4)
     output = run.train()
     assert run.state.log_history
     for entry in run.state.log_history:
@@ -387,7 +386,7 @@ def test_the_trainer_logs_public_figures_only(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_figures_of_training_batches_are_left_out_under_any_name(tmp_path: Path) -> None:
     """As TRL's trainers and users' own losses log them."""
-    run = trainer(classifier(), Sentences(), tmp_path, 4, public=("temperature",))
+    run = trainer(Bag(), Sentences(), tmp_path, 4, public=("temperature",))
 
     def telling(model: nn.Module, batch: Any) -> Tensor:
         losses = losses_from_labels(model, batch)
@@ -405,7 +404,7 @@ def test_figures_of_training_batches_are_left_out_under_any_name(tmp_path: Path)
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_does_not_score_the_training_data(tmp_path: Path) -> None:
-    run = trainer(classifier(), Sentences(), tmp_path, 4)
+    run = trainer(Bag(), Sentences(), tmp_path, 4)
     with pytest.raises(ValueError, match="eval_dataset is the training data"):
         run.evaluate(run.train_dataset)
     with pytest.raises(ValueError, match="eval_dataset is the training data"):
@@ -450,7 +449,7 @@ def test_lightning_logs_in_training_what_is_vouched_for_only(
         enable_checkpointing=False,
         default_root_dir=tmp_path, callbacks=[callback],
     )  # fmt: skip
-    module = Telling(classifier())
+    module = Telling(Bag())
     if tell is nothing_private:
         fit.fit(module, callback.loader)
         assert set(fit.callback_metrics) == {"epsilon"}
@@ -463,13 +462,13 @@ def test_lightning_logs_in_training_what_is_vouched_for_only(
 @pytest.mark.filterwarnings("ignore")
 def test_options_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="gradient_accumulation_steps=7"):
-        trainer(classifier(), Sentences(), tmp_path, 4, gradient_accumulation_steps=7)
+        trainer(Bag(), Sentences(), tmp_path, 4, gradient_accumulation_steps=7)
     with pytest.raises(ValueError, match="more than the plan's"):
-        trainer(classifier(), Sentences(), tmp_path, 4, max_steps=1000)
+        trainer(Bag(), Sentences(), tmp_path, 4, max_steps=1000)
     for given in ({"compute_loss_func": print}, {}):
         with pytest.raises(ValueError, match="compute_loss.*losses=fn"):
             (PrivateTrainer if given else OwnLoss)(
-                classifier(), training_arguments(tmp_path, 4), plan=plan(6), **given
+                Bag(), training_arguments(tmp_path, 4), plan=plan(6), **given
             )
     callback = PrivateCallback(plan(6), Sentences(), collate_fn=collate)
     for option in ({"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}):
@@ -478,4 +477,4 @@ def test_options_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
             callbacks=[callback], **option,
         )  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(option))), contextlib.suppress(SystemExit):
-            fit.fit(Module(classifier()), callback.loader)
+            fit.fit(Module(Bag()), callback.loader)
