@@ -77,6 +77,8 @@ class Outputs(dict[str, Tensor]):
     """As those of transformers' models, by names."""
 
     def __getattr__(self, name: str) -> Tensor:
+        if name not in self:
+            raise AttributeError(name)
         return self[name]
 
 
