@@ -36,6 +36,7 @@ from accelerate.hooks import (  # noqa: E402
 from dpoptim.gradients.hooks.forwards import OwnForward  # noqa: E402
 from dpoptim.integrations.language import losses_from_labels  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("tried_once")
 MODELS: dict[str, tuple[Callable[[], Any], bool]] = {
     "all layers": (causal, True),
     "LoRA": (adapted, True),

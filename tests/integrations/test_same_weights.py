@@ -33,6 +33,7 @@ from dpoptim.integrations.language import losses_from_labels  # noqa: E402
 from dpoptim.integrations.lightning import PrivateCallback  # noqa: E402
 from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("tried_once")
 Weights = dict[str, Tensor]
 TASKS: dict[str, tuple[Callable[[], Any], bool]] = {
     "classification": (classifier, False),
