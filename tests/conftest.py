@@ -5,6 +5,7 @@ asked to explore.
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,23 @@ def _own_calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPOPTIM_CACHE_DIR", str(folder / "calibration"))
         yield
+
+
+@pytest.fixture
+def tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss that is attached again, to a model of the same layers, is not tried again."""
+    from dpoptim.training import prepared
+
+    honest, found = prepared.check_loss, dict[object, Any]()
+
+    def remembered(model: Any, loss: Any, *rest: Any, **options: Any) -> Any:
+        isolation = rest[5]
+        key = loss, isolation, str(model)
+        if key not in found:
+            found[key] = honest(model, loss, *rest, **options)
+        return found[key]
+
+    monkeypatch.setattr(prepared, "check_loss", remembered)
 
 
 @pytest.fixture

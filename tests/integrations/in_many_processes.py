@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from integrations.small_language import Sentences, classifier
+from integrations.small_language import Bag, Sentences
 from integrations.test_same_weights import (
     Weights,
     by_accelerate,
@@ -27,13 +27,13 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")  # other libraries' own
     data = Sentences()
     # which starts the process group
-    results = {"Accelerate": bare(by_accelerate(classifier(), data, 4))}
-    model = classifier()
+    results = {"Accelerate": bare(by_accelerate(Bag(), data, 4))}
+    model = Bag()
     trainer(model, data, folder, 4).train()
     results["Trainer"] = weights(model)
-    results["plain"] = plain(classifier(), data, 4)
+    results["plain"] = plain(Bag(), data, 4)
     several: dict[str, Any] = {"devices": 2, "strategy": "ddp"}
-    results["Lightning"], fit = by_lightning(classifier(), data, folder, 4, **several)
+    results["Lightning"], fit = by_lightning(Bag(), data, folder, 4, **several)
     results["Lightning steps"] = {"steps": torch.tensor(fit.global_step)}
     fit.save_checkpoint(folder / "final.ckpt")  # of weights: nobody goes on from here
     torch.save(results, folder / f"rank{dist.get_rank()}.pt")

@@ -73,6 +73,34 @@ def classifier() -> Any:
     return BertForSequenceClassification(config)
 
 
+class Outputs(dict[str, Tensor]):
+    """As those of transformers' models, by names."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+class Bag(nn.Module):
+    """Tells records by their tokens in any order: for a loop that would do the same to any model.
+
+    It is tried on made-up records in a tenth of a transformer's time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.tokens, self.head = nn.Embedding(VOCABULARY, 6), nn.Linear(6, 2)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None
+    ) -> Outputs:
+        logits = self.head((torch.tanh(self.tokens(input_ids)) * attention_mask[..., None]).sum(1))
+        loss = {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+        return Outputs(**loss, logits=logits)
+
+
 def causal() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.integrations.loggers import PublicLogger
-from integrations.small_language import Sentences, classifier, collate
+from integrations.small_language import Bag, Sentences, collate
 
 DATA = TensorDataset(torch.randn(20, 3), torch.randint(2, (20,)))
 EPOCHS = [0.5, 1.0, 1.25, 1.5, 1.75, 2.0]  # after each step
@@ -57,7 +57,7 @@ def test_the_trainer_counts_passes(tmp_path: Path) -> None:
         report_to=[], disable_tqdm=True,
     )  # fmt: skip
     run = PrivateTrainer(
-        classifier(), options, train_dataset=Sentences(20), data_collator=collate, plan=plan()
+        Bag(), options, train_dataset=Sentences(20), data_collator=collate, plan=plan()
     )
     run.train()
     found = {entry["step"]: entry["epoch"] for entry in run.state.log_history}
@@ -96,7 +96,7 @@ def test_epochs_of_the_trainer_are_the_plans_also_where_it_goes_on_in_one(tmp_pa
         )  # fmt: skip
         ends = Ends()
         run = PrivateTrainer(
-            classifier(), of, train_dataset=Sentences(20), data_collator=collate, plan=uneven(),
+            Bag(), of, train_dataset=Sentences(20), data_collator=collate, plan=uneven(),
             callbacks=[ends.callback(last)], ledger=ledger,
         )  # fmt: skip
         run.train(resume_from_checkpoint=resume or None)
@@ -124,7 +124,7 @@ def test_the_best_of_the_epochs_is_kept_and_the_run_stops_early(tmp_path: Path) 
         load_best_model_at_end=True, report_to=[], disable_tqdm=True, learning_rate=0.0,
     )  # fmt: skip
     run = PrivateTrainer(
-        classifier(), options, train_dataset=Sentences(20), eval_dataset=Sentences(4),
+        Bag(), options, train_dataset=Sentences(20), eval_dataset=Sentences(4),
         data_collator=collate, plan=uneven(),
         callbacks=[transformers.EarlyStoppingCallback(1)],
     )  # fmt: skip

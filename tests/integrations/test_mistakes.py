@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset, TensorDataset
 
 import dpoptim
-from integrations.small_language import Sentences, classifier, collate
+from integrations.small_language import Bag, Sentences, collate
 
 lightning = pytest.importorskip("lightning.pytorch")
 transformers = pytest.importorskip("transformers")
@@ -246,7 +246,7 @@ def test_the_trainer_names_what_cannot_be_kept_and_charges_nothing(tmp_path: Pat
     def train(of: Any, **options: Any) -> PrivateTrainer:
         scores = {"eval_dataset": data} if "eval_strategy" in options else {}
         trainer = PrivateTrainer(
-            classifier(), arguments(tmp_path, **options), train_dataset=data, plan=of,
+            Bag(), arguments(tmp_path, **options), train_dataset=data, plan=of,
             data_collator=collate, ledger=ledger, **scores,
         )  # fmt: skip
         trainer.train()
@@ -328,7 +328,7 @@ OWN: dict[str, tuple[type[PrivateTrainer], str, Callable[[], AbstractContextMana
 
 def run_of(kind: type[PrivateTrainer], folder: Path, ledger: dpoptim.Ledger) -> Any:
     trainer = kind(
-        classifier(), arguments(folder), train_dataset=Sentences(20), plan=plan(),
+        Bag(), arguments(folder), train_dataset=Sentences(20), plan=plan(),
         data_collator=collate, ledger=ledger,
     )  # fmt: skip
     trainer.train()
@@ -370,7 +370,7 @@ def test_a_stream_trains_in_the_trainer_and_leaves_its_options_alone(tmp_path: P
         n=20, batch_size=10, epochs=1, noise_multiplier=1.0, delta=1e-3, neighboring="zero-out"
     )
     trainer = PrivateTrainer(
-        classifier(), options, train_dataset=Stream(), data_collator=collate, plan=given
+        Bag(), options, train_dataset=Stream(), data_collator=collate, plan=given
     )
     trainer.train()
     assert trainer.state.global_step == given.steps

@@ -1,7 +1,7 @@
 """Other libraries' mixed precision, and their loss scales: the weights of a plain loop without."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dpoptim
-from integrations.small_language import RECORDS, Sentences, classifier, collate, plan
+from integrations.small_language import RECORDS, Bag, Sentences, classifier, collate, plan
 
 transformers = pytest.importorskip("transformers")
 lightning = pytest.importorskip("lightning.pytorch")
@@ -27,9 +27,9 @@ def released(model: torch.nn.Module) -> list[torch.Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-def plain(dtype: torch.dtype | None) -> list[torch.Tensor]:
+def plain(dtype: torch.dtype | None, make: Callable[[], Any] = Bag) -> list[torch.Tensor]:
     """A plain loop under autocast, with the lines of a scaler that is switched off."""
-    model = classifier()
+    model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     private = dpoptim.attach(
@@ -67,7 +67,7 @@ class OnPretendedGPU(PrivateTrainer):
 
 @pytest.mark.filterwarnings("ignore")
 def test_trainers_need_no_scale(tmp_path: Path) -> None:
-    model = classifier()
+    model = Bag()
     args = transformers.TrainingArguments(
         output_dir=str(tmp_path), per_device_train_batch_size=64, learning_rate=0.5, fp16=True,
         lr_scheduler_type="constant", report_to=[], disable_tqdm=True, use_cpu=True,
@@ -105,7 +105,7 @@ def test_lightning_needs_no_scale(tmp_path: Path) -> None:
     scaler = plugin.scaler
     assert scaler is not None
     callback = PrivateCallback(plan(), Sentences(), collate_fn=collate, noise_seed=5)
-    module = Module(classifier())
+    module = Module(Bag())
     fit = lightning.Trainer(
         accelerator="cpu", plugins=[plugin], callbacks=[callback], default_root_dir=tmp_path,
         logger=False, enable_progress_bar=False, enable_model_summary=False,
@@ -133,7 +133,8 @@ def accelerator_in(precision: str) -> Iterator[Any]:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.thinned(2)
 def test_accelerators_mixed_precision_goes_by_rules(precision: str, checked: bool) -> None:
-    model = classifier()
+    make = Bag if checked else classifier  # a transformer, where its loss is not tried
+    model = make()
     with accelerator_in(precision) as accelerator:
         model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
         with warnings.catch_warnings():
@@ -147,7 +148,7 @@ def test_accelerators_mixed_precision_goes_by_rules(precision: str, checked: boo
                 private.backward(losses_from_labels(model, batch))
                 optimizer.step()
                 optimizer.zero_grad()
-    assert same(released(model), plain(HALF if precision == "fp16" else torch.bfloat16))
+    assert same(released(model), plain(HALF if precision == "fp16" else torch.bfloat16, make))
 
 
 class Mixes(torch.nn.Module):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import dpoptim
 from integrations.small_language import (
+    Bag,
     Sentences,
     adapted,
     causal,
@@ -32,19 +33,23 @@ from dpoptim.integrations.language import losses_from_labels  # noqa: E402
 from dpoptim.integrations.lightning import PrivateCallback  # noqa: E402
 from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("tried_once")
 Weights = dict[str, Tensor]
 TASKS: dict[str, tuple[Callable[[], Any], bool]] = {
     "classification": (classifier, False),
     "causal LM": (causal, True),
     "LoRA": (adapted, True),
+    "tokens": (Bag, False),
 }
 
 
 def stops() -> list[Any]:
     """For each task a step to stop after: the first, the last, and one drawn from those between."""
     steps = plan(6).steps
+    between = random.Random(24).randint(2, steps - 1)
     return [
-        ("classification", random.Random(24).randint(2, steps - 1)),
+        ("tokens", between),
+        pytest.param("classification", between, marks=pytest.mark.variants),
         pytest.param("causal LM", steps, marks=pytest.mark.variants),
         pytest.param("LoRA", 1, marks=pytest.mark.variants),
     ]
@@ -234,22 +239,28 @@ def close(ours: Weights, theirs: Weights) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # other libraries' own
 @pytest.mark.parametrize(
-    "task", ["LoRA", *(pytest.param(t, marks=pytest.mark.variants) for t in TASKS if t != "LoRA")]
+    ("task", "once"),
+    [
+        ("tokens", False),
+        ("LoRA", True),
+        *(pytest.param(t, False, marks=pytest.mark.variants) for t in TASKS if t != "tokens"),
+    ],
 )
-def test_every_loop_releases_the_same_weights(task: str, tmp_path: Path) -> None:
+def test_every_loop_releases_the_same_weights(task: str, once: bool, tmp_path: Path) -> None:
+    """Each loop once, or with batches cut up and whole."""
     make, language_model = TASKS[task]
     data = Sentences(language_model=language_model)
     start = weights(make())
     expected = in_one_go(task)
     assert any(not torch.equal(start[name], expected[name]) for name in start)
     close(expected, plain(make(), data, 4))
-    for physical in (4, 100):
+    for physical in (4, 100)[: 1 if once else 2]:
         model = make()
         trainer(model, data, tmp_path / f"trainer{physical}", physical).train()
         close(expected, weights(model))
-    for physical in (4, None):
+    for physical in (4, None)[: 1 if once else 2]:
         close(expected, by_accelerate(make(), data, physical))
-    for automatic, physical in ((True, 4), (False, 100)):
+    for automatic, physical in ((True, 4), (False, 100))[: 1 if once else 2]:
         found, fit = by_lightning(make(), data, tmp_path, physical, automatic=automatic)
         assert fit.global_step == plan(6).steps
         close(expected, {name.removeprefix("model."): value for name, value in found.items()})
@@ -259,22 +270,22 @@ def test_every_loop_releases_the_same_weights(task: str, tmp_path: Path) -> None
 def test_every_loop_keeps_to_a_ball_and_keeps_the_same_point(tmp_path: Path) -> None:
     points = {"projection": 0.05, "random_iterate": True}
     data = Sentences(language_model=False)
-    start, last = weights(classifier()), plain(classifier(), data, None, **points)
-    free = in_one_go("classification")
-    kept = plain(classifier(), data, None, kept=True, **points)
+    start, last = weights(Bag()), plain(Bag(), data, None, **points)
+    free = in_one_go("tokens")
+    kept = plain(Bag(), data, None, kept=True, **points)
     for found, inside in ((last, True), (kept, True), (free, False)):
         moves = [(found[name] - start[name]).flatten() for name in start]
         assert (float(torch.cat(moves).norm()) <= 0.05 * (1 + 1e-5)) == inside
     assert any(not torch.equal(last[name], kept[name]) for name in last)
 
-    model = classifier()
+    model = Bag()
     ours = trainer(model, data, tmp_path, 4, points=points)
     ours.train()
     close(last, weights(model))
     ours.private.swap_random_iterate()
     close(kept, weights(model))
 
-    model = classifier()
+    model = Bag()
     found, fit = by_lightning(model, data, tmp_path, 4, points=points)
     close(last, {name.removeprefix("model."): value for name, value in found.items()})
     (callback,) = (each for each in fit.callbacks if isinstance(each, PrivateCallback))
@@ -338,7 +349,7 @@ def test_private_state_goes_with_the_lightning_checkpoint_that_it_is_of(tmp_path
         save_last=True, filename="{step}",
     )  # fmt: skip
     expected, fit = by_lightning(
-        classifier(), data, tmp_path, 4, enable_checkpointing=True, more=[every, See()]
+        Bag(), data, tmp_path, 4, enable_checkpointing=True, more=[every, See()]
     )
     steps = plan(6).steps
     assert len(made) > 2, "there were others"
@@ -348,9 +359,7 @@ def test_private_state_goes_with_the_lightning_checkpoint_that_it_is_of(tmp_path
         "last.ckpt", f"step={steps - 1}.ckpt", f"step={steps}.ckpt"
     }  # fmt: skip
     assert "save_checkpoint" not in vars(fit.strategy)
-    found, _ = by_lightning(
-        classifier(), data, tmp_path, 4, resume=tmp_path / f"step={steps - 1}.ckpt"
-    )
+    found, _ = by_lightning(Bag(), data, tmp_path, 4, resume=tmp_path / f"step={steps - 1}.ckpt")
     close(expected, found)
 
 
@@ -365,15 +374,15 @@ def test_a_lightning_checkpoint_saved_by_hand_is_gone_on_from(tmp_path: Path) ->
                 trainer.save_checkpoint(file)
 
     data = Sentences()
-    expected, _ = by_lightning(classifier(), data, tmp_path, 4, more=[Save()])
-    found, fit = by_lightning(classifier(), data, tmp_path, 4, resume=file)
+    expected, _ = by_lightning(Bag(), data, tmp_path, 4, more=[Save()])
+    found, fit = by_lightning(Bag(), data, tmp_path, 4, resume=file)
     assert fit.global_step == plan(6).steps
     close(expected, found)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_logs_public_figures_only(tmp_path: Path) -> None:
-    run = trainer(classifier(), Sentences(), tmp_path, 4)
+    run = trainer(Bag(), Sentences(), tmp_path, 4)
     output = run.train()
     assert run.state.log_history
     for entry in run.state.log_history:
@@ -387,7 +396,7 @@ def test_the_trainer_logs_public_figures_only(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_figures_of_training_batches_are_left_out_under_any_name(tmp_path: Path) -> None:
     """As TRL's trainers and users' own losses log them."""
-    run = trainer(classifier(), Sentences(), tmp_path, 4, public=("temperature",))
+    run = trainer(Bag(), Sentences(), tmp_path, 4, public=("temperature",))
 
     def telling(model: nn.Module, batch: Any) -> Tensor:
         losses = losses_from_labels(model, batch)
@@ -405,7 +414,7 @@ def test_figures_of_training_batches_are_left_out_under_any_name(tmp_path: Path)
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_does_not_score_the_training_data(tmp_path: Path) -> None:
-    run = trainer(classifier(), Sentences(), tmp_path, 4)
+    run = trainer(Bag(), Sentences(), tmp_path, 4)
     with pytest.raises(ValueError, match="eval_dataset is the training data"):
         run.evaluate(run.train_dataset)
     with pytest.raises(ValueError, match="eval_dataset is the training data"):
@@ -450,7 +459,7 @@ def test_lightning_logs_in_training_what_is_vouched_for_only(
         enable_checkpointing=False,
         default_root_dir=tmp_path, callbacks=[callback],
     )  # fmt: skip
-    module = Telling(classifier())
+    module = Telling(Bag())
     if tell is nothing_private:
         fit.fit(module, callback.loader)
         assert set(fit.callback_metrics) == {"epsilon"}
@@ -463,13 +472,13 @@ def test_lightning_logs_in_training_what_is_vouched_for_only(
 @pytest.mark.filterwarnings("ignore")
 def test_options_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="gradient_accumulation_steps=7"):
-        trainer(classifier(), Sentences(), tmp_path, 4, gradient_accumulation_steps=7)
+        trainer(Bag(), Sentences(), tmp_path, 4, gradient_accumulation_steps=7)
     with pytest.raises(ValueError, match="more than the plan's"):
-        trainer(classifier(), Sentences(), tmp_path, 4, max_steps=1000)
+        trainer(Bag(), Sentences(), tmp_path, 4, max_steps=1000)
     for given in ({"compute_loss_func": print}, {}):
         with pytest.raises(ValueError, match="compute_loss.*losses=fn"):
             (PrivateTrainer if given else OwnLoss)(
-                classifier(), training_arguments(tmp_path, 4), plan=plan(6), **given
+                Bag(), training_arguments(tmp_path, 4), plan=plan(6), **given
             )
     callback = PrivateCallback(plan(6), Sentences(), collate_fn=collate)
     for option in ({"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}):
@@ -478,4 +487,4 @@ def test_options_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
             callbacks=[callback], **option,
         )  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(option))), contextlib.suppress(SystemExit):
-            fit.fit(Module(classifier()), callback.loader)
+            fit.fit(Module(Bag()), callback.loader)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dpoptim
-from integrations.small_language import Sentences, classifier, collate
+from integrations.small_language import Bag, Sentences, collate
 
 transformers = pytest.importorskip("transformers")
 from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
@@ -25,7 +25,7 @@ def trainer(folder: Path) -> PrivateTrainer:
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(
         n=RECORDS, batch_size=10, steps=STEPS, noise_multiplier=1.0, delta=1e-4
     )
-    model = classifier()
+    model = Bag()
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=8, report_to=[], use_cpu=True,
         save_strategy="steps", save_steps=2, save_total_limit=1, disable_tqdm=True,

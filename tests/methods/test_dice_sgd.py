@@ -326,7 +326,7 @@ def worst_share(method: dpoptim.DiceSGD, *, n: int, batch_size: int, epochs: int
     x = torch.zeros(n, 1, dtype=torch.float64)
     allowed = plan.mechanism.sensitivity(plan.sampler, plan.steps)  # type: ignore[attr-defined]
     shares = []
-    for record in range(0, n, max(1, n // 12)):
+    for record in range(0, n, max(1, n // 4)):
         other = x.clone()
         other[record] = 100.0
         shares.append(float(released_means(plan, other).norm()) * batch_size / allowed)
@@ -557,7 +557,7 @@ def test_the_papers_guarantee_is_refuted_for_certain(clipping: str, at_least: fl
     """
     plan = paper_plan(paper(clipping=clipping), noise_multiplier=..., epsilon=1.0, delta=1e-5)
     assert plan.guarantee.epsilon == pytest.approx(1.0)
-    for seed in range(3):
+    for seed in range(2):
         first, shift = canary_shift(plan, seed)
         assert np.all(shift[first + 1 :] >= 1.0 - 1e-4)  # C2 in every step ever after
         assert not shift[:first].any()

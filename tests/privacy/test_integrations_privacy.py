@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import dpoptim
-from integrations.small_language import Sentences, causal, classifier, collate
+from integrations.small_language import Bag, Sentences, causal, collate
 
 transformers = pytest.importorskip("transformers")
 from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
@@ -56,14 +56,12 @@ def released_sum(data: Sentences, folder: Path, losses: Any = None) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("removed", [0, 3])  # the longest, and another
-def test_one_padded_record_moves_the_sum_by_at_most_the_clip_norm(
-    removed: int, tmp_path: Path
-) -> None:
+def test_one_padded_record_moves_the_sum_by_at_most_the_clip_norm(tmp_path: Path) -> None:
     whole = released_sum(Without(None, longest=0), tmp_path / "whole")
-    part = released_sum(Without(removed, longest=0), tmp_path / "part")
-    distance = float((whole - part).norm())
-    assert 0.5 * C < distance <= C
+    for removed in (0, 3):  # the longest, and another
+        part = released_sum(Without(removed, longest=0), tmp_path / str(removed))
+        distance = float((whole - part).norm())
+        assert 0.5 * C < distance <= C
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -90,7 +88,7 @@ def saved_states(folder: Path, **options: Any) -> list[torch.ByteTensor]:
         save_strategy="steps", save_steps=1, disable_tqdm=True,
     )  # fmt: skip
     trainer = PrivateTrainer(
-        classifier(), arguments, train_dataset=Sentences(RECORDS), data_collator=collate, plan=plan,
+        Bag(), arguments, train_dataset=Sentences(RECORDS), data_collator=collate, plan=plan,
         **options,
     )  # fmt: skip
     trainer.train()

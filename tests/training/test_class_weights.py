@@ -13,6 +13,8 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 N, FEATURES, CLASSES, STEPS = 9, 5, 3, 2
 WEIGHTS = torch.tensor([1.0, 9.0, 0.1])
 generator = torch.Generator().manual_seed(1)

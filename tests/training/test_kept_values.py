@@ -183,4 +183,31 @@ def test_no_store_is_read() -> None:
     assert held.changed() == ()  # too many to look at
 
 
+class Lazy(dict[str, float]):
+    """Reads what it lists only when it is asked, as transformers' tables of all their models."""
+
+    reads = 0
+
+    def keys(self) -> Any:
+        self.reads += 1
+        return super().keys()
+
+    def values(self) -> Any:
+        self.reads += 1
+        return super().values()
+
+
+def test_no_dictionary_is_asked_for_what_it_does_not_hold() -> None:
+    lazy = Lazy()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return plain(model, batch) * lazy.get("a", 1.0)
+
+    kept = KeptValues({"loss": loss}, nn.Linear(1, 1))
+    assert kept.changed() == ()
+    lazy["a"] = 2.0
+    assert kept.changed() == ("loss",)
+    assert lazy.reads == 0
+
+
 many = {i: float(i) for i in range(200_000)}

@@ -23,7 +23,10 @@ LENGTHS = torch.tensor([1, 5, 3, 5, 2, 4, 5, 1])
 LABELS = torch.where(torch.arange(LENGTH) < LENGTHS[:, None], IDS, -100)
 LABELS[4] = -100  # of nothing that counts
 Loss = Callable[[nn.Module, Any], Tensor]
-pytestmark = pytest.mark.filterwarnings("ignore::dpoptim.OwnMeansWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::dpoptim.OwnMeansWarning"),
+    pytest.mark.usefixtures("tried_once"),
+]
 
 
 def scores(model: nn.Module, batch: Any) -> Tensor:

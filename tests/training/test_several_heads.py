@@ -15,6 +15,8 @@ import dpoptim
 from dpoptim.training.losses.label_means import OwnMeans
 from released_sums import sum_of_one_step
 
+pytestmark = pytest.mark.usefixtures("tried_once")
+
 N, FEATURES = 9, 5
 WEIGHTS = torch.tensor([1.0, 9.0, 0.1])
 generator = torch.Generator().manual_seed(1)

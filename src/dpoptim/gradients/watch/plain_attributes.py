@@ -175,8 +175,8 @@ def is_transformed(value: Holder) -> bool:
 def parts_of(value: Any) -> Iterator[Any]:
     """Contents of a container or an object."""
     if isinstance(value, dict):  # another mapping may be a store, which would be read
-        yield from value.keys()
-        yield from value.values()
+        yield from dict.keys(value)  # a class's own may import all that it names (transformers')
+        yield from dict.values(value)
     elif isinstance(value, list | tuple | set | frozenset | deque):
         yield from value
     elif isinstance(value, np.ndarray):
