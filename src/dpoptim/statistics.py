@@ -202,12 +202,16 @@ def bounded_sum(rows: Rows, norm_bound: float) -> Floats:
     step = rows_at_once(rows.shape[1], 1 << 14)
     for start in range(0, len(rows), step):
         part = np.array(rows[start : start + step], dtype=np.float64)
+        with np.errstate(over="ignore"):  # infinite: the row counts as zero
+            part /= norm_bound
         part[~np.isfinite(part).all(1)] = 0.0
-        part /= norm_bound
-        largest = np.abs(part).max(1, initial=1.0)[:, None]  # so that no square leaves float64
-        length = largest[:, 0] * np.sqrt(np.square(part / largest).sum(1))
+        # so that no square leaves float64
+        largest = np.maximum(part.max(1, initial=1.0), -part.min(1, initial=-1.0))[:, None]
+        scaled = part if (largest == 1.0).all() else part / largest
+        length = largest[:, 0] * np.sqrt(np.square(scaled).sum(1))
         part *= (1 / np.maximum(length, 1.0))[:, None]
-        total += np.trunc(part * GRID).astype(np.int64).sum(0)
+        part *= GRID
+        total += part.astype(np.int64).sum(0)  # which cuts towards zero
     return total.astype(np.float64) * (norm_bound / GRID)
 
 

@@ -27,6 +27,7 @@ from mutants import (
     faults_of_sums,
     faults_of_turns,
 )
+from mutants.one_check import alone
 
 __all__ = ["MUTANTS", "Catch", "Mutant", "catch", "mutant_table"]
 
@@ -41,12 +42,14 @@ class Mutant:
         apply: makes a context manager under which the library has the bug. For tests; promises
             nothing.
         detector: a name in `dpoptim.audit.detectors.DETECTORS`.
+        check: the one of the detector's that is for this bug, which runs alone; "": all run.
     """
 
     name: str
     where: str
     apply: Callable[[], AbstractContextManager[Any]]
     detector: str
+    check: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class Catch:
 def catch(mutant: Mutant) -> Catch:
     """Run the mutant's detector under the mutant. An exception is no catch: it is passed on."""
     start = time.perf_counter()
-    with mutant.apply(), warnings.catch_warnings(action="ignore", category=UserWarning):
+    quiet = warnings.catch_warnings(action="ignore", category=UserWarning)
+    with mutant.apply(), alone(mutant.detector, mutant.check), quiet:
         evidence = DETECTORS[mutant.detector]()
     return Catch(mutant, evidence, time.perf_counter() - start)
 
@@ -317,12 +321,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "record_by_record.add_few",
         _s.factors_of_neighbours,
         "isolation",
+        "formed_a_few_at_once",
     ),
     Mutant(
         "the last of a few left out of the norms",
         "record_by_record.measured",
         _s.last_of_a_few_unmeasured,
         "isolation",
+        "formed_a_few_at_once",
     ),
     Mutant(
         "compiled functions measure less than they form",
@@ -375,46 +381,68 @@ MUTANTS: tuple[Mutant, ...] = (
         _s.roundings_unseen,
         "refusals",
     ),
-    Mutant("writes through .data unseen", "values.Values.changed", _i.values_unseen, "isolation"),
-    Mutant("words of tensors left out", "gradients/watch/values.c", _i.values_unread, "isolation"),
     Mutant(
-        "padding with others unseen", "training.trials.loss_check", _i.padding_unseen, "isolation"
+        "writes through .data unseen",
+        "values.Values.changed",
+        _i.values_unseen,
+        "isolation",
+        "writes_through_data",
+    ),
+    Mutant(
+        "words of tensors left out",
+        "gradients/watch/values.c",
+        _i.values_unread,
+        "isolation",
+        "writes_through_data",
+    ),
+    Mutant(
+        "padding with others unseen",
+        "training.trials.loss_check",
+        _i.padding_unseen,
+        "isolation",
+        "pads_by_the_longest",
     ),
     Mutant(
         "a sum by a constant taken for a mean",
         "training.losses.handed_over.HandedOver",
         _i.factors_unseen,
         "isolation",
+        "divides_by_the_planned_batch",
     ),
     Mutant(
         "a sum by each batch's length taken for a sum",
         "training.losses.handed_over.HandedOver",
         _i.changes_of_factors_unseen,
         "isolation",
+        "divides_by_each_batch",
     ),
     Mutant(
         "a loop's own scalar taken for a mean",
         "training.losses.bare_losses.BareLosses",
         _i.own_scalars_unread,
         "isolation",
+        "compares_each_with_all",
     ),
     Mutant(
         "means over all labels of a batch",
         "training.losses.handed_over.HandedOver",
         _i.means_over_all_labels,
         "isolation",
+        "counts_of_others_labels",
     ),
     Mutant(
         "outputs of another record in a record's own loss",
         "training.losses.parts_of_models.Noted",
         _i.others_rows_in_losses,
         "isolation",
+        "labels_of_others_in_own_losses",
     ),
     Mutant(
         "weights of a loss learn unprotected",
         "training.losses.other_parameters",
         _i.other_parameters_unseen,
         "isolation",
+        "trains_weights_of_the_loss",
     ),
     Mutant(
         "losses of the first batch asked alone",
@@ -463,84 +491,98 @@ MUTANTS: tuple[Mutant, ...] = (
         "training.trials.fixed_noise.scale_of",
         _i.scale_of_noise_unseen,
         "isolation",
+        "draws_by_the_longest",
     ),
     Mutant(
         "random numbers of records unseen",
         "training.trials.fixed_noise.FixedNoise",
         _i.alike_in_what_is_drawn,
         "isolation",
+        "mixes_by_a_rare_coin",
     ),
     Mutant(
         "coins of a loss tried once",
         "training.trials.program.compare_held",
         _i.one_draw_of_coins,
         "isolation",
+        "mixes_by_a_rare_coin",
     ),
     Mutant(
         "mixing by chance unseen",
         "training.trials.first_passes",
         _i.chances_of_models_untried,
         "isolation",
+        "mixes_inside_by_a_rare_coin",
     ),
     Mutant(
         "curvatures of scalars unseen",
         "training.losses.coupled_losses.curvatures_of_one",
         _i.curvatures_unseen,
         "isolation",
+        "takes_the_root",
     ),
     Mutant(
         "kinks of scalars unseen",
         "training.losses.coupled_losses.under_kinks",
         _i.kinks_unseen,
         "isolation",
+        "floods",
     ),
     Mutant(
         "spectral norms at each microbatch",
         "ModelWatch.begin",
         _i.norms_at_each_microbatch,
         "isolation",
+        "norms_that_count_microbatches",
     ),
     Mutant(
         "large numbers untried",
         "training.trials.neighbours.mixed_beside_large",
         _i.large_numbers_untried,
         "isolation",
+        "rounds_beside_outliers",
     ),
     Mutant(
         "other ranges untried",
         "training.trials.variations.with_ranges",
         _i.other_ranges_untried,
         "isolation",
+        "scales_beside_a_number_above_one",
     ),
     Mutant(
         "targets that meet all outputs unseen",
         "training.losses.meeting_places.refuse_broadcast",
         _i.broadcast_unseen,
         "isolation",
+        "compares_each_with_all",
     ),
     Mutant(
         "numbers of a batch as they are",
         "training.trials.numbers_of_batches.Change",
         _i.numbers_as_they_are,
         "isolation",
+        "limits_beside_a_large_loss",
     ),
     Mutant(
         "flags untried as False",
         "training.trials.missing_numbers.missing_flags",
         _i.false_flags_untried,
         "isolation",
+        "counts_flags_of_the_batch",
     ),
     Mutant(
         "no whole records beside those of no numbers",
         "training.trials.missing_numbers.Missing",
         _i.whole_records_missing,
         "isolation",
+        "stops_at_no_number",
     ),
     Mutant(
         "compared in bfloat16 alone",
         "training.trials.deterministic_runs.autocast_seen",
         _i.compared_in_bfloat16_alone,
         "isolation",
+        "mixes_a_little_under_autocast",
     ),
     Mutant(
         "states of a recurrent layer are a neighbour's",
@@ -565,43 +607,56 @@ MUTANTS: tuple[Mutant, ...] = (
         "hooks.model_hooks.ModeHook",
         _i.modes_unwatched,
         "isolation",
+        "turns_on_batch_statistics",
     ),
-    Mutant("stale rows of an earlier pass", "HookManager.see_output", _i.stale_rows, "isolation"),
+    Mutant(
+        "stale rows of an earlier pass",
+        "HookManager.see_output",
+        _i.stale_rows,
+        "isolation",
+        "rows_of_an_earlier_pass",
+    ),
     Mutant(
         "empty slots counted as records",
         "RowsOfRecords.shares",
         _i.empty_slots_counted,
         "isolation",
+        "empty_slots",
     ),
     Mutant(
         "one record's flags taken for all",
         "LoopedLayer._same_for_all",
         _i.flags_of_the_last,
         "isolation",
+        "flags_of_one_record",
     ),
     Mutant(
         "a slower way said and not taken",
         "Prepared._by_another_way",
         _i.slower_way_not_taken,
         "isolation",
+        "sorted_for_one_layer",
     ),
     Mutant(
         "secret seeds lost",
         "training.randomness.secret_randomness",
         _i.seeds_of_the_program,
         "isolation",
+        "dropout_by_a_public_seed",
     ),
     Mutant(
         "losses made of two records",
         "training.losses.coupled_losses",
         _i.coupled_losses_taken,
         "isolation",
+        "multiplies_losses",
     ),
     Mutant(
         "a model's own seeds kept",
         "training.randomness.generators.generators_in",
         _i.own_seeds_of_the_program,
         "isolation",
+        "dropout_by_a_public_seed",
     ),
     Mutant(
         "second backward pass counts again",
@@ -915,24 +970,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "preprocessing.BoundedColumns",
         _t.values_not_cut,
         "statistics",
+        "imputer",
     ),
     Mutant(
         "a mean read before it is charged",
         "preprocessing.DPImputer.fit",
         _t.mean_of_the_data,
         "statistics",
+        "imputer",
     ),
     Mutant(
         "a range read off the data",
         "preprocessing.DPMinMaxScaler.fit",
         _t.range_of_the_data,
         "statistics",
+        "public range",
     ),
     Mutant(
         "counts' noise for half a record",
         "statistics.histogram_bound",
         _t.half_a_record,
         "statistics",
+        "class counts",
     ),
     Mutant(
         "a record counts in each group",
@@ -945,18 +1004,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "evaluation.release_sum",
         _t.scores_without_noise,
         "statistics",
+        "evaluation",
     ),
     Mutant(
         "scatter of errors released without noise",
         "evaluation.regressor.released_sum",
         _t.scatter_without_noise,
         "statistics",
+        "evaluation of a regression",
     ),
     Mutant(
         "scatter of losses read off the records",
         "evaluation.variance_of_loss",
         _t.scatter_of_losses_of_the_data,
         "statistics",
+        "evaluation",
     ),
     Mutant(
         "dates scaled by the first and the last",
@@ -999,24 +1061,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "gate.FilteredGate.select",
         _t.ends_too_sharp,
         "statistics",
+        "sharpest_choice",
     ),
     Mutant(
         "categories found by true counts",
         "preprocessing.private_step.release_sum",
         _t.categories_of_the_data,
         "statistics",
+        "frequent categories",
     ),
     Mutant(
         "entries of a sparse table not cut",
         "statistics.sum_of_cells",
         _t.entries_not_cut,
         "statistics",
+        "scaler of a sparse table",
     ),
     Mutant(
         "x y released on top of x x^T",
         "solvers.sufficient_statistics",
         _t.cross_products_for_free,
         "statistics",
+        "regression sums",
     ),
     Mutant(
         "losing trials not charged",
