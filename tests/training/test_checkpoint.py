@@ -596,6 +596,26 @@ def test_a_step_interrupted_after_its_release_ends_the_run(monkeypatch: pytest.M
             optimizer.step()
 
 
+@pytest.mark.parametrize("saved_again", [False, True])
+def test_a_run_left_in_order_goes_on_from_its_last_step_alone(
+    saved_again: bool, tmp_path: Path
+) -> None:
+    """What came after a save may be in use: going on from there would release it again."""
+    path, ledger = tmp_path / "run.secret", Ledger(tmp_path / "ledger.sqlite")
+    private, model, optimizer = begin(paid_plan(), ledger=ledger)
+    train(private, model, optimizer, 2)
+    private.save(path)
+    train(private, model, optimizer, 3)
+    private.detach()
+    if saved_again:
+        private.save(path)
+        begun, _, _ = begin(paid_plan(), ledger=ledger, resume=path)
+        assert begun.steps_done == 3
+        return
+    with pytest.raises(dpoptim.LedgerError, match=r"left in order after 3 releases; .* of 2, may"):
+        begin(paid_plan(), ledger=ledger, resume=path)
+
+
 @pytest.mark.parametrize("key", [None, bytes(32)])
 def test_the_model_in_a_checkpoint_outlives_its_run(key: bytes | None, tmp_path: Path) -> None:
     """Killed after its last step, a run is completed, and nothing else may have kept its model."""

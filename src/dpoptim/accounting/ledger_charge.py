@@ -158,9 +158,16 @@ class Charge:
                 self._planned, self._saved = reservation_id, [digest]
             return
         if found.state != "open":
+            since = found.state == "committed" and found.begun > released
+            after = (
+                f" (left in order after {found.begun} releases; what came after this checkpoint, "
+                f"of {released}, may be in use)"
+            )
+            why = DONE[found.state] + (after if since else "")
             raise LedgerError(
-                f"the run {printable(found.label)!r} was {DONE[found.state]}, so its checkpoints "
-                "cannot go on; make a new plan. The model in one may be used: "
+                f"the run {printable(found.label)!r} was {why}, so its checkpoints cannot go on; "
+                "make a new plan (another time private.save(path) after the last step, before or "
+                "after the loop is left, from which it goes on). The model in one may be used: "
                 "dpoptim.released_weights(path)."
             )
         if not self._ledger.knows_checkpoint(found.id, released, digest):

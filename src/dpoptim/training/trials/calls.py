@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.hooks.seen_outputs import tensors_of
 from dpoptim.runtime.torch_internals import is_functorch_tensor, never_compiled, pytree
+from dpoptim.training.trials.compared_batches import own_containers
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 # what a model may want to be called without
@@ -52,7 +53,7 @@ def call_of_loss(
     ]
     try:
         with torch.enable_grad():
-            loss(model, batch)
+            loss(model, own_containers(batch))
     except Called:
         pass
     except Exception:  # whatever the user's loss raises on made-up records

@@ -1,7 +1,8 @@
 """A few records together, one at a time, and beside others: what a comparison is made of."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,18 @@ from dpoptim.training.trials.wider_copies import widened_batch
 
 def shapes_in(batch: Any) -> list[torch.Size]:
     return [leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def own_containers(value: Any) -> Any:
+    """A batch of the same tensors, in lists and mappings of its own.
+
+    A loss may take its labels out of it (``batch.pop("labels")``), and is called again.
+    """
+    if type(value) is dict:
+        return {key: own_containers(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(own_containers, value))
+    return copy(value) if isinstance(value, MutableMapping) or is_dataclass(value) else value
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,7 @@ class Batches:
     def loss_of(self, loss: Loss, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch that was made here, whose rows draw what they draw in any other."""
         with drawn_for(self.rows[id(batch)]):
-            return loss(model, batch)
+            return loss(model, own_containers(batch))
 
     @cached_property
     def together(self) -> Any:

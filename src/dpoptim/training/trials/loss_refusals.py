@@ -193,7 +193,8 @@ def same_losses(
     if not torch.allclose(first, second.detach(), rtol=1e-4, atol=1e-6, equal_nan=True):
         raise SamplesInteractError(
             "the same batch has another loss the second time: model or loss remember what they "
-            "saw, so that records see each other. Fix: keep nothing from batch to batch; draw "
-            "random numbers from torch's generator alone."
+            "saw, so that records see each other; or the loss changes its batch in place. Fix: "
+            "keep nothing from batch to batch; draw random numbers from torch's generator alone; "
+            "x = x / 255 in the place of x.div_(255)."
         )
     return second

@@ -16,6 +16,7 @@ from dpoptim.runtime.torch_internals import DispatchMode, pytree
 from dpoptim.training.engines import engine_for, reads_sums, training_method
 from dpoptim.training.other_libraries import uncompiled
 from dpoptim.training.refusals import refuse_model
+from dpoptim.training.trials.compared_batches import own_containers
 from dpoptim.training.trials.isolation import Chosen, choose_isolation
 
 FEW = 6  # rows of a first trial pass
@@ -182,7 +183,7 @@ def peak_memory(
             # after a first one, which leaves sums behind
             for part, size in ((rows_of(batch, 1), 1), (batch, rows)):
                 engine.begin_microbatch(size)
-                loss(model, part).sum().backward()
+                loss(model, own_containers(part)).sum().backward()
             _ = engine.take_sums() if reads_sums(plan) else engine.take_by_parameter()
         finally:
             engine.detach()
