@@ -605,8 +605,8 @@ def test_a_run_left_in_order_goes_on_from_its_last_step_alone(
     private, model, optimizer = begin(paid_plan(), ledger=ledger)
     train(private, model, optimizer, 2)
     private.save(path)
-    train(private, model, optimizer, 3)
-    private.detach()
+    with private:
+        train(private, model, optimizer, 3)
     if saved_again:
         private.save(path)
         begun, _, _ = begin(paid_plan(), ledger=ledger, resume=path)
