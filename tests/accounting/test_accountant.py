@@ -1,5 +1,6 @@
 """What events cost: against published values, independent integrals, closed forms and limits."""
 
+import logging
 import math
 import re
 
@@ -442,6 +443,24 @@ def test_where_a_series_does_not_converge_the_next_whole_order_bounds(rate, orde
     assert truth <= found <= renyi_divergence(event, 2.0, "add-or-remove-one")
     thrice = renyi_divergence(dp.SelfComposedDpEvent(event, 3), order, "add-or-remove-one")
     assert math.isclose(thrice, 3 * found)
+
+
+def test_a_series_that_another_bounds_is_not_logged(monkeypatch):
+    """The log would say that the order is left out."""
+    told = []
+    log = logging.getLogger("absl")
+    monkeypatch.setattr(
+        log, "handle", lambda record: told.append(record) if log.filter(record) else 0
+    )
+    event = dp.PoissonSampledDpEvent(0.25, dp.GaussianDpEvent(1.0))
+    accountant = dp.rdp.RdpAccountant([1.5]).compose(event)
+    assert accountant is not None
+    assert len(told) == 1
+    renyi_divergence(event, 1.5, "add-or-remove-one")
+    log.warning("something else")
+    assert [record.msg for record in told[1:]] == ["something else"]
+    dp.rdp.RdpAccountant([1.5]).compose(event)
+    assert len(told) == 3  # the program's own
 
 
 def test_a_renyi_divergence_that_rounds_to_zero_is_not_perfect_privacy():

@@ -86,6 +86,25 @@ class Clips(Module):
         raise AssertionError
 
 
+class Unfreezes(lightning.callbacks.BaseFinetuning):  # type: ignore[name-defined, misc]
+    def freeze_before_training(self, module: Module) -> None:
+        module.net.weight.requires_grad_(False)
+
+    def finetune_function(self, module: Module, epoch: int, optimizer: Any) -> None:
+        raise AssertionError
+
+
+class Rests(lightning.Callback):  # type: ignore[name-defined, misc]
+    """As the refusal of `Unfreezes` has it."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+
+    def on_train_batch_start(self, trainer: Any, module: Module, batch: Any, index: int) -> None:
+        self.weights.append(module.net.weight.detach().clone())
+        module.net.weight.requires_grad_(trainer.current_epoch >= 1)
+
+
 class NoLoss(Module):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return {"losses": 0}
@@ -123,7 +142,10 @@ def lightning_mistakes() -> dict[str, tuple[Callable[[Path], Any], str]]:
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     stops = (callbacks.EarlyStopping("train_loss"),)
     return {
-        "own loader": (lambda p: fit(Module(), p, DataLoader(DATA, 5)), "private.loader"),
+        "own loader": (
+            lambda p: fit(Module(), p, DataLoader(DATA, 5)),
+            "private.loader.*return private.loader from train_dataloader, the datamodule's",
+        ),
         "a loader in the module": (lambda p: fit(OwnLoader(), p), "private.loader"),
         "scores on the training data": (
             lambda p: fit(Module(), p, "private", DataLoader(DATA, 5)),
@@ -150,6 +172,10 @@ def lightning_mistakes() -> dict[str, tuple[Callable[[Path], Any], str]]:
         "a search for a batch size": (
             lambda p: fit(OwnLoader(), p, more=(callbacks.BatchSizeFinder(),)),
             "BatchSizeFinder trains on the records.*Fix.*physical_batch_size",
+        ),
+        "what is frozen is to be unfrozen": (
+            lambda p: fit(Module(), p, "private", more=(Unfreezes(),)),
+            "Unfreezes would unfreeze.*'net.weight'.*Fix: .*on_train_batch_start",
         ),
         "stop by a private figure": (
             lambda p: fit(Module(), p, "private", more=stops),
@@ -209,6 +235,50 @@ def test_lightning_serves_what_it_can(tmp_path: Path) -> None:
     assert done(callback) == 4
     with pytest.warns(UserWarning, match="after 2 of the plan's 4 steps"):
         fit(Module(), tmp_path, "private", max_steps=2)
+
+
+def test_what_is_to_rest_at_first_does(tmp_path: Path) -> None:
+    """An epoch is four steps, which the plan has twice."""
+    rests = Rests()
+    longer = PrivateCallback(plan(8), DATA)
+    module = Module()
+    lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=tmp_path, callbacks=[longer, rests], max_epochs=2,
+        enable_checkpointing=False,
+    ).fit(module, longer.loader)  # fmt: skip
+    assert done(longer) == 8
+    first, *later = rests.weights[:5]
+    assert all(torch.equal(first, each) for each in later)
+    assert not torch.equal(first, rests.weights[5])
+
+
+def test_a_finetuning_that_freezes_nothing_at_first_is_served(tmp_path: Path) -> None:
+    class Freezes(lightning.callbacks.BaseFinetuning):  # type: ignore[name-defined, misc]
+        def freeze_before_training(self, module: Module) -> None:
+            pass
+
+        def finetune_function(self, module: Module, epoch: int, optimizer: Any) -> None:
+            module.net.weight.requires_grad_(epoch >= 1)
+
+    callback, _ = fit(Module(), tmp_path, "private", more=(Freezes(),))
+    assert done(callback) == 4
+
+
+def test_a_datamodule_may_hand_out_the_loader(tmp_path: Path) -> None:
+    class Data(lightning.LightningDataModule):  # type: ignore[name-defined, misc]
+        def train_dataloader(self) -> Any:
+            return callback.loader
+
+        def val_dataloader(self) -> Any:
+            return PUBLIC
+
+    callback = PrivateCallback(plan(), DATA)
+    lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=tmp_path, callbacks=[callback], max_epochs=1, enable_checkpointing=False,
+    ).fit(Module(), datamodule=Data())  # fmt: skip
+    assert done(callback) == 4
 
 
 @pytest.mark.parametrize(

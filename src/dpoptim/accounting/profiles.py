@@ -21,6 +21,7 @@ from scipy.special import ndtri
 from dpoptim.accounting.canonical import Leaves, NotCoveredError, relative_to_sensitivity
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from dpoptim.accounting.guarantee import neighboring_name, neighbours_differ_by
+from dpoptim.accounting.unlogged import of_series_unlogged
 
 FINE = 1e-3
 """Relative error of epsilon that the PLD's discretisation aims at."""
@@ -106,7 +107,8 @@ def renyi_at(
     Where a series does not converge, as at orders below 2 of what is often sampled, it is that at
     the next whole order: they never fall with the order (van Erven and Harremoes 2014, theorem 3).
     """
-    found = _renyi_at(orders, leaves, relation)
+    with of_series_unlogged():
+        found = _renyi_at(orders, leaves, relation)
     unknown = np.isinf(found) & (np.mod(orders, 1) > 0)
     if unknown.any():
         above = np.ceil(np.asarray(orders)[unknown])

@@ -21,6 +21,7 @@ from dpoptim.integrations.lightning_options import (
     refuse_loaders,
     refuse_monitors,
     refuse_options,
+    refuse_unfreezing,
     warn_of_fewer_steps,
 )
 from dpoptim.integrations.loaders import PlanLoader
@@ -123,6 +124,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
                 "charge. Fix: a new PrivateCallback; trainer.fit(..., ckpt_path=...) goes on."
             )
         refuse_options(trainer, pl_module)
+        refuse_unfreezing(trainer, pl_module)
         refuse_loaders(trainer, self.loader, self._train_set)
         validated = self._validated if trainer.enable_validation else set()
         refuse_monitors(trainer, None if validated is None else validated | self._public)

@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
@@ -24,7 +25,8 @@ def refuse_loaders(trainer: pl.Trainer, loader: PlanLoader, train_set: object) -
     if trainer.train_dataloader is not loader:
         raise ValueError(
             "the Trainer iterates over a loader of its own, whose batches the plan did not draw. "
-            "Fix: trainer.fit(module, private.loader), where private is the PrivateCallback."
+            "Fix: trainer.fit(module, private.loader), where private is the PrivateCallback; or "
+            "return private.loader from train_dataloader, the datamodule's or the module's."
         )
     given = trainer.val_dataloaders
     several = list(given.values()) if isinstance(given, dict) else given
@@ -86,6 +88,24 @@ def refuse_options(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         raise ValueError(
             f"{named} would find no gradients. Fix: leave it out; the plan clips each record's."
         )
+
+
+def refuse_unfreezing(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Refuse callbacks that freeze before `attach` what they unfreeze later: they end a paid run.
+
+    One that finds all parameters trainable may freeze them for a time.
+    """
+    frozen = next((name for name, p in module.named_parameters() if not p.requires_grad), None)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if frozen is not None and isinstance(callback, BaseFinetuning):
+            raise ValueError(
+                f"{type(callback).__name__} would unfreeze what is frozen where the training "
+                f"begins, as {frozen!r} is, and nobody has prepared for its gradients. Fix: leave "
+                "the callback out, give configure_optimizers all parameters, in groups where rates "
+                "differ, and freeze for a time: a callback whose on_train_batch_start calls "
+                "module.backbone.requires_grad_(trainer.current_epoch >= 1). What is frozen in a "
+                "step does not move in it."
+            )
 
 
 def refuse_monitors(trainer: pl.Trainer, logged: Collection[str] | None) -> None:

@@ -176,7 +176,7 @@ def attach(
     for each in optimizers:
         refuse_accumulation(each)
         switch_scaler_off(each)
-    optimizers = [innermost(each) for each in optimizers]
+    wrappers, optimizers = optimizers, [innermost(each) for each in optimizers]
     model = uncompiled(model)
     ranks = ranks_of(model, process_group)
     try:
@@ -201,6 +201,7 @@ def attach(
             sharded=sharded,
             projection=None if projection is None else positive_number("projection", projection),
             random_iterate=random_iterate,
+            wrappers=wrappers,
         )
         return PrivateTraining(plan, model, optimizers, train_set, request, ranks)
     except BaseException as error:

@@ -31,6 +31,7 @@ class Attached:
         chosen: how records are kept apart, and a sample to show the batch axis by.
         iterates: told of steps before and after them.
         losses: that the loop differentiates by itself.
+        wrappers: of the optimizers, or these themselves.
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class Attached:
         chosen: Chosen,
         iterates: Iterates,
         losses: BareLosses,
+        wrappers: Sequence[object] = (),
     ) -> None:
-        self._losses = losses
+        self._losses, self._wrappers = losses, tuple(wrappers)
         self._wrapping, self._optimizers = wrapping, tuple(optimizers)
         self._engine, self._chosen = engine, chosen
         self._steps, self._gradients, self._iterates = steps, gradients, iterates
@@ -73,7 +75,12 @@ class Attached:
         show_the_batch_axis(self._engine.model, self._chosen.sample if self._engine.hooks else None)
         self._wrapping.settle()
         self._hooks = OptimizerHooks(
-            self._optimizers, self._steps, self._gradients, self._engine, self._iterates
+            self._optimizers,
+            self._steps,
+            self._gradients,
+            self._engine,
+            self._iterates,
+            self._wrappers,
         )
 
     def take_off(self) -> None:

@@ -13,7 +13,7 @@ from dpoptim.optim.adam_bc import pass_on
 from dpoptim.runtime.torch_internals import put_first
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.optimizer_settings import settings_of
-from dpoptim.training.other_libraries import NO_SCALER
+from dpoptim.training.other_libraries import NO_SCALER, say_skipped
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.same_on_ranks import SameOnRanks
 from dpoptim.training.steps import Steps
@@ -28,6 +28,7 @@ class OptimizerHooks:
         optimizers: that share the parameters out; the first of them to step lets the gate release.
         steps, gradients, engine: what a step needs.
         iterates: told of steps before them.
+        wrappers: of the optimizers, told which calls of ``step()`` did nothing.
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class OptimizerHooks:
         gradients: ReleasedGradients,
         engine: Engine,
         iterates: Iterates,
+        wrappers: Sequence[object] = (),
     ) -> None:
         self._steps, self._gradients, self._engine = steps, gradients, engine
         self._optimizers, self._iterates = tuple(optimizers), iterates
+        self._wrappers = tuple(wrappers)
         self._same = SameOnRanks(engine, optimizers)
         # refuses those that would not be told, before anything is spent
         self._pass_on()
@@ -69,6 +72,7 @@ class OptimizerHooks:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+        say_skipped(self._wrappers, False)
         self._handles = []
 
     def _before_step(
@@ -124,6 +128,7 @@ class OptimizerHooks:
     ) -> None:
         if self._steps.moved:
             self._gradients.used(optimizer)
+        say_skipped(self._wrappers, self._steps.state == "open")
         # without gradients it moved nothing, but some count their calls in here, as timm's Lamb
         before = self._groups.pop(id(optimizer), ())
         for group, kept in zip(optimizer.param_groups, before, strict=False):

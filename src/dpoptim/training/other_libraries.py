@@ -180,9 +180,18 @@ def refuse_accumulation(optimizer: object) -> None:
 
 def switch_scaler_off(optimizer: object) -> None:
     """Let Accelerate's optimizer step without a GradScaler, see `NO_SCALER`."""
-    scaler = getattr(optimizer, "scaler", None)
-    if is_of(optimizer, "accelerate") and scaler is not None:
-        vars(optimizer)["scaler"] = torch.amp.GradScaler(enabled=False)
+    if is_of(optimizer, "accelerate"):
+        vars(optimizer)["scaler"] = None
+
+
+def say_skipped(optimizers: Iterable[object], skipped: bool) -> None:
+    """Let Accelerate's optimizers say whether their last ``step()`` did nothing.
+
+    Schedulers that Accelerate has prepared then wait for a step's last microbatch, too.
+    """
+    for optimizer in optimizers:
+        if is_of(optimizer, "accelerate") and hasattr(optimizer, "_is_overflow"):
+            vars(optimizer)["_is_overflow"] = skipped
 
 
 def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

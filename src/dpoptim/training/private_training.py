@@ -69,12 +69,11 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         self.plan, self.model, self.optimizers = plan, found.model, found.optimizers
         self._units, self._engine, self._chosen = found.units, found.engine, found.chosen
         self._loss, self._reduction = found.loss, found.reduction
-        returned = getattr(found.chosen.sample, "returned", ())
         self._handed_over = HandedOver(
             found.reduction,
             checked=found.checked_scalar,
             whole=plan.batch_size >= plan.n,
-            returned=returned,
+            returned=getattr(found.chosen.sample, "returned", ()),
             means=0 if found.loss is None else found.loss.means,
         )
         self._ranks, self._sharded, self._key = ranks, request.sharded, request.checkpoint_key
@@ -143,6 +142,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._chosen,
             self._iterates,
             BareLosses(self._engine, self._handed_over),
+            request.wrappers,
         )
         self._other_runs.warn()
         found.warn(released=told is not None and plan.noise_multiplier > 0)

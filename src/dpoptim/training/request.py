@@ -33,3 +33,4 @@ class Request:
     sharded: bool
     projection: float | None
     random_iterate: bool
+    wrappers: Sequence[object] = ()  # of the optimizers, or these themselves

@@ -24,6 +24,7 @@ from dpoptim.training.batches.privacy_units import Units
 from dpoptim.training.batches.slots import Slots, SlotSampler, costs_little
 from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.randomness.run_streams import RunStreams
+from dpoptim.training.randomness.saved_states import own_states_saved
 from dpoptim.training.randomness.secret_randomness import SecretInWorker, secret_randomness
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
@@ -125,6 +126,7 @@ class BatchLoader:
                 found = [*generators_in(*program), *generators_in(self._loss)]
                 own = list({id(each): each for each in found}.values())
                 hidden.enter_context(secret_randomness(self._randomness, own))
+                hidden.enter_context(own_states_saved())
                 options = self._secret_in_workers(options)
             yield from self._deliver(physical_batch_size, options, fixed_shape)
 

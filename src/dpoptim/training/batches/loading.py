@@ -5,7 +5,7 @@ PyTorch's DataLoader, and what loops expect of an iterable.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -125,6 +125,10 @@ def as_read(batch: Any) -> Any:
     return batch
 
 
+class NoDataSetError(PrivacyError, AttributeError):
+    """A loop's batches were asked for their data set."""
+
+
 class Batches:
     """The batches of a loop: an iterator, with a length where that is public.
 
@@ -159,6 +163,16 @@ class Batches:
                 "as there are steps."
             )
         return self._left
+
+    @property
+    def dataset(self) -> NoReturn:
+        """None: see the error, which ``hasattr`` takes for an answer."""
+        raise NoDataSetError(
+            "private.batches() is no DataLoader: it has no dataset that others could draw from, "
+            "and who skips its first batches (Accelerate's skip_first_batches) leaves out steps of "
+            "the plan. Fix: dpoptim.attach(..., resume=path), whose batches begin after the last "
+            "step before private.save(path); plan.n for the number of records."
+        )
 
     def __repr__(self) -> str:
         left = "microbatches" if self._left is None else f"{self._left} batches"

@@ -78,6 +78,21 @@ def put_back_by_the_last(generators: Sequence[Generator]) -> Iterator[None]:
 
 
 @contextmanager
+def own_states() -> Iterator[None]:
+    """Give generators that are seeded in secret the program's own states for a while."""
+    with _keeping:
+        own = list(_kept.values())
+    secret = [(each.generator, state_of(each.generator)) for each in own]
+    for each in own:
+        set_state(each.generator, each.state)
+    try:
+        yield
+    finally:
+        for generator, state in secret:
+            set_state(generator, state)
+
+
+@contextmanager
 def same_randomness(own: Sequence[Generator] = (), seed: int = 0) -> Iterator[None]:
     """Seed all generators with one number, whoever has drawn before; put them back at the end."""
     with put_generators_back([*of_torch_itself(), *own]):
