@@ -15,6 +15,7 @@ import csv
 import math
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -57,12 +58,15 @@ def normal_tables() -> Iterator[Table]:
         yield f"{n} x {d}, normal", x, y
 
 
+def length(share: float, power: float) -> AbstractContextManager[object]:
+    return patch.multiple(linear_fit, LENGTH_SHARE=share, LENGTH_POWER=power)
+
+
 def curve(table: Table, epsilon: float) -> Curve:
     _, x, y = table
     classes = np.unique(y)
     with (
-        patch.object(linear_fit, "LENGTH_SHARE", 1.0),
-        patch.object(linear_fit, "LENGTH_POWER", 0),
+        length(1.0, 0.0),
         warnings.catch_warnings(action="ignore"),  # of fits of the same made-up records
     ):
         model = DPLogisticRegression(epsilon, DELTA, classes=classes.tolist(), noise_seed=1).fit(
@@ -96,9 +100,8 @@ def main() -> None:
     ]
     rows = []
     for share, power in product(SHARES, POWERS):
-        losses = np.array(
-            [each.at(linear_fit.length_for(each.signal, share, power)) for each in curves]
-        )
+        with length(share, power):
+            losses = np.array([each.at(linear_fit.length_for(each.signal)) for each in curves])
         regrets = losses - [each.losses.min() for each in curves]
         deviation = math.sqrt(np.square(regrets).mean())
         rows.append((share, power, deviation, regrets.max(), losses.mean()))

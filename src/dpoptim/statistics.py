@@ -202,16 +202,16 @@ def bounded_sum(rows: Rows, norm_bound: float) -> Floats:
     step = rows_at_once(rows.shape[1], 1 << 14)
     for start in range(0, len(rows), step):
         part = np.array(rows[start : start + step], dtype=np.float64)
-        with np.errstate(over="ignore"):  # infinite: the row counts as zero
+        with np.errstate(all="ignore"):  # a warning would tell of a record
             part /= norm_bound
-        part[~np.isfinite(part).all(1)] = 0.0
-        # so that no square leaves float64
-        largest = np.maximum(part.max(1, initial=1.0), -part.min(1, initial=-1.0))[:, None]
-        scaled = part if (largest == 1.0).all() else part / largest
-        length = largest[:, 0] * np.sqrt(np.square(scaled).sum(1))
-        part *= (1 / np.maximum(length, 1.0))[:, None]
-        part *= GRID
-        total += part.astype(np.int64).sum(0)  # which cuts towards zero
+            part[~np.isfinite(part).all(1)] = 0.0
+            # so that no square leaves float64
+            largest = np.maximum(part.max(1, initial=1.0), -part.min(1, initial=-1.0))[:, None]
+            scaled = part if (largest == 1.0).all() else part / largest
+            length = largest[:, 0] * np.sqrt(np.square(scaled).sum(1))
+            part *= (1 / np.maximum(length, 1.0))[:, None]
+            part *= GRID
+            total += part.astype(np.int64).sum(0)  # which cuts towards zero
     return total.astype(np.float64) * (norm_bound / GRID)
 
 
@@ -239,11 +239,11 @@ def sum_of_cells(table: Any, cells: Cells, norm_bound: float) -> Floats:
     n, width = table.shape
 
     def steps(values: Floats, columns: Any) -> NDArray[np.int64]:
-        parts = cells(values, columns) / norm_bound
-        parts[:, ~np.isfinite(parts).all(0)] = 0.0
-        with np.errstate(over="ignore"):  # infinite: it adds zeros
+        with np.errstate(all="ignore"):  # a warning would tell of a record
+            parts = cells(values, columns) / norm_bound
+            parts[:, ~np.isfinite(parts).all(0)] = 0.0
             length = np.sqrt(np.square(parts).sum(0) * width)
-        return np.trunc(parts / np.maximum(length, 1.0) * GRID).astype(np.int64)
+            return np.trunc(parts / np.maximum(length, 1.0) * GRID).astype(np.int64)
 
     nothing = steps(np.zeros((1, width)), ...)[:, 0]
     total = np.zeros_like(nothing)

@@ -231,3 +231,32 @@ def test_what_is_wrong_with_groups_is_said(given: dict[str, Any], said: str) -> 
             with pytest.raises(ValueError, match=said):
                 release(x, epsilon=1.0, ledger=ledger, **given)
         assert not ledger.entries()
+
+
+@pytest.mark.parametrize(
+    "groups", ["ab", {"a", "b"}, {"a": 1}, ["a", None], ["a", float("nan")], ["1", 1], []]
+)
+def test_groups_are_a_list_of_names_each_once(groups: Any) -> None:
+    with pytest.raises(ValueError, match="groups"):
+        dpoptim.private_count([1, 0, 1], by=["a", "b", "a"], groups=groups, epsilon=1.0)
+
+
+@pytest.mark.parametrize("code", [123456789012345678, 2**60 + 1, -(10**17) - 3])
+def test_a_word_does_not_change_whose_group_a_long_number_is(code: int) -> None:
+    """NumPy makes text of all for its sake, and text has digits that floats do not."""
+    columns = (
+        np.array([code, 5]),
+        np.array([float(code), 5.0, np.nan]),
+        np.array([str(code), "5", "x"]),
+        np.array([code, 5, "x"], dtype=object),
+    )
+    for column in columns:
+        places = Groups.of(column, [5, code], len(column)).places
+        assert places[:2].tolist() == [1, 0]
+        assert set(places[2:]) <= {-1}
+
+
+def test_each_group_has_its_own_rows() -> None:
+    by = np.array(["b", "c", "a", "b", "x", "a", "b"])
+    parts = Groups.of(by, ["a", "b", "c", "d"], len(by)).parts()
+    assert [part.tolist() for part in parts] == [[2, 5], [0, 3, 6], [1], []]

@@ -1,6 +1,7 @@
 """Tries to falsify what is promised of a private mean, count, histogram and quantile."""
 
 import math
+import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -13,6 +14,7 @@ from dpoptim.accounting.filters import selection_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.audit.statistics import choices_seen, shifts_seen
 from dpoptim.gate import adaptive
+from dpoptim.statistics import bounded_sum
 from dpoptim.summaries import counts, quantile
 from dpoptim.summaries.mean import means_of_persons
 from dpoptim.training.batches.privacy_units import Persons
@@ -384,3 +386,35 @@ def test_statistics_of_dates_show_the_line_to_write(zone: str | None) -> None:
     found = dpoptim.private_mean((dates - start).dt.days, 0, 1_826, epsilon=1.0)
     middle = start + pd.Timedelta(days=found.value)
     assert abs(middle - (start + (end - start) / 2)) < pd.Timedelta(days=60)
+
+
+@pytest.mark.parametrize("ends", [(-1e308, 1e308), (0.0, 1e300)])
+def test_a_range_that_overflows_is_refused_before_it_is_paid_for(
+    ends: tuple[float, float],
+) -> None:
+    """It released NaN."""
+    ledger = dpoptim.Ledger(epsilon=1.0, delta=1e-5, neighboring="zero-out")
+    with pytest.raises(ValueError, match="er must be at most 1e\\+290 in size"):
+        dpoptim.private_mean([1.0, 2.0], *ends, epsilon=0.5, ledger=ledger)
+    assert not ledger.entries()
+
+
+def test_a_quantile_may_be_a_number_of_any_kind() -> None:
+    x = np.linspace(0, 1, 500)
+    for share in (0.5, np.float32(0.5)):
+        found = dpoptim.private_quantile(x, share, 0, 1, epsilon=5.0, noise_seed=1)
+        assert isinstance(found.value, float)
+
+
+@pytest.mark.parametrize("wrong", ["0.5", np.array(0.5), None])
+def test_what_is_no_quantile_is_named(wrong: Any) -> None:
+    x = np.linspace(0, 1, 500)
+    with pytest.raises(ValueError, match="quantile must be a number, got"):
+        dpoptim.private_quantile(x, wrong, 0, 1, epsilon=5.0)
+
+
+def test_sums_of_huge_rows_warn_of_nothing() -> None:
+    rows = np.array([[1.7e308, 1.7e308], [1.0, 1.0], [-1e308, 1e-308]])
+    with warnings.catch_warnings(action="error"), np.errstate(all="raise"):
+        assert np.linalg.norm(bounded_sum(rows, 1.0)) <= 3.0
+        assert np.linalg.norm(bounded_sum(rows, 0.25)) <= 0.75

@@ -90,14 +90,14 @@ class LedgerStore:
         self.path = path
         self._lock = threading.RLock()
         self._process = os.getpid()
-        self._memory = self._seen = None
+        self._memory, self._seen, self._identified = None, None, True
 
     @classmethod
     def unpickled(cls, path: Path, settings: Sequence[Any], head: Sequence[Any]) -> Self:
         """The store of a file that is looked at when it is first read, and is never made."""
         store = cls.__new__(cls)
         store._start(path)
-        store.settings, store._seen = Settings(*settings), Head(*head)
+        store.settings, store._seen, store._identified = Settings(*settings), Head(*head), False
         return store
 
     def pickled(self, head: Head) -> tuple[Path | None, Sequence[Any], Sequence[Any]]:
@@ -119,8 +119,9 @@ class LedgerStore:
 
         LedgerError if what was known is not there any more, or an entry is missing or changed.
         """
-        if self._seen is not None and known.count == 0:
+        if not self._identified:  # of a file that was unpickled
             self.identify()
+            self._identified = True
         with self._connection() as connection:
             connection.execute("BEGIN")  # one moment for all that is read
             try:

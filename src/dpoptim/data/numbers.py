@@ -15,6 +15,7 @@ from dpoptim.data.table_files import Values
 from dpoptim.missing_values import is_gap, is_missing
 
 WRITTEN = re.compile(r"-?\d+(\.\d+)?(e[+-]\d+)?", re.ASCII)  # a number, by a program
+WHOLE = re.compile(r"-?[1-9]\d{15,}", re.ASCII)  # a number that float64 may round
 COMMAS = str.maketrans(",.", ".,")
 # marks of thousands, as a schema names them, and what files have for them
 MARKS = {".": ".", ",": ",", " ": " \u00a0\u202f", "'": "'\u2019"}
@@ -106,13 +107,16 @@ def text_of(value: object) -> str:
 
     So what a record is read as does not depend on others, for whose sake a column of whole numbers
     may be held as floats (a gap, a fraction), or one of numbers as text (a word), and gaps as None
-    or as NaN. Texts that no number becomes, such as "01" and "1.50", stay.
+    or as NaN. Whole numbers beyond 2^53 are rounded as floats, so also where they are text. Texts
+    that no number becomes, such as "01" and "1.50", stay.
     """
     if is_gap(value):
         return "nan"
     if isinstance(value, bool | np.bool_):
         return str(value)
-    if isinstance(value, str) and WRITTEN.fullmatch(value) and value == str(float(value)):
+    if isinstance(value, str) and (
+        WHOLE.fullmatch(value) or (WRITTEN.fullmatch(value) and value == str(float(value)))
+    ):
         value = float(value)
     if not isinstance(value, Real):
         return str(value)
@@ -129,11 +133,13 @@ def label_text(label: object) -> str:
     return {"True": "1", "False": "0"}.get(text, text)
 
 
-def classes_of(names: Sequence[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
+def classes_of(
+    names: Sequence[Any], labels: NDArray[Any], named: str = "classes", one: str = "class"
+) -> NDArray[np.int64]:
     """The place of each label among the classes, -1 for others and for gaps; shape (n,).
 
     Args:
-        names: of the classes; public. labels: shape (n,).
+        names: of the classes; public. labels: shape (n,). named, one: words for an error.
 
     Raises:
         ValueError: a class is named twice.
@@ -144,13 +150,14 @@ def classes_of(names: Sequence[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
     places = {label_text(name): place for place, name in enumerate(names)}
     if len(places) < len(names):
         raise ValueError(
-            "classes must name each class once; 1, 1.0, '1' and True are the same one."
+            f"{named} must name each {one} once; 1, 1.0, '1' and True are the same one, and whole "
+            "numbers beyond 2^53 that float64 rounds to one."
         )
     if labels.dtype.kind == "O":
         found = [-1 if is_gap(label) else places.get(label_text(label), -1) for label in labels]
         return np.array(found, dtype=np.int64)
     values, of_rows = np.unique(labels, return_inverse=True)
-    return classes_of(names, values.astype(object))[of_rows]
+    return classes_of(names, values.astype(object), named, one)[of_rows]
 
 
 def places_among(names: Sequence[str], values: Values) -> NDArray[np.int64]:

@@ -69,11 +69,11 @@ class LinearFit(PrivateSettings):
             return None
         return whole_number("steps", self.steps, least=1, most=MOST_STEPS)
 
-    def _length(self, start: torch.Tensor | None, signal: float) -> float:
+    def _length(self, start: torch.Tensor | None, strength: float) -> float:
         """The factor of a classifier's weights; 1 where a setting decides how long they are."""
         settings = (self.steps, self.step_size, self.clip_norm, self.solver_options or None)
         chosen = start is not None or self.l2 != 0 or settings != (None,) * 4
-        return 1.0 if chosen else length_for(signal)
+        return 1.0 if chosen else length_for(strength)
 
     def _start(
         self, model: LinearModel, earlier: Chunks | None
@@ -234,11 +234,13 @@ def signal(n: int, parameters: int, mu: float) -> float:
     return mu * n / math.sqrt(parameters)
 
 
-def length_for(signal: float, share: float | None = None, power: float | None = None) -> float:
+def length_for(strength: float) -> float:
     """The factor by which a classifier's weights are shortened, from public numbers.
 
     Noise makes them longer, and clipping surer, than the records are worth; what is predicted stays
-    the same.
+    the same. A fit that goes on from weights is not shortened again.
+
+    Args:
+        strength: see `signal`.
     """
-    share, power = share or LENGTH_SHARE, LENGTH_POWER if power is None else power
-    return min(1.0, share * (signal / 50) ** power)
+    return min(1.0, LENGTH_SHARE * (strength / 50) ** LENGTH_POWER)

@@ -1,7 +1,7 @@
 """Statistics of each of some groups of the records, at the price of one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dpoptim.data.input_arrays import one_axis
 from dpoptim.data.numbers import classes_of
+from dpoptim.missing_values import is_gap
 from dpoptim.statistics import BOUND_ROUNDING, Floats, bounded_sum
 
 
@@ -44,6 +45,11 @@ class Groups:
                 "by and groups go together: which groups there are is public knowledge, and not "
                 "read off the records. Fix: by=column, groups=['yes', 'no']."
             )
+        if isinstance(groups, str | Set | Mapping) or any(map(is_gap, groups)):
+            raise ValueError(
+                "groups must be a list of names, in order, and a gap is none. Fix: groups=['yes', "
+                "'no']; name gaps by a word in by, too, before they are counted."
+            )
         if not len(groups):
             raise ValueError("groups is empty: there is nothing to tell. Fix: name at least one.")
         if persons is not None:
@@ -55,7 +61,7 @@ class Groups:
         column = one_axis("by", by)
         if len(column) != rows:
             raise ValueError("by must name the group of each record: one value for each.")
-        return cls(len(groups), classes_of([*groups], column), asked=True)
+        return cls(len(groups), classes_of([*groups], column, "groups", "group"), asked=True)
 
     def cells(self, places: NDArray[np.int64], width: int) -> NDArray[np.int64]:
         """Places among ``count * width`` cells, group by group; -1 of what is in none."""
@@ -68,9 +74,13 @@ class Groups:
         """
         if not self.asked:
             return bounded_sum(rows, norm_bound)[None]
-        return np.stack(
-            [bounded_sum(rows[self.places == place], norm_bound) for place in range(self.count)]
-        )
+        return np.stack([bounded_sum(rows[own], norm_bound) for own in self.parts()])
+
+    def parts(self) -> list[NDArray[np.int64]]:
+        """The rows of each group. Private."""
+        order = np.argsort(self.places, kind="stable")
+        ends = np.searchsorted(self.places[order], np.arange(self.count + 1))
+        return [order[ends[place] : ends[place + 1]] for place in range(self.count)]
 
     def reach(self, within: float, norm: float, neighboring: str) -> float:
         """The norm bound of all groups' sums together, as one vector.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import real_number
 from dpoptim.estimators.settings import Delta
 from dpoptim.gate import FilteredGate
 from dpoptim.preprocessing.standard_scaler import DEVIATIONS, DPStandardScaler, moments
@@ -22,6 +23,7 @@ from dpoptim.statistics import (
 )
 from dpoptim.summaries.groups import Groups
 from dpoptim.summaries.summary import PERSON, Summary, column_of, owners_of
+from dpoptim.summaries.total import LARGEST
 from dpoptim.training.batches.privacy_units import Persons
 
 OF_DATES = (
@@ -148,8 +150,12 @@ def private_mean(
         >>> abs(found.value - 40) < 2
         True
     """
+    column = column_of(values, OF_DATES)
+    for name, end in (("lower", lower), ("upper", upper)):
+        if abs(real_number(name, end)) > LARGEST:
+            raise ValueError(f"{name} must be at most {LARGEST:g} in size, got {end!r}.")
     # infinite ones are at the ends, like all beyond: to refuse them would tell of them
-    column = np.clip(column_of(values, OF_DATES), lower, upper)
+    column = np.clip(column, lower, upper)
     of_groups = Groups.of(by, groups, len(column), persons)
     unit, owners = RECORD.name, owners_of(persons, len(column), "values")
     if owners is not None:

@@ -92,7 +92,7 @@ def private_quantile(
     of_groups = Groups.of(by, groups, len(column), persons)
     scaled = np.where(np.isnan(column), np.nan, within.scaled(column))
     weights = shares_of_rows(owners, ~np.isnan(scaled))
-    parts = [scaled[of_groups.places == group] for group in range(of_groups.count)]
+    parts = [scaled[own] for own in of_groups.parts()]
     before = [Column(part, weights=weights).before(candidates) for part in parts]
     mu, touched = price.mu / math.sqrt(len(shares)), of_groups.touched(relation)
     with paid_gate(
@@ -107,13 +107,18 @@ def private_quantile(
     low, high = places(candidates)
     middles = np.array((low + high) / 2)[np.array(chosen).T]  # (groups, shares)
     found = within.unscaled(in_order(middles, shares))
-    several = isinstance(quantile, Sequence | np.ndarray)
-    return Summary(of_groups.shaped(found if several else found[:, 0]), None, guarantee)
+    kept = found if several(quantile) else found[:, 0]
+    return Summary(of_groups.shaped(kept), None, guarantee)
+
+
+def several(quantile: Any) -> bool:
+    """Whether several quantiles were asked for."""
+    return isinstance(quantile, list | tuple) or np.ndim(quantile) == 1
 
 
 def shares_given(quantile: Any) -> list[float]:
     """One share of the records, or several; a ValueError where any is none."""
-    given = [*quantile] if isinstance(quantile, Sequence | np.ndarray) else [quantile]
+    given = [*quantile] if several(quantile) else [quantile]
     shares = [real_number("quantile", each) for each in given]
     if not shares or not all(0 < share < 1 for share in shares):
         said = ", ".join(f"{share:g}" for share in shares)
