@@ -90,6 +90,26 @@ def test_a_batch_that_is_written_to_is_named() -> None:
         trained(divides_in_place)
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_container_that_every_batch_has_carries_records_on(deep: bool) -> None:
+    """A list of the collate function's own: what the loss leaves there, the next batch reads."""
+    seen: Any = {"kept": []}
+
+    def collate(rows: list[Any]) -> Any:
+        batch = torch.utils.data.default_collate(rows)
+        return (batch, seen if deep else seen["kept"])
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        kept = batch[1]["kept"] if deep else batch[1]
+        losses = F.cross_entropy(model(batch[0]["x"]), batch[0]["labels"], reduction="none")
+        earlier = 1 + sum(kept)
+        kept.append(losses.detach().mean())
+        return losses * earlier
+
+    with pytest.raises(dpoptim.PrivacyError, match="remember what they saw"):
+        trained(loss, collate_fn=collate)
+
+
 def test_check_serves_them_too() -> None:
     batch = {"x": torch.randn(6, 5), "labels": torch.arange(6) % 3}
     assert dpoptim.check(nn.Linear(5, 3), pops, batch).loss_reduction == "none"

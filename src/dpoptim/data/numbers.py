@@ -15,7 +15,7 @@ from dpoptim.data.table_files import Values
 from dpoptim.missing_values import is_gap, is_missing
 
 WRITTEN = re.compile(r"-?\d+(\.\d+)?(e[+-]\d+)?", re.ASCII)  # a number, by a program
-WHOLE = re.compile(r"-?[1-9]\d{15,}", re.ASCII)  # a number that float64 may round
+WHOLE = re.compile(r"-?[1-9]\d{15,299}", re.ASCII)  # a number that float64 may round
 COMMAS = str.maketrans(",.", ".,")
 # marks of thousands, as a schema names them, and what files have for them
 MARKS = {".": ".", ",": ",", " ": " \u00a0\u202f", "'": "'\u2019"}

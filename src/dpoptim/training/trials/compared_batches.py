@@ -1,6 +1,6 @@
 """A few records together, one at a time, and beside others: what a comparison is made of."""
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
@@ -19,16 +19,29 @@ def shapes_in(batch: Any) -> list[torch.Size]:
     return [leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
-def own_containers(value: Any) -> Any:
+def own_containers(value: Any, shared: Collection[int] = ()) -> Any:
     """A batch of the same tensors, in lists and mappings of its own.
 
     A loss may take its labels out of it (``batch.pop("labels")``), and is called again.
+
+    Args:
+        shared: ids of containers that are handed on as they are.
     """
+    if id(value) in shared:
+        return value
     if type(value) is dict:
-        return {key: own_containers(each) for key, each in value.items()}
+        return {key: own_containers(each, shared) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(own_containers, value))
+        return type(value)(own_containers(each, shared) for each in value)
     return copy(value) if isinstance(value, MutableMapping) or is_dataclass(value) else value
+
+
+def container_ids(value: Any) -> set[int]:
+    """Ids of what `own_containers` would copy."""
+    inner = value.values() if type(value) is dict else value
+    if type(value) in (dict, list, tuple):
+        return {id(value)}.union(*map(container_ids, inner))
+    return {id(value)} if isinstance(value, MutableMapping) or is_dataclass(value) else set()
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,13 @@ class Batches:
     def loss_of(self, loss: Loss, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch that was made here, whose rows draw what they draw in any other."""
         with drawn_for(self.rows[id(batch)]):
-            return loss(model, own_containers(batch))
+            return loss(model, own_containers(batch, self.shared))
+
+    @cached_property
+    def shared(self) -> set[int]:
+        """Ids of containers that all of ``collate``'s batches have: they may carry records on."""
+        first, second = self.of([0]), self.of([0])
+        return container_ids(first) & container_ids(second)
 
     @cached_property
     def together(self) -> Any:
