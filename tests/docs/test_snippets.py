@@ -1,4 +1,4 @@
-"""Every Python snippet of the documents runs, and every link leads somewhere."""
+"""Every Python snippet of README and documents runs, and every link leads somewhere."""
 
 import re
 import textwrap
@@ -10,7 +10,7 @@ import pytest
 from dpoptim import registry
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PYTHON = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
