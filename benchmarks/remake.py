@@ -75,7 +75,7 @@ COMMANDS = {
         "python benchmarks/mixed_precision.py --device cpu "
         "--workload GPT ViT 'ResNet, GroupNorm' --variant plain ours 'ours, noise' --out {out}"
     ),
-    # on a GPU; the committed rows are of two runs of earlier versions: docs/speed.md
+    # on a GPU: docs/speed.md
     "mixed_precision_cuda.csv": "python benchmarks/mixed_precision.py --device cuda --out {out}",
     "multiplication.csv": "python benchmarks/multiplication.py --out {out}",
     "one_pass.csv": f"{REPRODUCE} one-pass --out {{out}}",

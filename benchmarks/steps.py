@@ -16,6 +16,7 @@ import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.arithmetic import multiplication
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.graphed_pass import GraphedPass
 from dpoptim.gradients.per_sample import native
 from dpoptim.noise.few_rows import memory_of
 from dpoptim.noise.gaussian import add_normal
@@ -87,10 +88,11 @@ def ours(
     *,
     noise: bool = False,
     compiled: bool = False,
+    graphed: bool = False,
     device: str = "cpu",
     narrow: torch.dtype | None = None,
 ) -> Step:
-    """``narrow``: as for `plain`."""
+    """``graphed``: by a CUDA graph, on an accelerator. ``narrow``: as for `plain`."""
     model, x, y = made(work, device)
     optimizer, stream = sgd(model), KeyStream()
     chosen = choose_isolation(model, TensorDataset(x, y))
@@ -106,11 +108,18 @@ def ours(
     engine.attach()
     forward = torch.compile(model) if compiled else model
 
+    def losses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device, narrow) if narrow else nullcontext():
+            return work.loss(forward(x), y, "none")
+
+    def usual(x: torch.Tensor, y: torch.Tensor) -> None:
+        engine.backward(losses(x, y))  # as `private.backward` does, after a look at the losses
+
+    both_ways = GraphedPass(engine, losses, engine.backward, engine.backward) if graphed else usual
+
     def step() -> None:
         engine.begin_microbatch(len(x))
-        with torch.autocast(device, narrow) if narrow else nullcontext():
-            losses = work.loss(forward(x), y, "none")
-        engine.backward(losses)  # as `private.backward` does
+        both_ways(x, y)
         sums = engine.take_by_parameter()
         add_normal(stream, sums, 1.0 if noise else 0.0)
         engine.write_means(memory_of(sums), len(x))

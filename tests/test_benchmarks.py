@@ -91,7 +91,7 @@ def test_each_batch_of_a_gpu_s_models_is_timed_by_every_variant_that_runs(
     device = torch.device("cpu")
     works = made.workloads(name, tiny=True)
     rows = [row for work in works for row in made.measure(work, made.UNCOMPILED, device)]
-    ours = ("plain", "ours", "ours, noise")
+    ours = ("plain", "ours", "ours, noise", "ours, graph")
     assert [row["variant"] for row in rows if row["variant"] not in made.PEERS] == [
         variant for _ in made.LARGE[name][1] for variant in ours
     ]

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 import dpoptim
@@ -32,6 +34,8 @@ from dpoptim.estimators import (
     DPSGDRegressor,
 )
 from dpoptim.gradients.arithmetic.precision import multiplies_narrow
+from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.graphed_pass import GraphedPass
 from dpoptim.gradients.oracle import engine_sums
 from dpoptim.noise import KeyStream, add_normal, on_device
 from dpoptim.noise.few_rows import FewRows, memory_of
@@ -558,3 +562,75 @@ def test_what_is_copied_to_float64_is_refused_where_that_goes_wrong(device: torc
         with pytest.raises(RuntimeError, match=f"noise cannot be drawn on {device.type}"):
             add_normal(KeyStream(), copied, 1.0)
         assert not memory_of([copied])[0].any()
+
+
+class AloneOnTheDevice(TorchDispatchMode):
+    """Refuses what a CUDA graph refuses: to wait for a device, and to read the host's memory."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "_unique2", "unique_dim")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        devices = {
+            each.device.type
+            for each in pytree.tree_leaves((args, kwargs, result))
+            if isinstance(each, Tensor) and (each.dim() or not each.is_cpu)
+        }
+        name = func.overloadpacket.__name__
+        if name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1]):
+            name = "nonzero"
+        if devices - {"cpu"} and (name in self.WAITS or len(devices) > 1):
+            raise RuntimeError(f"{name} is not for a captured pass")
+        return result
+
+
+def test_a_host_that_is_asked_for_anything_is_noticed(device: torch.device) -> None:
+    for asking in (
+        lambda x: float(x.sum()),
+        lambda x: x.cpu(),
+        lambda x: torch.ones(3, device="cpu").to(x.device),
+        lambda x: x[x > 0],
+    ):
+        with pytest.raises(RuntimeError, match="captured"), AloneOnTheDevice():
+            asking(torch.ones(3, device=device))
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_a_loop_s_captured_pass_asks_nothing_of_the_host(
+    slots: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a stand-in for CUDA's graphs; on a GPU by these, which refuse it themselves."""
+    captures = 0
+
+    def made(engine: Engine, *functions: Any) -> GraphedPass:
+        def capture(work: Any) -> Any:
+            nonlocal captures
+            captures += 1
+            with AloneOnTheDevice():
+                found = work()
+            return found, lambda: None
+
+        if device.type == "cuda":
+            return GraphedPass(engine, *functions)
+        return GraphedPass(engine, *functions, capture=capture, devices=[device.type])
+
+    monkeypatch.setattr("dpoptim.training.batch_loop.GraphedPass", made)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(),
+        nn.Linear(4, 8), nn.LayerNorm(8), nn.Flatten(), nn.Linear(32, CLASSES),
+    )  # fmt: skip
+    model.to(device)
+    _, data = problem("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=N // 2 if slots else N, steps=6, noise_multiplier=0.5, delta=1e-5
+    )
+    with dpoptim.attach(plan, model, optimizer, data) as private:
+        backward = private.graphed(lambda x, y: F.cross_entropy(model(x), y, reduction="none"))
+        for x, y in private.batches(fixed_shape=slots):
+            backward(x.float().to(device), y.to(device))
+            optimizer.step()
+            if captures:  # by which nothing is replayed
+                private.finish()
+    assert backward.captured

@@ -27,6 +27,7 @@ ALLOWED = {
     "noise/__init__.py": None,
     "noise/correlated/strategy.py": {"standard_normal"},  # started by the gate alone, see below
     "noise/correlated/redrawn.py": {"standard_normal", "add_normal"},
+    "gradients/graphed_pass.py": {"random."},  # has what is drawn be drawn once more
     "reproduce/fang_synthetic.py": {"randn"},  # made-up problems
     "reproduce/srgd_problem.py": {"np.random", "default_rng"},  # made-up problems
     "reproduce/srgd_rates.py": {"np.random", "default_rng"},  # bootstrap

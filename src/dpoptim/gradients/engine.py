@@ -103,11 +103,10 @@ class Engine:
         self.layers, self.places = self._trained.layers, self._trained.places
         clipping.units(self.layers)  # refuses bounds that are too small
         self.totals = totals(self.parameters, clipping.directions)
-        self._sums = self.totals.sums
-        self._groups: Groups | None = None
+        self.groups: Groups | None = None
         self.present: Tensor | None = None
         self.rows_open = 0
-        self._null = False
+        self.null = False
         self.handed: HandedOver = "bare"
         self.handed_over: set[tuple[HandedOver, Reduction]] = set()
         self.refusal: PrivacyError | None = None  # of a backward pass on the model, if one comes
@@ -165,8 +164,8 @@ class Engine:
         self.require_all_closed()
         self.placement.settle()
         self.recorder.begin(self._trained.stored_narrow)
-        self.rows_open, self._null = records * self.rows.per_record, null
-        self._groups, self.present = groups, present
+        self.rows_open, self.null = records * self.rows.per_record, null
+        self.groups, self.present = groups, present
         if self.hooks is not None:
             self.hooks.see_microbatch(self.rows_open)
         if self.state is not None:
@@ -209,7 +208,7 @@ class Engine:
 
     def require_all_closed(self) -> None:
         """Refuse to leave delivered rows out: private data may have made that choice."""
-        if self.rows_open and not self._null:
+        if self.rows_open and not self.null:
             raise PrivacyError(
                 "a batch was delivered, but not all of its rows went through private.backward("
                 "losses). Fix: call it on the losses of the whole batch, also when they are not "
@@ -243,7 +242,7 @@ class Engine:
             self.rows_open -= rows
             self.recorder.looks = self.handed == "bare" and not self.recorder.may_round
             self.handed_over.add((self.handed, "mean" if self._common_factor else "sum"))
-            if self._null or not rows:
+            if self.null or not rows:
                 for place in range(len(self.parameters)):
                     self.totals.finish(place)
                 return
@@ -275,32 +274,30 @@ class Engine:
 
     def _add_clipped(self, gradients: dict[int, PerSampleGrad], records: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""
-        first, mean_over = self.parameters[0], self._mean_over(records)
+        first, rows = self.parameters[0], records * self.rows.per_record
         clipped = ClippedSum(
             self.clipping.units(self.layers),
             self.margin(),
-            self.rows.from_loss(records, self.present, first, mean_over),
+            self.rows.from_loss(
+                records, self.present, first, None if self.reduction == "sum" else float(rows)
+            ),
             records,
             first.device,
             self._groups_of(records),
             self._common_factor,
         )
-        clipped.add(gradients, self._sums, self.observer, self.totals.finish)
+        clipped.add(gradients, self.totals.sums, self.observer, self.totals.finish)
 
     def _groups_of(self, records: int) -> Groups:
         """The groups that the records of a pass are summed in."""
         if self.partial_backward:
             # which records share a pass is the caller's affair, so none may share a product
             return [[1]] * records
-        if self._groups is None:
+        if self.groups is None:
             return consecutive_groups(records)
-        if sum(map(sum, self._groups)) != records:
+        if sum(map(sum, self.groups)) != records:
             raise ValueError("groups must add up to the records of the pass.")
-        return self._groups
-
-    def _mean_over(self, records: int) -> float | None:
-        """The number that a pass's losses were divided by; None: they were added up."""
-        return None if self.reduction == "sum" else float(records * self.rows.per_record)
+        return self.groups
 
     @property
     def _common_factor(self) -> bool:
@@ -310,6 +307,11 @@ class Engine:
     def margin(self) -> float:
         """Share of the clip norm left to rounding where the loss is reduced so; see `products`."""
         return margin(self._trained.narrowest, self.capacity, common_factor=self._common_factor)
+
+    def close_delivered(self) -> None:
+        """Take all delivered rows as closed, by losses one each, whose sums were added."""
+        self.rows_open = 0
+        self.handed_over.add(("vector", "sum"))
 
     def take(self) -> list[Tensor]:
         """Return the logical batch's clipped sum, a flat float64 vector a device; start afresh.

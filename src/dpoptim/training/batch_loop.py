@@ -5,11 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
+from dpoptim.gradients.graphed_pass import GraphedPass
+from dpoptim.losses import without_single_axes
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.training.batches.epochs import Epoch, EpochEnds, epochs_of
 from dpoptim.training.batches.loading import Batches, Collate, LoaderOptions
 from dpoptim.training.batches.logical_steps import LogicalSteps
-from dpoptim.training.losses.handed_over import HandedOver
+from dpoptim.training.losses.handed_over import HandedOver, vector_backward
 from dpoptim.training.public_figures import PublicFigures
 
 
@@ -131,6 +133,47 @@ class BatchLoop(PublicFigures):
             )
         return epochs_of(self, of_all, EpochEnds.of(self.plan, count))
 
+    def graphed(self, losses: Callable[..., Tensor]) -> GraphedPass:
+        """A function that takes a batch forward and backward, on a GPU as one CUDA graph.
+
+        Call it in the loop instead of ``private.backward(losses(*batch))``. Small steps on a GPU
+        wait for Python; as a graph they do not. The first two batches run as usual, the third is
+        captured, the fourth runs both ways and is compared; all later ones are replayed. They must
+        have one shape: ``private.batches(fixed_shape=True)``. Batches of other shapes, all of them
+        on a CPU, with several processes, with records that go alone, or where the clip norm is
+        private, run as usual; ``.captured`` says whether there is a graph.
+
+        Args:
+            losses: given the batch's tensors, on the model's device, it runs the model and returns
+                one loss for each record, shape (rows,). What it reads beside its arguments must
+                stay as it is, and nothing in it may wait for the GPU (``.item()``, ``print``).
+
+        Examples:
+            >>> import dpoptim, torch
+            >>> data = torch.utils.data.TensorDataset(torch.randn(64, 3), torch.randn(64))
+            >>> model = torch.nn.Linear(3, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+            ...     n=64, batch_size=16, steps=4, epsilon=3.0, delta=1e-3
+            ... )
+            >>> with dpoptim.attach(plan, model, optimizer, data) as private:
+            ...     backward = private.graphed(lambda x, y: (model(x).squeeze(1) - y) ** 2)
+            ...     for x, y in private.batches(fixed_shape=True):
+            ...         backward(x, y)
+            ...         optimizer.step()
+            >>> private.steps_done, backward.captured
+            (4, False)
+
+        **Guarantee.** As for `backward`: a replay runs the kernels that it would run, on the rows
+        that were delivered; see `gradients.graphed_pass`.
+        """
+        return GraphedPass(
+            self._engine,
+            lambda *batch: one_for_each(losses(*batch)),
+            self.backward,
+            lambda vector: vector_backward(self._engine, without_single_axes(vector)),
+        )
+
     @property
     def step_is_complete(self) -> bool:
         """Whether all microbatches of a step are delivered, and the step still to come. Private."""
@@ -157,3 +200,13 @@ class BatchLoop(PublicFigures):
         """
         self._require_attached()
         self._handed_over.backward(self._engine, losses)
+
+
+def one_for_each(losses: Tensor) -> Tensor:
+    """Losses that a graph may be made of: a scalar's factor could depend on the batch."""
+    if losses.dim() == 0:
+        raise ValueError(
+            "private.graphed(losses) takes a function that returns one loss for each record, and "
+            'got a scalar. Fix: reduction="none".'
+        )
+    return losses

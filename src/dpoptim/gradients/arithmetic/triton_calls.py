@@ -2,14 +2,15 @@
 
 import importlib.util
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+KEPT_NUMBERS = 1 << 18  # of all tables of a captured graph: 2 MiB
 KINDS = ("cuda", "xpu")  # of device that Triton compiles for; ROCm's are "cuda", too
 
 
@@ -43,11 +44,44 @@ def tried_on(
     return right
 
 
+class KeptTables:
+    """Memory of the host that a captured graph reads tables from, whenever it is replayed.
+
+    It is there before the capture, which allows no allocation.
+    """
+
+    def __init__(self) -> None:
+        self._room = torch.empty(KEPT_NUMBERS, dtype=torch.int64, pin_memory=True)
+        self._used = 0
+
+    def keep(self, table: Tensor) -> Tensor:
+        start = self._used
+        self._used += table.numel()
+        if self._used > KEPT_NUMBERS:
+            raise RuntimeError("there is no room for the tables of a captured pass.")
+        return self._room[start : self._used].view(table.shape).copy_(table)
+
+
+_keeping: list[KeptTables] = []  # not a context variable: autograd has threads of its own
+
+
+@contextmanager
+def keeping_tables() -> Iterator[KeptTables]:
+    """Have `upload` keep its tables meanwhile, for as long as what is yielded is held."""
+    _keeping.append(tables := KeptTables())
+    try:
+        yield tables
+    finally:
+        _keeping.remove(tables)
+
+
 def upload(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """A table of whole numbers on a device: int64; nothing waits for it."""
     table = torch.from_numpy(np.array(rows, dtype=np.int64))
-    pinned = device.type == "cuda"
-    return (table.pin_memory() if pinned else table).to(device, non_blocking=pinned)
+    if device.type != "cuda":
+        return table.to(device)
+    pinned = _keeping[-1].keep(table) if _keeping else table.pin_memory()
+    return pinned.to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=1024)

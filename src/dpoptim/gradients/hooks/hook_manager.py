@@ -86,6 +86,8 @@ class HookManager:
             before, after = InputHook(self), OutputHook(self)
             self._undo.append(model.register_forward_pre_hook(before, with_kwargs=True).remove)
             self._undo.append(model.register_forward_hook(after, always_call=True).remove)
+            # whether weights are computed anew with each step
+            self.iterates = bool(self._still or self._computed)
         except BaseException:
             self.undo()
             raise
@@ -107,8 +109,7 @@ class HookManager:
         self.rows = self._delivered = rows
         self._inside, self._joined, self.turned = False, 0, False  # of one that raised
         self.outputs.begin()
-        iterates = self._still or self._computed
-        if iterates and (self._state is None or self._state.step_begins):
+        if self.iterates and (self._state is None or self._state.step_begins):
             self._iterate_spectral_norms()
             if self._state is not None:
                 self._state.note_iterated()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic.triton_calls import firsts, on_device_of, owners, upload
-from dpoptim.gradients.per_sample.fused_factors import LEAST, WIDE, Factors, power_of_two
+from dpoptim.gradients.per_sample.fused_factors import LEAST, WIDE, Factors, Way, power_of_two
 
 ADD, MEASURE, BOTH = 0, 1, 2  # kinds of work, as in `outer_kernels`
 ADDED_AT_ONCE = 2048  # entries of gradients that were kept
@@ -25,24 +25,24 @@ class Calls:
     Args:
         layers: of as many records each, on one device, of one dtype and tile; one alone if it has
             lookups.
+        way: in which they are measured.
 
     Attributes:
         records: B.
         tiles: of a record's gradients, of all layers.
     """
 
-    def __init__(self, layers: Sequence[Factors]) -> None:
+    def __init__(self, layers: Sequence[Factors], way: Way) -> None:
         first, of = layers[0], layers[0].sizes
-        if any((x.sizes.tile, x.sizes.divisor) != (of.tile, of.divisor) for x in layers):
+        tile = rows, columns = of.tile(way)
+        if any((x.sizes.tile(way), x.sizes.divisor) != (tile, of.divisor) for x in layers):
             raise ValueError("layers must be alike in their tiles; see `fused_among`.")
         self._layers = list(layers)
         self._device, self.records = of.device, of.records
-        self._tiles = tuple(each.sizes.tiles for each in layers)
+        self._tiles = tuple(each.sizes.tiles(way) for each in layers)
         self.tiles = sum(self._tiles)
         self._like = torch.empty(0, dtype=first.g.dtype, device=self._device)
         self._rest = placeholders(self._device)
-        rows, columns = of.tile
-        self._warps = 8 if rows * columns > 64 * 64 else 4
         self._precision = "ieee" if of.narrow else "tf32x3"
         table = (self._rest.whole, self._rest.single, self._rest.whole, 0)
         if first.lookups is not None:
@@ -122,7 +122,7 @@ class Calls:
             *(self._like, self.tiles, work, group.start, group.stop, share),
             *(0 if weights is None else self._step(weights), across, self.records),
             **self._given,
-            **{"num_warps": self._warps, "num_stages": self._rest.stages},
+            **{"num_warps": 4, "num_stages": self._rest.stages},
         )
 
     def claim(self) -> Tensor:
@@ -194,8 +194,8 @@ class Calls:
 
     def _table(self, outs: Sequence[int]) -> Tensor:
         """The layers' table, with what is written at these addresses."""
-        each = zip(self._layers, outs, firsts(self._tiles), strict=True)
-        return upload([layer.row(out, first) for layer, out, first in each], self._device)
+        each = zip(self._layers, outs, firsts(self._tiles), self._tiles, strict=True)
+        return upload([layer.row(*numbers) for layer, *numbers in each], self._device)
 
     def _launch(self, kernel: Callable[..., Any], *given: Any, **named: Any) -> None:
         """Launch a kernel that describes its tensors to the device, which takes room there."""

@@ -53,14 +53,12 @@ class Sizes(NamedTuple):
     def narrow(self) -> bool:
         return self.dtype in NARROW
 
-    @property
-    def tile(self) -> tuple[int, int]:
+    def tile(self, way: Way) -> tuple[int, int]:
         """Rows and columns of a tile."""
-        return tile_of(self.p, self.d, self.narrow)
+        return tile_of(self.p, self.d, narrow=self.narrow, added=way != "kept")
 
-    @property
-    def tiles(self) -> int:
-        rows, columns = self.tile
+    def tiles(self, way: Way) -> int:
+        rows, columns = self.tile(way)
         return -(-self.p // rows) * -(-self.d // columns)
 
     @property
@@ -125,16 +123,16 @@ class Factors:
     def sizes(self) -> Sizes:
         return Sizes(len(self.g), self.p, self.d, self.g.dtype, self.g.device)
 
-    def row(self, out: int, first: int) -> list[int]:
+    def row(self, out: int, first: int, tiles: int) -> list[int]:
         """The layer's row of a table of `outer_kernels`.
 
         Args:
             out: address of what is written.
-            first: the first of its tiles.
+            first: the first of its tiles. tiles: how many it has.
         """
         g, a = self.g, self.a
         sizes = [g.shape[1], self.p, self.d, g.stride(1), a.stride(1)]
-        return [g.data_ptr(), a.data_ptr(), out, *sizes, first, self.sizes.tiles]
+        return [g.data_ptr(), a.data_ptr(), out, *sizes, first, tiles]
 
 
 @dataclass(frozen=True)
@@ -187,10 +185,16 @@ def one_after_the_other(x: Tensor) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def tile_of(p: int, d: int, narrow: bool) -> tuple[int, int]:
-    """See `Sizes`."""
-    most = WIDE if narrow else WIDE // 2
-    return min(most, power_of_two(p)), min(most, power_of_two(d))
+def tile_of(p: int, d: int, *, narrow: bool, added: bool) -> tuple[int, int]:
+    """See `Sizes`.
+
+    Args:
+        added: whether registers hold a tile's sum beside the tile. Then half as many columns let
+            two programs share a core, of which one multiplies while the other measures and adds.
+    """
+    rows = WIDE if narrow else WIDE // 2
+    columns = WIDE // 2 if added else rows
+    return min(rows, power_of_two(p)), min(columns, power_of_two(d))
 
 
 def power_of_two(size: int) -> int:

@@ -69,14 +69,14 @@ class FusedOuter:
         self.way = self._layers[0].way
         self._units = [units[place] for place in layers]
         self._entries = [each.sizes.entries for each in self._layers]
-        self._owners = owners_of(tuple(each.sizes.tiles for each in self._layers))
+        self._owners = owners_of(tuple(each.sizes.tiles(self.way) for each in self._layers))
         self._kept: list[Tensor] = []
         self._claims: Tensor | None = None
 
     def measure(self, block: int) -> dict[str, Tensor]:
         """Squared norms of each unit's part of the records' gradients: float64, (B,); not low."""
         layers, self._layers = self._layers, []  # which have what gradients are made of
-        self._calls = calls = Calls([each.form() for each in layers])
+        self._calls = calls = Calls([each.form() for each in layers], self.way)
         del layers
         if self.way == "claimed":
             # so that gradients of zero are not taken to be longer than that
@@ -196,7 +196,7 @@ def fused_among(
         if (layer := each.fused_layer()) is None:
             continue
         of, alone = layer.sizes, place if layer.looked_up else None
-        key = layer.way, of.records, of.device, of.dtype, of.tile, of.divisor, alone
+        key = layer.way, of.records, of.device, of.dtype, of.tile(layer.way), of.divisor, alone
         alike.setdefault(key, {})[place] = layer
     for layers in alike.values():
         for some in in_parts(layers):

@@ -183,7 +183,7 @@ class ValueEngine(Engine):
         later = [self._norms[i] for i in range(1, len(self._layers))]
         # only the paper's bound needs the first one's norm
         norms = [self._norms[0] if self._paper else 1.0, *later]
-        if self._null or not stays_in_range(self._layers, norms):
+        if self.null or not stays_in_range(self._layers, norms):
             return
         squared = self._squared_bounds(slopes, losses, forward, norms)
         # zero where nobody is
@@ -240,9 +240,9 @@ class ValueEngine(Engine):
         """Add a layer's part to its sums, from its input and output gradient (B, outputs)."""
         gradient, h = gradient.contiguous(), h.detach().contiguous()
         if (place := self.places.get(id(linear.weight))) is not None:
-            add_weighted_outer(self._sums[place], gradient, h, counted, groups)
+            add_weighted_outer(self.totals.sums[place], gradient, h, counted, groups)
         if (place := self.places.get(id(linear.bias))) is not None:
-            add_weighted_rows(self._sums[place], gradient, counted, groups)
+            add_weighted_rows(self.totals.sums[place], gradient, counted, groups)
 
     def see_start(self) -> None:
         """The model is called. Hooks that take themselves off while it runs are still there."""

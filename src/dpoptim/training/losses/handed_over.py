@@ -81,12 +81,8 @@ class HandedOver:
             self._scalar(engine, losses)
         elif losses.dim() != 1:
             raise not_one_each(axes_of(losses))
-        elif one_for_each_record(engine, losses.shape[0]):
-            engine.backward(times_rows(engine, losses))
-        elif losses.shape[0] == engine.rows_open or engine.takes_parts:
-            engine.backward(losses)
         else:
-            raise other_length(engine, losses)
+            vector_backward(engine, losses)
 
     def refuse_coupled(self, engine: Engine, losses: Tensor) -> None:
         """Refuse losses in which outputs meet other records' targets or outputs.
@@ -132,11 +128,13 @@ class HandedOver:
     def keep(self, engine: Engine, scalar: Scalar) -> None:
         """Note the factors of the first scalar that was differentiated; warn of some means."""
         reading = scalar.reading
-        if not self._warned and (scalar.reduction == "mean" or is_divided(reading)):
+        # a mean, that of labels too, that was divided by a whole number
+        divided = reading is not None and reading.reduction == "mean" and reading.divided
+        if not self._warned and (scalar.reduction == "mean" or divided):
             self._warned = True
             if scalar.reduction == "mean":
                 warn_of_large_means(engine)
-            if is_divided(reading):
+            if divided:
                 warn_of_divided_means()
         if self._factors is None and reading is not None:
             self._factors = reading.factors
@@ -238,11 +236,6 @@ def refuse_complex_losses(losses: Tensor) -> None:
         )
 
 
-def is_divided(reading: Reading | None) -> bool:
-    """Whether a mean, that of labels too, was divided by a whole number."""
-    return reading is not None and reading.reduction == "mean" and reading.divided
-
-
 def warn_of_large_means(engine: Engine) -> None:
     """Warn of what rounding takes from the clip norm of large means: see `products.margin`."""
     lost = 0.0 if engine.fixed_shape else engine.capacity * COMMON_FACTOR_ERROR
@@ -266,6 +259,16 @@ def warn_of_divided_means() -> None:
         "added up. If it belongs to the loss, a clip norm as much smaller makes up for it.",
         stacklevel=6,
     )
+
+
+def vector_backward(engine: Engine, losses: Tensor) -> None:
+    """Let the engine differentiate losses, one for each row or record."""
+    if one_for_each_record(engine, losses.shape[0]):
+        engine.backward(times_rows(engine, losses))
+    elif losses.shape[0] == engine.rows_open or engine.takes_parts:
+        engine.backward(losses)
+    else:
+        raise other_length(engine, losses)
 
 
 def one_for_each_record(engine: Engine, losses: int) -> bool:
