@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
@@ -183,7 +184,11 @@ def counted() -> Iterator[Sent]:
             sent["vectors" if large else "small"] += 1
             return honest(*arguments, **options)
 
-        return patch.object(dist, name, call)
+        # as if PyTorch made the call, which is not refused as a user's would be
+        named = {**globals(), "__name__": "torch._counted"}
+        return patch.object(
+            dist, name, FunctionType(call.__code__, named, closure=call.__closure__)
+        )
 
     patches = [counting(name, *rule) for name, rule in rules.items()]
     for each in patches:
