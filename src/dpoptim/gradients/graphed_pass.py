@@ -234,7 +234,7 @@ class GraphedPass:
 
         try:
             terms, replay = self._capture(work)
-        except PrivacyError:
+        except (PrivacyError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # drivers raise their own kinds
             raise RuntimeError(
