@@ -602,7 +602,7 @@ def test_a_loop_s_captured_pass_asks_nothing_of_the_host(
     """By a stand-in for CUDA's graphs; on a GPU by these, which refuse it themselves."""
     captures = 0
 
-    def made(engine: Engine, *functions: Any) -> GraphedPass:
+    def made(engine: Engine, *functions: Any, devices: list[str]) -> GraphedPass:
         def capture(work: Any) -> Any:
             nonlocal captures
             captures += 1

@@ -318,7 +318,9 @@ def test_work_that_waits_for_the_device_is_refused() -> None:
 def test_training_is_the_same(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With noise, by both loops, from one seed: as a user writes them."""
 
-    def pretended(engine: Engine, *functions: Callable[..., Any]) -> GraphedPass:
+    def pretended(
+        engine: Engine, *functions: Callable[..., Any], devices: list[str]
+    ) -> GraphedPass:
         if DEVICE == "cuda":
             return GraphedPass(engine, *functions)
         return GraphedPass(engine, *functions, capture=Recorded(engine), devices=["cpu"])

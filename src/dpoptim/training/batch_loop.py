@@ -172,6 +172,8 @@ class BatchLoop(PublicFigures):
             lambda *batch: one_for_each(losses(*batch)),
             self.backward,
             lambda vector: vector_backward(self._engine, without_single_axes(vector)),
+            # others take part in what a wrapper does, which has not been tried
+            devices=["cuda"] if self._ranks.size == 1 else [],
         )
 
     @property
