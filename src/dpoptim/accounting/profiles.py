@@ -259,13 +259,17 @@ def interval_of(
             intervals.append(math.sqrt(4 * accuracy * epsilon / (steps * slope)))
             # A few steps' losses are not normal; a fixed share of epsilon keeps them accurate too.
             intervals.append(epsilon * share)
+            # of losses of thousands, 1e-4 is precise enough, and a finer grid would take minutes
+            intervals.append(min(max(0.1, 1e-4 * epsilon), 10.0))
     widest = max((_loss_range(leaf, relation, log_mass) for leaf, _ in leaves), default=1.0)
     if not intervals:  # every epsilon is 0 or infinite, and takes no precision
         return widest / 1000
     rarest = max((rate_and_inner_event(leaf)[0] for leaf, _ in leaves), default=1.0)
     # of such rare samples epsilon is so small that a millionth of it is worth no minute
     points = _MOST_POINTS if rarest > 1e-6 else _MOST_POINTS // 8
-    return max(min(*intervals, 0.1), widest / points)
+    interval = max(min(intervals), widest / points)
+    math.expm1(interval)  # OverflowError here, not after a loop over all of the grid
+    return interval
 
 
 def rate_and_inner_event(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:
