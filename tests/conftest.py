@@ -48,13 +48,28 @@ def _own_calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss that is attached again, to a model of the same layers, is not tried again."""
+    remember_checks(monkeypatch, {})
+
+
+@pytest.fixture(scope="module")
+def checks_of_losses() -> dict[object, Any]:
+    return {}
+
+
+@pytest.fixture
+def tried_once_a_file(monkeypatch: pytest.MonkeyPatch, checks_of_losses: dict[object, Any]) -> None:
+    """As `tried_once`, also where another test of the file attached it."""
+    remember_checks(monkeypatch, checks_of_losses)
+
+
+def remember_checks(monkeypatch: pytest.MonkeyPatch, found: dict[object, Any]) -> None:
     from dpoptim.training import prepared
 
-    honest, found = prepared.check_loss, dict[object, Any]()
+    honest = prepared.check_loss
 
     def remembered(model: Any, loss: Any, *rest: Any, **options: Any) -> Any:
-        isolation = rest[5]
-        key = loss, isolation, str(model)
+        collate, declared, isolation = rest[2], rest[3], rest[5]
+        key = loss, collate, declared, isolation, str(model), *sorted(options.items())
         if key not in found:
             found[key] = honest(model, loss, *rest, **options)
         return found[key]

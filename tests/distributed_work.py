@@ -2,6 +2,7 @@
 returns plain values.
 """
 
+import itertools
 import math
 import os
 import signal
@@ -42,6 +43,7 @@ from dpoptim.training.checkpoints import rank_files
 from dpoptim.training.checkpoints.checkpoint import read_checkpoint
 from dpoptim.training.checkpoints.rank_files import with_parts
 from dpoptim.training.steps import Steps
+from tried_once import models_tried_once
 
 N, FEATURES = 60, 5
 # the first optimizer imports half of torch: before ranks are forked
@@ -144,11 +146,12 @@ WAYS: dict[str, dict[str, Any]] = {
 def without_noise(
     rank: int, methods: list[str], ways: list[str]
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    return {
-        (method, way): train(plan_for(METHODS[method]()), noise_seed=5, **WAYS[way])
-        for method in methods
-        for way in ways
-    }
+    found, results = dict[Any, Any](), dict[tuple[str, str], dict[str, Any]]()
+    for method, way in itertools.product(methods, ways):
+        with models_tried_once(found, WAYS[way].get("wrapped")):
+            plan = plan_for(METHODS[method]())
+            results[method, way] = train(plan, noise_seed=5, **WAYS[way])
+    return results
 
 
 # ---- what goes wrong ----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 import dpoptim
 from distributed_work import caught, whole
 from dpoptim.training import agreed, prepared
+from tried_once import models_tried_once
 
 FEATURES, CLIP, VIEWS, MOST = 6, 0.7, 3, 3
 WHO = 7  # the record, or the person, that differs
@@ -130,7 +131,8 @@ def the_sum(rank: int, wrapper: str, unit: str, world: int, physical: int | None
 
 def moved(rank: int, wrapper: str, unit: str, physical: int | None = None) -> float:
     """By how much the sum of all ranks moves with the one who differs, in clip norms."""
-    one, other = (the_sum(rank, wrapper, unit, world, physical) for world in (0, 1))
+    with models_tried_once({}):
+        one, other = (the_sum(rank, wrapper, unit, world, physical) for world in (0, 1))
     return float((one - other).norm())
 
 

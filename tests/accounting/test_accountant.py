@@ -287,6 +287,15 @@ def test_hardly_any_noise_has_a_bound_all_the_same(noise, relation):
     assert found >= noise**-2 / 2
 
 
+@pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
+def test_epsilons_of_thousands_keep_to_a_thousandth(noise):
+    """Of a batch with the record in it, each step, which no more than a delta of 0.1^3 misses."""
+    delta = 1e-5
+    found = compute_epsilon(dp_sgd(0.1, noise, 3), delta, "add-or-remove-one").epsilon
+    exact = gdp_epsilon(math.sqrt(3) / noise, delta / 0.1**3)
+    assert 0 < found - exact - 3 * math.log(0.1) < 1e-3 * found
+
+
 def test_rdp_steps_in_where_pld_cannot():
     found = compute_epsilon(ZCDp(0.125), 1e-5, "zero-out")
     assert found.accountant == "RDP"

@@ -2,6 +2,7 @@
 all tests that follow.
 """
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from devices.pretend import build
+from devices import pretend
+from devices.pretend import SOURCE, build
 
 
 def run(device: str, marked: str) -> None:
@@ -45,9 +47,24 @@ def test_everything_works_on_a_pretended_device(
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None or sys.platform != "linux":
         pytest.skip("needs Linux and a C++ compiler, g++ or clang++, to make a second device")
-    library = tmp_path / "pretend.so"
+    run(str(built(compiler, pytestconfig, tmp_path)), pytestconfig.getoption("-m"))
+
+
+def built(compiler: str, config: pytest.Config, folder: Path) -> Path:
+    """The device, which is kept for later runs: it takes as long to compile as its tests do."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    made_of = [SOURCE.read_bytes(), Path(pretend.__file__).read_bytes(), version]
+    digest = hashlib.sha256(b"\0".join([*made_of, torch.__version__.encode()])).hexdigest()
+    kept = config.cache.mkdir("pretended-device") / f"{digest[:32]}.so" if config.cache else None
+    if kept is not None and kept.exists():
+        return kept
+    library = folder / "pretend.so"
     build(compiler, library)
-    run(str(library), pytestconfig.getoption("-m"))
+    if kept is None:
+        return library
+    beside = kept.with_suffix(f".{os.getpid()}")
+    shutil.copyfile(library, beside)
+    return beside.replace(kept)  # whole, whoever else builds it
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -115,6 +115,7 @@ class Run:
         return self.sums
 
 
+@pytest.mark.usefixtures("tried_once_a_file")
 @pytest.mark.filterwarnings("ignore::dpoptim.training.trials.isolation.IsolationWarning")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", METHODS)

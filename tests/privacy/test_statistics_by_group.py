@@ -62,11 +62,13 @@ SUMS: dict[str, Release] = {
 
 def largest_shift(name: str, neighboring: str) -> float:
     """How far a record moves what is released at most, over the noise, for given outputs."""
-    worst = 0.0
+    worst, last = 0.0, None
     for one, other in worlds(neighboring):
-        (x, of_x), (y, of_y) = columns(one), columns(other)
-        with shifts_seen() as before:
-            SUMS[name](x, by=of_x, **terms(neighboring))
+        y, of_y = columns(other)
+        if one is not last:
+            (x, of_x), last = columns(one), one
+            with shifts_seen() as before:
+                SUMS[name](x, by=of_x, **terms(neighboring))
         with shifts_seen([total for total, _ in before]) as after:
             SUMS[name](y, by=of_y, **terms(neighboring))
         squares = sum(
@@ -121,14 +123,20 @@ def test_a_move_between_groups_for_the_price_of_one_is_caught(
 def choices_cost(neighboring: str, quantile: float | list[float]) -> float:
     """The mu of all choices that a record changes at all, by how far it moves their odds."""
     worst = 0.0
-    for one, other in worlds(neighboring):
-        found = []
-        for table in (one, other):
+    found = dict[int, list[Any]]()  # of each table, which is in many pairs
+
+    def odds_of(table: Table) -> list[Any]:
+        if id(table) not in found:
             x, of = columns(table)
             with choices_seen(adaptive) as seen:
                 dpoptim.private_quantile(x, quantile, -1, 1, by=of, **terms(neighboring))
-            found.append([odds - np.logaddexp.reduce(odds) for odds in seen])
-        moved = [float(np.abs(a - b).max()) for a, b in zip(*found, strict=True)]
+            found[id(table)] = [odds - np.logaddexp.reduce(odds) for odds in seen]
+        return found[id(table)]
+
+    pairs = worlds(neighboring)
+    for one, other in pairs:
+        both = zip(odds_of(one), odds_of(other), strict=True)
+        moved = [float(np.abs(a - b).max()) for a, b in both]
         worst = max(worst, math.sqrt(sum(selection_mu(each) ** 2 for each in moved if each)))
     return worst
 

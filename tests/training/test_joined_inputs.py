@@ -92,6 +92,7 @@ def released(
     return sum_of_one_step(build(), data, loop, loss=loss or loop, **how)
 
 
+@pytest.mark.usefixtures("tried_once_a_file")
 @pytest.mark.parametrize("build", [Pooled, Custom])
 @pytest.mark.parametrize("loop", [by_batches, by_records])
 @pytest.mark.filterwarnings("ignore:.*record by record")
@@ -101,12 +102,14 @@ def test_the_sum_is_that_of_one_call_for_each_input(loop: Loss, build: Any) -> N
     torch.testing.assert_close(released(loop, build=build), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("tried_once_a_file")
 @pytest.mark.parametrize("batches", [{"physical_batch_size": 4}, {"fixed_shape": True}])
 def test_in_batches_of_other_sizes(batches: dict[str, Any]) -> None:
     found = released(by_batches, **batches)
     torch.testing.assert_close(found, released(apart), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("tried_once_a_file")
 def test_of_a_mean() -> None:
     def each(m: nn.Module, b: Any) -> Tensor:
         return (m(b[0]) - m(b[1])).square().mean(1)
@@ -116,6 +119,7 @@ def test_of_a_mean() -> None:
         torch.testing.assert_close(found, released(each), rtol=0, atol=2e-2)  # margins
 
 
+@pytest.mark.usefixtures("tried_once_a_file")
 @pytest.mark.parametrize("loop", [by_batches, by_records])
 def test_no_record_moves_the_sum_by_more_than_the_clip_norm(loop: Loss) -> None:
     bound = 1e-2

@@ -114,9 +114,13 @@ def one_by_one(loss: Loss, model: nn.Module | None = None) -> Tensor:
     return total
 
 
+EACH = {loss: dpoptim.per_sample(loss) for loss in LOSSES}
+
+
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.usefixtures("tried_once_a_file")
 def test_each_record_has_the_gradient_of_its_own_batch(loss: Loss) -> None:
-    each, expected = dpoptim.per_sample(loss), one_by_one(loss)
+    each, expected = EACH[loss], one_by_one(loss)
     for cut in (None, 4):
         found = released(each, cut=cut, tried=cut is None)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -129,8 +133,9 @@ def test_as_they_are_these_losses_are_refused(loss: Loss) -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.usefixtures("tried_once_a_file")
 def test_no_record_moves_the_sum_by_more_than_the_clip_norm(loss: Loss) -> None:
-    bound, each = 1e-3, dpoptim.per_sample(loss)
+    bound, each = 1e-3, EACH[loss]
     whole = released(each, clip_norm=bound)
     for left_out in (0, 1, N - 1):
         some = [i for i in range(N) if i != left_out]

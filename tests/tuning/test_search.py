@@ -54,7 +54,9 @@ def test_no_trial_is_heard_of() -> None:
     grid = {"step_size": [1e300], "clip_norm": [1e8]}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        DPSearchCV(line, grid, epsilon=4.0, delta=1e-5, noise_seed=3).fit(x, np.arange(200) % 2)
+        DPSearchCV(line, grid, epsilon=4.0, delta=1e-5, mean_trials=2, noise_seed=3).fit(
+            x, np.arange(200) % 2
+        )
 
 
 def test_it_finds_good_settings_within_the_budget() -> None:

@@ -21,6 +21,7 @@ from scipy.special import ndtri
 from dpoptim.accounting.canonical import Leaves, NotCoveredError, relative_to_sensitivity
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from dpoptim.accounting.guarantee import neighboring_name, neighbours_differ_by
+from dpoptim.accounting.self_composition import self_composed
 from dpoptim.accounting.unlogged import of_series_unlogged
 
 FINE = 1e-3
@@ -216,7 +217,7 @@ class LossDistribution:
         for leaf, count in self._leaves:
             losses = _losses(leaf, self._relation, interval, self._log_mass)
             if count > 1:
-                losses = losses.self_compose(count)
+                losses = self_composed(losses, count)
             composed = losses if composed is None else composed.compose(losses)
         return composed if composed is not None else pld.identity(interval)
 
@@ -258,13 +259,17 @@ def interval_of(
             intervals.append(math.sqrt(4 * accuracy * epsilon / (steps * slope)))
             # A few steps' losses are not normal; a fixed share of epsilon keeps them accurate too.
             intervals.append(epsilon * share)
+            # of losses of thousands, 1e-4 is precise enough, and a finer grid would take minutes
+            intervals.append(min(max(0.1, 1e-4 * epsilon), 10.0))
     widest = max((_loss_range(leaf, relation, log_mass) for leaf, _ in leaves), default=1.0)
     if not intervals:  # every epsilon is 0 or infinite, and takes no precision
         return widest / 1000
     rarest = max((rate_and_inner_event(leaf)[0] for leaf, _ in leaves), default=1.0)
     # of such rare samples epsilon is so small that a millionth of it is worth no minute
     points = _MOST_POINTS if rarest > 1e-6 else _MOST_POINTS // 8
-    return max(min(*intervals, 0.1), widest / points)
+    interval = max(min(intervals), widest / points)
+    math.expm1(interval)  # OverflowError here, not after a loop over all of the grid
+    return interval
 
 
 def rate_and_inner_event(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:

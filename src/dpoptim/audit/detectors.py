@@ -6,7 +6,7 @@ Statistical ones are set so that each of them raises a false alarm with probabil
 exact.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,16 @@ from dpoptim.training.attach import attach
 
 FAILURE = 1e-6
 SEED = 8
+PARTICIPATION: dict[str, dict[str, Any]] = {
+    "hundreds": {"records": 400, "batch_size": 100, "steps": 200},
+    "one or none": {"records": 4, "batch_size": 1, "steps": 500},  # a third of the batches empty
+    "no more than expected": {
+        "records": 40,
+        "batch_size": 20,
+        "steps": 150,
+        "largest_batch": 1.0,
+    },
+}
 Detector = Callable[[], str]
 
 
@@ -74,11 +84,11 @@ def two_worlds(
 
 
 def sensitivity() -> str:
-    return first_finding(sensitivities())
+    return first_finding(audit() for audit in sensitivities().values())
 
 
-def sensitivities() -> Iterator[SensitivityResult]:
-    """Models whose norms are easily got wrong, each with the records that show it."""
+def sensitivities() -> dict[str, Callable[[], SensitivityResult]]:
+    """Audits of models whose norms are easily got wrong, each with the records that show it."""
     generator = torch.Generator().manual_seed(SEED)
 
     def normal(*shape: int) -> Tensor:
@@ -111,27 +121,28 @@ def sensitivities() -> Iterator[SensitivityResult]:
     # Just below C, so that 1/4007 and 1/4006 round all of them apart together; the record itself
     # is clipped to C.
     aligned = (torch.tensor([0.6, -0.64, 0.48]) * 0.9999 / 3).repeat(4007, 1)
-    yield audit_sensitivity(deep, (normal(6, 6).double(),), steep_loss, 0.5)
-    yield audit_sensitivity(
-        deep, (normal(6, 6).double(),), steep_loss, 0.5, microbatches=2, kinds=("plain", "huge")
-    )
-    yield audit_sensitivity(usual, (normal(6, 6),), steep_loss, 0.5, kinds=("plain", "huge", "nan"))
-    yield audit_sensitivity(
-        twice, (normal(6, 6).double(),), steep_loss, 0.5, kinds=("plain", "huge")
-    )
-    yield audit_sensitivity(
-        images, (normal(6, 3, 5),), steep_loss, 0.5, kinds=("plain", "huge", "nan")
-    )
-    yield audit_sensitivity(thin, (cancelling,), steep_loss, 1.0, kinds=("plain",))
-    yield audit_sensitivity(states, (signs,), state_loss, 0.5, kinds=("plain",), tolerance=1e-6)
-    for each in (groups, made):
-        yield audit_sensitivity(each, (alone,), own_loss, 0.5, kinds=("plain",), tolerance=1e-6)
-    yield audit_sensitivity(
-        thinner, (aligned,), mean_loss, 1.0, reduction="mean", kinds=("huge",), records=1
-    )
-    yield audit_sensitivity(
-        strided, (normal(6, 1, 8),), steep_loss, 0.5, kinds=("plain", "nan"), tolerance=1e-6
-    )
+    of = partial(partial, audit_sensitivity)
+    huge = ("plain", "huge")
+    numbers = ("plain", "huge", "nan")
+    return {
+        "deep": of(deep, (normal(6, 6).double(),), steep_loss, 0.5),
+        "in microbatches": of(
+            deep, (normal(6, 6).double(),), steep_loss, 0.5, microbatches=2, kinds=huge
+        ),
+        "usual": of(usual, (normal(6, 6),), steep_loss, 0.5, kinds=numbers),
+        "tied": of(twice, (normal(6, 6).double(),), steep_loss, 0.5, kinds=huge),
+        "images": of(images, (normal(6, 3, 5),), steep_loss, 0.5, kinds=numbers),
+        "cancelling": of(thin, (cancelling,), steep_loss, 1.0, kinds=("plain",)),
+        "states": of(states, (signs,), state_loss, 0.5, kinds=("plain",), tolerance=1e-6),
+        "groups": of(groups, (alone,), own_loss, 0.5, kinds=("plain",), tolerance=1e-6),
+        "made weights": of(made, (alone,), own_loss, 0.5, kinds=("plain",), tolerance=1e-6),
+        "roundings": of(
+            thinner, (aligned,), mean_loss, 1.0, reduction="mean", kinds=("huge",), records=1
+        ),
+        "strided": of(
+            strided, (normal(6, 1, 8),), steep_loss, 0.5, kinds=("plain", "nan"), tolerance=1e-6
+        ),
+    }
 
 
 class Twice(nn.Module):
@@ -224,15 +235,10 @@ def redrawn_noise() -> str:
 
 
 def participation() -> str:
-    """Batches of a hundred; of one, a third empty; and of no more than expected."""
-    settings: tuple[dict[str, Any], ...] = (
-        {"records": 400, "batch_size": 100, "steps": 200},
-        {"records": 4, "batch_size": 1, "steps": 500},
-        {"records": 40, "batch_size": 20, "steps": 150, "largest_batch": 1.0},
-    )
-    failure = FAILURE / len(settings)
+    failure = FAILURE / 3
     return first_finding(
-        audit_participation(**each, failure=failure, noise_seed=SEED) for each in settings
+        audit_participation(**each, failure=failure, noise_seed=SEED)
+        for each in PARTICIPATION.values()
     )
 
 
