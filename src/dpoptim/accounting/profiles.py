@@ -21,7 +21,6 @@ from scipy.special import ndtri
 from dpoptim.accounting.canonical import Leaves, NotCoveredError, relative_to_sensitivity
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from dpoptim.accounting.guarantee import neighboring_name, neighbours_differ_by
-from dpoptim.accounting.self_composition import self_composed
 from dpoptim.accounting.unlogged import of_series_unlogged
 
 FINE = 1e-3
@@ -217,7 +216,7 @@ class LossDistribution:
         for leaf, count in self._leaves:
             losses = _losses(leaf, self._relation, interval, self._log_mass)
             if count > 1:
-                losses = self_composed(losses, count)
+                losses = losses.self_compose(count)
             composed = losses if composed is None else composed.compose(losses)
         return composed if composed is not None else pld.identity(interval)
 
