@@ -231,9 +231,15 @@ def test_what_fails_with_records_alone_is_refused_before_anything_is_charged(cho
         hidden = BackwardWithin.apply(model[1], model[0](batch))
         return hidden.square().sum((1, 2))
 
+    def of_two_layers(model: nn.Module, batch: Tensor) -> Tensor:
+        hidden = model[0](batch)
+        parts = (BackwardWithin.apply(model[1], x) for x in (hidden, 2 * hidden))
+        return sum(parts).square().sum((1, 2))
+
     for loss, said in (
         (of_another, "outside of the model"),
         (reversible, "backward pass ran inside"),
+        (of_two_layers, "reversible layers.* No isolation serves them"),
     ):
         model, ledger = nn.Sequential(nn.Linear(WIDTH, 3), nn.Linear(3, 2)), dpoptim.Ledger()
         plan = dpoptim.DPSGD(clip_norm=1.0).plan(

@@ -98,7 +98,7 @@ class Meeting:
 
 
 def meeting(node: Any) -> Meeting | None:
-    """What tensors meet at a node; None: they do not.
+    """Tensors that meet at a node; None: they do not.
 
     Losses of torch's own, such as ``mse_loss``, expand them before; so does ``normalize``.
     """
