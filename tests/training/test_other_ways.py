@@ -320,11 +320,11 @@ def test_a_trial_that_raises_leaves_no_parametrization_behind() -> None:
         n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
     )
     records, optimizer = sequences(), torch.optim.SGD(trained, lr=0.0)
+    own = torch.autograd.grad(loss(model, default_collate(records.records)).mean(), trained)
     with pytest.warns(dpoptim.IsolationWarning, match="record by record"):
         private = dpoptim.attach(plan, model, optimizer, records, loss=loss)
     assert {*model.state_dict()} == keys
     assert [*map(type, model.modules())] == classes
-    own = torch.autograd.grad(loss(model, default_collate(records.records)).mean(), trained)
     with private:
         for batch in private.batches():
             private.backward(loss(model, batch))
