@@ -171,7 +171,7 @@ def by_index(model: nn.Module, batch: Any) -> Tensor:
 def test_a_mean_by_a_count_is_refused_however_it_is_written(loss: Loss) -> None:
     """Of a record that does not count, alone, 0 / 0 is left, or nothing."""
     said = refused(linear(), TensorDataset(X, NUMBERS, COUNTED), loss)
-    assert 'isolation="alone"' not in said
+    assert "as if it were the batch" not in said
 
 
 class Experts(nn.Module):

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.gradients.hooks.seen_outputs import MICROBATCHES
+from dpoptim.training.losses.meeting_places import refuse_broadcast
 
 N, FEATURES, CLASSES = 8, 5, 3
 generator = torch.Generator().manual_seed(1)
@@ -397,8 +398,44 @@ def test_outputs_that_meet_their_own_targets_are_served(name: str) -> None:
     assert trained(lambda: nn.Linear(FEATURES, 1), PAIRS, loop, **options) == 2
 
 
-def test_an_axis_as_long_as_the_batch_is_served_where_the_loss_was_given() -> None:
+BY_ITS_OWN_NORM: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosine": lambda z, y: 1 - F.cosine_similarity(z, y),
+    "normalised": lambda z, y: 1 - (F.normalize(z, dim=1) * y).sum(1),
+    "log-softmax": lambda z, y: (z.logsumexp(1, keepdim=True) - z)[:, 0],
+    "standardised": lambda z, y: ((z - z.mean(1, keepdim=True)) / z.std(1, keepdim=True) * y).sum(
+        1
+    ),
+    "their mean": lambda z, y: F.cosine_similarity(z, y).mean(),
+}
+
+
+@pytest.mark.parametrize("name", BY_ITS_OWN_NORM)
+@pytest.mark.parametrize("given", [True, False])
+def test_as_many_features_as_records_meet_one_number_of_their_own(name: str, given: bool) -> None:
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        return (model(batch[0]) - torch.arange(N)).square().mean()
+        return BY_ITS_OWN_NORM[name](model(batch[0]), batch[1])
+
+    loop = {"loss": loss} if given else {}
+    assert trained(lambda: nn.Linear(FEATURES, N), PAIRS, loss, **loop) == 2
+
+
+@pytest.mark.parametrize("reduce", [lambda t: t.mean(), lambda t: t.mean(1)])
+def test_an_axis_as_long_as_the_batch_is_served_where_the_loss_was_given(
+    reduce: Callable[[Tensor], Tensor],
+) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return reduce((model(batch[0]) - torch.arange(N)).square())
 
     assert trained(lambda: nn.Linear(FEATURES, 1), TABLE, loss, loss=loss) == 2
+
+
+def test_an_axis_that_earlier_batches_had_in_another_number_is_no_axis_of_records() -> None:
+    losses = [torch.zeros(rows, 1, requires_grad=True).tanh() for rows in (3, 4, 5)]
+    other, same, third = ((z - torch.ones(4)).square().sum(1) for z in losses)
+    widths = set[int]()
+    for rows, each in ((3, other), (4, same), (5, third)):
+        refuse_broadcast(each, rows, (), widths)
+    with pytest.raises(dpoptim.SamplesInteractError, match="different shapes"):
+        refuse_broadcast(same, 4, (), set())
+    with pytest.raises(dpoptim.SamplesInteractError, match="different shapes"):
+        refuse_broadcast((losses[1] - losses[1][:, 0]).square().sum(1), 4, (), widths)

@@ -149,3 +149,14 @@ def test_records_pass_alone_through_a_model_that_the_batch_decides(loss: Any) ->
 def test_check_finds_a_model_that_the_batch_decides() -> None:
     with pytest.raises(dpoptim.PrivacyError, match="number of the whole batch"):
         checked(each, EarlyExit())
+
+
+def test_gradients_that_overflow_with_larger_weights_show_nothing() -> None:
+    """Of no record is the gradient finite there: scores are 0, where the root's slope is none."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        probabilities = model(batch[0]).softmax(1)
+        assert probabilities.detach().numpy().min() >= 0  # what Python reads is tried there, too
+        return probabilities.sqrt().sum(1) + each(model, batch)
+
+    attach(loss)

@@ -95,6 +95,28 @@ def test_weights_of_the_first_batch_are_refused(in_a_buffer: bool) -> None:
     attach(initialised, table())
 
 
+class Counts(nn.Module):
+    """Counts its passes, in a buffer or a plain number."""
+
+    def __init__(self, *, in_a_buffer: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 3)
+        self.passes: Any = 0
+        if in_a_buffer:
+            del self.passes
+            self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return self.layer(x)
+
+
+def test_a_counter_of_passes_is_named_as_what_may_be_a_plain_number() -> None:
+    with pytest.raises(dpoptim.SamplesInteractError, match="a plain number, self.steps = 0"):
+        attach(Counts(in_a_buffer=True), table())
+    attach(Counts(in_a_buffer=False), table())
+
+
 # ---- what a collate function makes --------------------------------------------------------------
 
 SEQUENCES = [(torch.randn(2 + i % 3, FEATURES), i % 3) for i in range(N)]

@@ -95,3 +95,17 @@ def test_a_check_for_huge_losses_is_left_out() -> None:
     with training as private, pytest.raises(dpoptim.PrivacyError, match="NaN counts as zero"):
         for batch in private.batches():
             private.backward(squares(model, batch))
+
+
+def test_detectors_may_be_trained_as_of_batches_of_one() -> None:
+    """Boxes by how many the batch has, classes by how many records."""
+
+    def detected(model: nn.Module, batch: Any) -> Tensor:
+        out, boxes = model(batch[0]), (batch[0] > 0).float()
+        of_boxes = (out - batch[0]).abs().mul(boxes).sum() / boxes.sum().clamp(min=1)
+        return of_boxes + out.logsumexp(1).mean()
+
+    with pytest.raises(dpoptim.SamplesInteractError, match='DETR.*isolation="alone"'):
+        attached(nn.Linear(FEATURES, FEATURES), detected)
+    with pytest.warns(dpoptim.IsolationWarning, match="as if it were the batch"):
+        attached(nn.Linear(FEATURES, FEATURES), detected, isolation="alone")

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import dpoptim
 from dpoptim.gradients.arithmetic.products import margin
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.runtime.parametrizations import parametrizations_kept
 
 N, TIME, WIDTH = 7, 3, 4
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -229,9 +231,15 @@ def test_what_fails_with_records_alone_is_refused_before_anything_is_charged(cho
         hidden = BackwardWithin.apply(model[1], model[0](batch))
         return hidden.square().sum((1, 2))
 
+    def of_two_layers(model: nn.Module, batch: Tensor) -> Tensor:
+        hidden = model[0](batch)
+        parts = (BackwardWithin.apply(model[1], x) for x in (hidden, 2 * hidden))
+        return sum(parts).square().sum((1, 2))
+
     for loss, said in (
         (of_another, "outside of the model"),
         (reversible, "backward pass ran inside"),
+        (of_two_layers, "reversible layers.* No isolation serves them"),
     ):
         model, ledger = nn.Sequential(nn.Linear(WIDTH, 3), nn.Linear(3, 2)), dpoptim.Ledger()
         plan = dpoptim.DPSGD(clip_norm=1.0).plan(
@@ -269,3 +277,71 @@ def test_a_warning_that_is_made_an_error_leaves_the_model_as_it_was() -> None:
     assert torch.autograd.backward is backward
     assert "forward" not in vars(model.layer)
     assert not optimizer._optimizer_step_pre_hooks
+
+
+class Plus(nn.Module):
+    def __init__(self, delta: Tensor) -> None:
+        super().__init__()
+        self.delta = delta
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.delta
+
+
+class AddsToAWeight(nn.Module):
+    """Adds a trained product to a frozen weight around each pass, as peft does to parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, 3).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        added = Plus(self.up.weight @ self.down.weight)
+        parametrize.register_parametrization(self.base, "weight", added)
+        # which vmap forbids; as in peft, nothing takes the parametrization off again
+        self.base.parametrizations.weight.original.requires_grad_(False)
+        try:
+            return self.base(x)
+        finally:
+            parametrize.remove_parametrizations(self.base, "weight", leave_parametrized=False)
+
+
+def test_a_trial_that_raises_leaves_no_parametrization_behind() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(AddsToAWeight(), nn.Flatten(), nn.Linear(3 * TIME, 2))
+    keys, classes = {*model.state_dict()}, [*map(type, model.modules())]
+    trained = [p for p in model.parameters() if p.requires_grad]
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().sum(1)
+
+    plan = dpoptim.DPSGD(clip_norm=1e6).plan(
+        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
+    )
+    records, optimizer = sequences(), torch.optim.SGD(trained, lr=0.0)
+    own = torch.autograd.grad(loss(model, default_collate(records.records)).mean(), trained)
+    with pytest.warns(dpoptim.IsolationWarning, match="record by record"):
+        private = dpoptim.attach(plan, model, optimizer, records, loss=loss)
+    assert {*model.state_dict()} == keys
+    assert [*map(type, model.modules())] == classes
+    with private:
+        for batch in private.batches():
+            private.backward(loss(model, batch))
+            optimizer.step()
+            for p, expected in zip(trained, own, strict=True):
+                torch.testing.assert_close(p.grad, expected)
+
+
+def test_parametrizations_of_the_models_own_stay_where_others_are_left_behind() -> None:
+    layer = parametrize.register_parametrization(nn.Linear(2, 2), "weight", nn.Tanh())
+    plain = nn.Linear(2, 2)
+    model, expected = nn.Sequential(layer, plain), layer(torch.ones(1, 2))
+    keys = [*model.state_dict()]
+    with pytest.raises(ZeroDivisionError), parametrizations_kept(model):
+        for each in model:
+            parametrize.register_parametrization(each, "weight", nn.Sigmoid())
+        raise ZeroDivisionError
+    assert [*model.state_dict()] == keys
+    assert type(plain) is nn.Linear
+    torch.testing.assert_close(layer(torch.ones(1, 2)), expected)

@@ -9,6 +9,7 @@ Entries are filed by autograd's graph task, so a backward pass that dies leaves 
 later one could count.
 """
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -127,6 +128,12 @@ class BackwardRecorder:
     @staticmethod
     def refuse_undelivered(finished: BackwardPass) -> None:
         """Refuse a pass on rows that no engine has delivered, or not any more."""
+        if finished.entries and finished.reached and inside_another():
+            raise PrivacyError(
+                "backward passes ran inside another one, as in reversible layers (Reformer): "
+                "a record's gradient would arrive in pieces. No isolation serves them. Fix: plain "
+                "layers; to save memory, checkpoint(..., use_reentrant=False)."
+            )
         if finished.entries and finished.reached:
             raise PrivacyError(
                 "a backward pass ran on rows that private.batches() did not deliver, or a "
@@ -196,6 +203,12 @@ class BackwardRecorder:
     def reached(self, place: int) -> None:
         of_pass = self._pass if graph_task() == self._task else self.current()
         of_pass.reached.add(place)
+
+
+def inside_another() -> bool:
+    """Whether this backward pass was begun by another one, as this thread's calls show."""
+    calls = [frame.f_code for frame, _ in traceback.walk_stack(None)]
+    return calls.count(torch.autograd.backward.__code__) > 1
 
 
 @never_compiled

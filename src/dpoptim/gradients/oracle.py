@@ -22,6 +22,7 @@ from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of
+from dpoptim.runtime.parametrizations import parametrizations_kept
 
 Loss = Callable[[nn.Module, Any], Tensor]
 KEPT = 1 << 25  # entries of gradients that are kept rather than computed again
@@ -219,7 +220,8 @@ def engine_sums(
     engine.attach()
     try:
         engine.begin_microbatch(records)
-        loss(model, batch).backward()
+        with parametrizations_kept(model):
+            loss(model, batch).backward()
         taken = engine.take_by_parameter()
         if not any(isinstance(each, FewRows) for each in taken):  # else it is one a parameter
             taken = engine.totals.own_views(memory_of(taken))

@@ -253,9 +253,9 @@ class Prepared:
         return self._request.loss_reduction or found
 
     @property
-    def checked_scalar(self) -> bool:
-        """Whether the loss was tried, and is a scalar."""
-        return self.loss is not None and self.loss.scalar_reduction is not None
+    def checked(self) -> str | None:
+        """The reduction of the loss that was tried, ``"none"`` of one a record; None: untried."""
+        return None if self.loss is None else self.loss.loss_reduction
 
     def _engine(self, positions: dict[str, int]) -> Engine:
         totals = self.wrapping.totals(self._ranks)

@@ -71,7 +71,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         self._loss, self._reduction = found.loss, found.reduction
         self._handed_over = HandedOver(
             found.reduction,
-            checked=found.checked_scalar,
+            checked=found.checked,
             whole=plan.batch_size >= plan.n,
             returned=getattr(found.chosen.sample, "returned", ()),
             means=0 if found.loss is None else found.loss.means,

@@ -48,7 +48,7 @@ class HandedOver:
 
     Args:
         declared: what `attach` was told about scalars, or found out about the loss it was given.
-        checked: whether it did find out, with batches of several sizes.
+        checked: what batches of several sizes showed: "mean", "sum", or "none", one a record.
         whole: whether every record is in every batch, so that no other length will show itself.
         returned: where records were found in what the model returns.
         means: over labels, that the checked loss has; see `label_means`.
@@ -58,12 +58,13 @@ class HandedOver:
         self,
         declared: Reduction | None,
         *,
-        checked: bool,
+        checked: str | None,
         whole: bool = False,
         returned: Collection[Returned] = (),
         means: int = 0,
     ) -> None:
-        self.declared, self.checked, self._whole = declared, checked, whole
+        self.declared, self.checked, self._whole = declared, checked in ("mean", "sum"), whole
+        self._widths = None if checked else set[int]()  # see `refuse_broadcast`; private
         self._means = means  # over labels, in the loss; unless checked, of the first batch; private
         self.returned = returned
         self._factors: tuple[float, ...] | None = None  # of the first scalar; private
@@ -92,8 +93,8 @@ class HandedOver:
         hooks = engine.hooks
         edges = hooks.outputs.edges if isinstance(hooks, HookManager) else []
         refuse_coupled_losses(engine, losses, self.returned)
-        if edges and not self.checked:
-            refuse_broadcast(losses, engine.rows_open, {edge.node for _, edge in edges})
+        if edges and self._widths is not None:
+            refuse_broadcast(losses, engine.rows_open, {e.node for _, e in edges}, self._widths)
 
     def _scalar(self, engine: Engine, loss: Tensor) -> None:
         if not engine.rows_open:

@@ -1,5 +1,7 @@
 """Losses that a number of the whole batch decides, though no record of a trial reaches it."""
 
+from contextlib import suppress
+
 from torch import Tensor
 
 from dpoptim.errors import NotByThisWayError, SamplesInteractError
@@ -10,6 +12,7 @@ from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.trials.compared_batches import Batches
 from dpoptim.training.trials.deterministic_runs import Remembered, looked_at
 from dpoptim.training.trials.fixed_noise import MIDDLE, see_one_row
+from dpoptim.training.trials.interactions import NoneFiniteError
 from dpoptim.training.trials.numbers_of_batches import NumbersOfBatches
 from dpoptim.training.trials.other_numbers import (
     AGREE,
@@ -57,7 +60,8 @@ def refuse_deciding_numbers(program: Program, records: Units) -> None:
         return
     seen = watched[0]
     for scale in SCALES[1:3] if seen.reads else ():
-        with scaled_weights(model, scale):
+        # weights so large may overflow, which shows nothing
+        with scaled_weights(model, scale), suppress(NoneFiniteError):
             compare_if_possible(program, records)
     found = [decided_by(program, records, first)] if seen.decided else []
     if found != [""] and found:

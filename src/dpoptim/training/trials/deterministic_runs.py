@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic.precision import no_tf32
 from dpoptim.gradients.hooks.computed_weights import follows_weights
+from dpoptim.runtime.parametrizations import parametrizations_kept
 from dpoptim.runtime.torch_internals import local_part, parts_held
 from dpoptim.training.randomness.generators import (
     Generator,
@@ -38,7 +39,7 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
     before, holders = copies_in(model), holders_in(model)
     elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
     try:
-        with ExitStack() as generators:
+        with ExitStack() as generators, parametrizations_kept(model):
             generators.enter_context(put_generators_back(own))
             generators.enter_context(torch.random.fork_rng([]))
             for device in elsewhere:

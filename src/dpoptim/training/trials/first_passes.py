@@ -47,7 +47,9 @@ def outputs_mixed(when: str = "", where: str = "") -> OutputsMixedError:
     message = (
         f"records are mixed in the forward pass{when}: replacing one changed the outputs of "
         f"others{where and f', first {where}'}. Usual causes: batch statistics, attention or "
-        "sorting across the batch, a state that is kept from the batch before, records on another "
+        "sorting across the batch, a scale or step size taken from the batch (series of which "
+        "nothing was observed, scaled by the batch's mean; adaptive solvers of ODEs), a state that "
+        "is kept from the batch before, records on another "
         "axis than the first (batch_axis=1). Fix: let each record's output depend on that record "
         f'alone; {BY_LOSS}or isolation="alone", in which no record meets another.'
     )
@@ -173,8 +175,9 @@ def refuse_written(values: Values, model: nn.Module) -> None:
     if written is not None:
         raise SamplesInteractError(
             f"the forward pass writes into {written!r}: records would be mixed through it, and it "
-            f"would carry them out of the model without noise. Fix: {NOTHING_KEPT}; what the "
-            "first batch initialises (ActNorm, say), initialise from public or made-up records "
+            f"would carry them out of the model without noise. Fix: {NOTHING_KEPT}; a counter of "
+            "passes as a plain number, self.steps = 0, which attach's trials count up, too; what "
+            "the first batch initialises (ActNorm, say), initialise from public or made-up records "
             "before attaching; a masked weight, self.weight.data *= mask, is computed anew, "
             "F.conv2d(x, self.weight * self.mask)."
         )

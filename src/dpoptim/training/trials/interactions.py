@@ -4,10 +4,19 @@ from dpoptim.errors import SamplesInteractError
 from dpoptim.training.losses.coupled_losses import OWN_PAIRS
 
 EACH = "dpoptim.per_sample(loss), which takes it of each record by itself"
+# Clamped by the libraries that these are of, so that nothing is divided by none alone.
+INSIDE = (
+    "Models of a library that do so inside (detectors: DETR, YOLOS; forecasters: "
+    'TimeSeriesTransformer, Informer): isolation="alone", in which each record goes by its own.'
+)
 
 
 class NothingAloneError(SamplesInteractError):
     """A batch has a gradient, and no record that is alone in one."""
+
+
+class NoneFiniteError(SamplesInteractError):
+    """No record that is alone in a batch has a finite gradient."""
 
 
 def nothing_alone() -> NothingAloneError:
@@ -34,13 +43,15 @@ def nothing_to_learn() -> SamplesInteractError:
     )
 
 
-def none_finite() -> SamplesInteractError:
+def none_finite() -> NoneFiniteError:
     """The refusal of a loss where no record's own gradient is finite."""
-    return SamplesInteractError(
-        "no record by itself has a finite gradient, as where several are needed: "
-        "standardising by the mean and deviation of the batch, an unbiased variance, a "
-        "correlation. Fix: let each record's loss depend on that record alone; standardise "
-        "by public numbers, or with dpoptim.preprocessing before training."
+    return NoneFiniteError(
+        "no record by itself has a finite gradient, as where several are needed (standardising by "
+        "the mean and deviation of the batch, an unbiased variance, a correlation), or where a "
+        "record without any token that counts is divided by how many it has (preds[mask > 0], a "
+        "mean over a mask of zeros). Fix: let each record's loss depend on that record alone; "
+        "standardise by public numbers, or with dpoptim.preprocessing before training; clamp the "
+        "count, (losses * mask).sum() / mask.sum().clamp(min=1)."
     )
 
 
@@ -80,8 +91,10 @@ def mixed_records(records: int, most: str) -> SamplesInteractError:
         f"{most}. Usual causes: a loss averaged over the tokens of the whole batch (average in "
         "each record first), a maximum or dice over it, a term of the batch's mean (a balance of "
         "experts, the entropy of the mean prediction), an in-batch contrastive loss, class "
-        "weights in a mean made by hand, batch statistics, a number of the whole batch on which "
-        "the model branches (a residual that ends an iteration), positions of shape (T,) instead "
+        "weights in a mean made by hand, batch statistics, a number of the whole batch by which "
+        "the model branches or scales (a residual that ends an iteration, an adaptive step size, "
+        "the mean of all series in place of one of which nothing was observed, a count of all "
+        "boxes), positions of shape (T,) instead "
         "of (1, T), a (T, B, ...) layout. Fix: make each record's loss depend on that record "
-        f"alone, or use {EACH}."
+        f"alone, or use {EACH}. {INSIDE}"
     )

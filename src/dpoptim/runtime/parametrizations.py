@@ -1,0 +1,33 @@
+"""Parametrizations that a forward pass adds, and leaves behind where something raises in it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+ADDED = "parametrizations"  # the child that torch.nn.utils.parametrize gives a module
+
+
+@contextmanager
+def parametrizations_kept(model: nn.Module) -> Iterator[None]:
+    """Restore modules to the parametrizations that they had, if what runs meanwhile raises.
+
+    Adapters of parameters (``target_parameters`` of peft) add theirs around each forward pass;
+    where ``vmap`` forbids a step of it, they are not taken off again.
+    """
+    before = {
+        name: (module, type(module), {**module._modules}, {**module._parameters})
+        for name, module in model.named_modules()
+    }
+    try:
+        yield
+    except BaseException:
+        for name, (module, kind, children, parameters) in before.items():
+            other = module._modules.get(ADDED) is not children.get(ADDED)
+            if other or ADDED in name.split("."):
+                module.__class__ = kind
+                module._modules.clear()
+                module._modules.update(children)
+                module._parameters.clear()
+                module._parameters.update(parameters)
+        raise
