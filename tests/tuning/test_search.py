@@ -33,6 +33,7 @@ from dpoptim.noise.trials import even_choice, logarithmic_count, logarithmic_par
 from dpoptim.preprocessing import DPOneHot, PrivatePipeline
 from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.tuning import DPSearchCV, records, search
+from dpoptim.tuning.records import held_out_units
 from dpoptim.tuning.search_event import search_event
 
 GRID: Any = {"clip_norm": [0.3, 30.0], "steps": [5, 10]}
@@ -153,8 +154,8 @@ def table_with(column: str, value: Any) -> tuple[Any, Any]:
     """Two classes; one record, which is held out, has ``value``."""
     rng = np.random.default_rng(1)
     table = {"x": rng.uniform(-1, 1, (300, 2)), "y": rng.integers(0, 2, 300)}
-    _, test = DPSearchCV(base(), GRID)._parts(300)
-    table[column][np.flatnonzero(test)[0]] = value
+    public = KeyStream.from_seed(0, "public parts")
+    table[column][np.flatnonzero(held_out_units(300, 0.2, public))[0]] = value
     return table["x"], table["y"]
 
 
@@ -257,7 +258,7 @@ def test_weights_train_and_do_not_score(monkeypatch: pytest.MonkeyPatch) -> None
         places = [int(np.flatnonzero((x == row).all(1))[0]) for row in rows]
         np.testing.assert_array_equal(factors, weights[places])
     assert TRUSTED in found.privacy_.notes
-    _, test = found._parts(300)
+    test = held_out_units(300, 0.2, KeyStream.from_seed(0, "public parts"))
     other = np.where(test, 7.0, weights)
     again = DPSearchCV(model, {"steps": [5]}, **settings).fit(x, y, other)
     np.testing.assert_array_equal(again.best_estimator_.coef_, found.best_estimator_.coef_)
@@ -297,13 +298,26 @@ def test_files_in_order_are_no_table_of_a_search(tmp_path: Path) -> None:
         DPSearchCV(base(), GRID).fit(rows, y)
 
 
-def test_a_training_record_never_scores() -> None:
-    search = DPSearchCV(base(), GRID)
-    train, test = map(np.flatnonzero, search._parts(1000))
-    assert len(test) == 200
-    assert sorted([*train, *test]) == list(range(1000))
-    again = search._parts(1000)
-    assert np.array_equal(train, np.flatnonzero(again[0]))  # by places alone
+def test_a_training_record_never_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"trains": [set[float]()], "scores": [set[float]()]}
+    x, y = np.linspace(-1, 1, 1000)[:, None], np.repeat([0, 1], 500)
+    fit, values = DPLogisticRegression.fit, records.values_of_units
+
+    def noted(self: Any, X: Any, *rest: Any, **options: Any) -> Any:
+        rows["trains"].append(set(X[:, 0].tolist()))
+        return fit(self, X, *rest, **options)
+
+    def scored(model: Any, X: Any, *rest: Any) -> Any:
+        rows["scores"].append(set(X[:, 0].tolist()))
+        return values(model, X, *rest)
+
+    monkeypatch.setattr(DPLogisticRegression, "fit", noted)
+    monkeypatch.setattr(records, "values_of_units", scored)
+    for _ in range(2):  # by places alone
+        DPSearchCV(base(), GRID, mean_trials=2).fit(x, y)
+        train, test = rows["trains"][-1], rows["scores"][-1]
+        assert (len(train), len(test), len(train | test)) == (800, 200, 1000)
+        assert test == rows["scores"][1]
 
 
 def persons_who_count_twice(monkeypatch: pytest.MonkeyPatch) -> set[int]:
