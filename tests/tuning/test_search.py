@@ -453,3 +453,25 @@ def test_the_estimators_own_epsilon_is_not_dropped_without_a_word() -> None:
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", RepeatedFitWarning)
         clone(search).set_params(estimator__epsilon=1.0).fit(x, y)
+
+
+@pytest.mark.parametrize("mean_trials", [2.0, 20.0])
+def test_a_search_over_the_budget_says_which_one_fits(mean_trials: float) -> None:
+    """To the letter; and nearly the largest: twice as much does not."""
+    x, y = np.linspace(-1, 1, 40)[:, None], np.repeat([0, 1], 20)
+    ledger = dpoptim.Ledger(epsilon=3.0, delta=1e-5, neighboring="zero-out")
+
+    def search(epsilon: float) -> None:
+        DPSearchCV(
+            base(), GRID, epsilon=epsilon, delta=1e-5, mean_trials=mean_trials, ledger=ledger
+        ).fit(x, y)
+
+    search(1.0)
+    with pytest.raises(dpoptim.BudgetExceeded, match="Fix: a search of epsilon=") as raised:
+        search(2.9)
+    assert "its steps" not in str(raised.value)
+    fits = float(str(raised.value).rpartition("epsilon=")[2].split()[0])
+    with pytest.raises(dpoptim.BudgetExceeded):
+        search(1.2 * fits)
+    search(fits)
+    assert len(ledger.entries()) == 2

@@ -34,11 +34,11 @@ from dpoptim.estimators.repeats import CountsFits, Fit, label_of, uncounted
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import READ_OFF, classes_in
 from dpoptim.estimators.weights import notes_of_weights
-from dpoptim.gate import TrialsGate
 from dpoptim.gate.one_process import alone
 from dpoptim.noise.stream import KeyStream
 from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
 from dpoptim.training.batches.privacy_units import Persons
+from dpoptim.tuning.affordable import trials_gate
 from dpoptim.tuning.records import Records, held_out_units, noisy_score
 from dpoptim.tuning.search_event import search_event
 
@@ -169,12 +169,13 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         base = (2.0 if relation == "replace-one" else 1.0) / event.event.noise_multiplier
         mine: list[tuple[float, int, Any, dict[str, Any]]] = []  # the best of this process
         with Ledger(neighboring=relation) as own:
-            gate = TrialsGate(
-                event=event,
+            gate = trials_gate(
+                event,
+                ranks.ledger((self.ledger or own).of_units(unit.name)),
                 neighboring=relation,
-                ledger=ranks.ledger((self.ledger or own).of_units(unit.name)),
                 noise=ranks.common_stream(self.noise_seed, "trials"),
                 label=label_of(self._named, self.epsilon, delta),
+                of=(self.epsilon, delta, self.mean_trials),
             )
 
             def fit(
