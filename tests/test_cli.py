@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent
 
 import dpoptim
 from command_work import run
+from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.methods import DPSGD
 from dpoptim.registry import BUILT_IN, entry
@@ -507,3 +509,24 @@ def test_a_batch_that_leaves_later_runs_something_is_named() -> None:
     assert not list(no_room(ledger, roomy))
     ledger.reserve(roomy.event, neighboring=roomy.neighboring, label="the first")
     assert ledger.remaining().left > 0
+
+
+def test_several_ledgers_are_added_up_for_one_who_is_in_all(tmp_path: Path) -> None:
+    relations = {"2025": "zero-out", "2026": "zero-out", "others": "replace-one"}
+    for name, relation in relations.items():
+        made = dpoptim.Ledger(
+            tmp_path / f"{name}.sqlite", epsilon=3, delta=1e-6, neighboring=relation
+        )
+        made.reserve(GaussianDpEvent(4.0), neighboring=relation, label="a run")
+    one, two, other = (str(tmp_path / f"{name}.sqlite") for name in relations)
+    with dpoptim.Ledger(neighboring="zero-out") as both:
+        for _ in range(2):
+            both.reserve(GaussianDpEvent(4.0), neighboring="zero-out", label="a run")
+        epsilon = rounded_up(both.spent(1e-6).epsilon)
+    text = " ".join(run("ledger", one, two).split())
+    assert f"one record who is in all of them: epsilon={epsilon} at delta=1e-06" in text
+    assert "at most epsilon=6 at delta=2e-06, the sum of the budgets" in text
+    assert "no sum" in run("ledger", one, other)
+    assert "named twice" in run("ledger", one, one, code=2)
+    assert "are for one ledger" in run("ledger", one, two, "--verify", "--digest", "0", code=2)
+    assert "together  for one" not in run("ledger", one)

@@ -20,6 +20,7 @@ from mutants import (
     faults_of_iterates,
     faults_of_later_batches,
     faults_of_methods,
+    faults_of_persons,
     faults_of_prices,
     faults_of_refunds,
     faults_of_rows,
@@ -734,6 +735,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "gradients.RowsOfRecords",
         _s.absent_rows_counted,
         "persons",
+    ),
+    Mutant(
+        "persons divided by public coins",
+        "tuning.search.DPSearchCV._coins",
+        faults_of_persons.parts_by_public_coins,
+        "orders of persons",
+    ),
+    Mutant(
+        "single passes in the order of persons' rows",
+        "estimators.linear_fit.of_persons",
+        faults_of_persons.single_passes_in_the_tables_order,
+        "orders of persons",
+    ),
+    Mutant(
+        "the given order of persons who may be replaced served",
+        "training.prepared.refuse_places_of_persons",
+        faults_of_persons.given_order_of_persons_served,
+        "orders of persons",
     ),
     Mutant(
         "a person's rows count in full",

@@ -1,6 +1,7 @@
 """A plan for persons is kept for persons: from the plan to the certificate."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.estimators import DPLogisticRegression
 from dpoptim.privacy_unit import Unit
+from dpoptim.tuning import DPSearchCV
 
 
 def plan_for_persons(n: int = 8) -> dpoptim.Plan:
@@ -90,3 +92,55 @@ def test_runs_for_persons_and_for_records_are_not_charged_to_one_ledger() -> Non
     with pytest.raises(dpoptim.LedgerError, match="do not add up"):
         fit.fit(x, y)
     assert {run.unit for run in ledger.entries()} == {"person"}
+
+
+def test_persons_are_divided_by_secret_coins_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stood before Ann and stands behind her now is as likely to be held out as before."""
+    found: list[np.ndarray] = []
+    fit = DPLogisticRegression.fit
+
+    def noted(self: Any, X: Any, *rest: Any, **options: Any) -> Any:
+        found.append(X[:, 0])
+        return fit(self, X, *rest, **options)
+
+    monkeypatch.setattr(DPLogisticRegression, "fit", noted)
+    others = np.arange(20)
+    for names in ([-1, *others], [*others, -1]):  # her first row is the first, or the last
+        times, runs = np.zeros(20), 60
+        for _ in range(runs):
+            model = DPLogisticRegression(classes=[0, 1], neighboring="replace-one", steps=1)
+            search = DPSearchCV(model, {"l2": [0.0]}, delta=1e-5, mean_trials=1.5, holdout=0.5)
+            x = np.array(names, dtype=float)[:, None] / 32
+            search.fit(x, np.array(names) % 2, persons=names)
+            times += np.isin(others, (found[-1] * 32).astype(int))
+        # of a binomial of 1/2, 5.8 standard deviations: 60 runs in 20 places, wrong once in 10^7
+        assert np.abs(times / runs - 11 / 21).max() < 0.375
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+def test_batches_in_the_given_order_are_not_for_persons_who_are_replaced(relation: str) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data, owners = TensorDataset(torch.zeros(16, 2), torch.zeros(16)), np.arange(16) % 8
+
+    def enter(relation: str, order: Any) -> None:
+        plan = dpoptim.DPFTRL(clip_norm=1.0, order=order).plan(
+            n=8, batch_size=4, epochs=1, noise_multiplier=4.0, delta=1e-5, neighboring=relation
+        )
+        with dpoptim.attach(plan, model, optimizer, data, persons=owners):
+            pass
+
+    enter("replace-one", "shuffled")
+    if relation == "zero-out":
+        enter(relation, "given")
+    else:
+        with pytest.raises(ValueError, match=r"Fix: neighboring='zero-out'.*order='shuffled'"):
+            enter(relation, "given")
+
+
+def test_chunks_are_not_for_persons_who_are_replaced() -> None:
+    x, y = np.zeros((16, 2)), np.arange(16) % 2
+    model = DPLogisticRegression(classes=[0, 1], neighboring="replace-one", delta=1e-5)
+    model.partial_fit(x, y, persons=np.arange(16) % 8)
+    with pytest.raises(ValueError, match="may be in another chunk. Fix: neighboring='zero-out'"):
+        model.partial_fit(x, y, persons=np.arange(16) % 8)

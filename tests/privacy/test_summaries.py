@@ -14,6 +14,7 @@ from dpoptim.accounting.filters import selection_epsilon
 from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.audit.statistics import choices_seen, shifts_seen
 from dpoptim.gate import adaptive
+from dpoptim.preprocessing import DPImputer
 from dpoptim.statistics import bounded_sum
 from dpoptim.summaries import counts, quantile
 from dpoptim.summaries.mean import means_of_persons
@@ -381,7 +382,7 @@ def test_statistics_of_dates_show_the_line_to_write(zone: str | None) -> None:
             with pytest.raises(TypeError) as raised:
                 release()
             assert line in str(raised.value)
-            assert "days = (dates - start).dt.days" in str(raised.value)
+            assert "pd.to_datetime(dates, utc=True)) - start).dt.days" in str(raised.value)
         assert not ledger.entries()
     found = dpoptim.private_mean((dates - start).dt.days, 0, 1_826, epsilon=1.0)
     middle = start + pd.Timedelta(days=found.value)
@@ -418,3 +419,46 @@ def test_sums_of_huge_rows_warn_of_nothing() -> None:
     with warnings.catch_warnings(action="error"), np.errstate(all="raise"):
         assert np.linalg.norm(bounded_sum(rows, 1.0)) <= 3.0
         assert np.linalg.norm(bounded_sum(rows, 0.25)) <= 0.75
+
+
+@pytest.mark.parametrize(
+    "kind", ["zone", "array", "objects", "index", "list", "gaps", "durations", "periods", "text"]
+)
+def test_the_fix_for_dates_works_to_the_letter(kind: str) -> None:
+    """Whatever holds the dates, what the message says makes days of them."""
+    pd = pytest.importorskip("pandas")
+    naive = pd.Series(pd.date_range("2020-01-05", periods=50, freq="D"))
+    plain = [day.date() for day in naive]
+    dates = {
+        "zone": naive.dt.tz_localize("UTC"),
+        "array": naive.to_numpy(),
+        "objects": pd.Series(plain),
+        "index": pd.DatetimeIndex(naive),
+        "list": plain,
+        "gaps": naive.where(naive.index != 5),
+        "durations": naive - pd.Timestamp("2020-01-01"),
+        "periods": naive.dt.to_period("D"),
+        "text": naive.astype(str),
+    }[kind]
+    with pytest.raises((TypeError, ValueError), match="start = pd.Timestamp") as raised:
+        dpoptim.private_mean(dates, 0, 100, epsilon=1.0)
+    said = str(raised.value)
+    known: dict[str, Any] = {"pd": pd, "dates": dates, "durations": dates}
+    for name in ("start", "days"):
+        code = said.split(f"{name} = ", 1)[1].split(";", maxsplit=1)[0].rstrip(".")
+        known[name] = eval(code, known)  # as a reader would
+    days = np.asarray(known["days"], dtype=float)
+    expected = np.where(np.arange(50) == 5, np.nan, np.arange(4, 54))
+    np.testing.assert_array_equal(days, expected if kind == "gaps" else np.arange(4, 54))
+
+
+def test_gaps_of_pandas_are_gaps() -> None:
+    pd = pytest.importorskip("pandas")
+    plain = dpoptim.private_mean([1.0, None] * 50, 0, 2, epsilon=1.0, noise_seed=0)
+    for gap in (pd.NA, pd.NaT, float("nan")):
+        values = pd.Series([1.0, gap] * 50, dtype=object)
+        found = dpoptim.private_mean(values, 0, 2, epsilon=1.0, noise_seed=0)
+        assert found.value == plain.value
+        table = pd.DataFrame({"a": values, "b": 1.0})
+        DPImputer(0, 2, epsilon=1.0, delta=1e-5).fit(table)
+        assert table["a"].iloc[1] is gap or gap != gap  # the caller's stays as it is

@@ -33,6 +33,7 @@ from dpoptim.noise.trials import even_choice, logarithmic_count, logarithmic_par
 from dpoptim.preprocessing import DPOneHot, PrivatePipeline
 from dpoptim.training.batches.privacy_units import Persons
 from dpoptim.tuning import DPSearchCV, records, search
+from dpoptim.tuning.records import held_out_units
 from dpoptim.tuning.search_event import search_event
 
 GRID: Any = {"clip_norm": [0.3, 30.0], "steps": [5, 10]}
@@ -155,8 +156,8 @@ def table_with(column: str, value: Any) -> tuple[Any, Any]:
     """Two classes; one record, which is held out, has ``value``."""
     rng = np.random.default_rng(1)
     table = {"x": rng.uniform(-1, 1, (300, 2)), "y": rng.integers(0, 2, 300)}
-    _, test = DPSearchCV(base(), GRID)._parts(300)
-    table[column][np.flatnonzero(test)[0]] = value
+    public = KeyStream.from_seed(0, "public parts")
+    table[column][np.flatnonzero(held_out_units(300, 0.2, public))[0]] = value
     return table["x"], table["y"]
 
 
@@ -259,7 +260,7 @@ def test_weights_train_and_do_not_score(monkeypatch: pytest.MonkeyPatch) -> None
         places = [int(np.flatnonzero((x == row).all(1))[0]) for row in rows]
         np.testing.assert_array_equal(factors, weights[places])
     assert TRUSTED in found.privacy_.notes
-    _, test = found._parts(300)
+    test = held_out_units(300, 0.2, KeyStream.from_seed(0, "public parts"))
     other = np.where(test, 7.0, weights)
     again = DPSearchCV(model, {"steps": [5]}, **settings).fit(x, y, other)
     np.testing.assert_array_equal(again.best_estimator_.coef_, found.best_estimator_.coef_)
@@ -299,13 +300,26 @@ def test_files_in_order_are_no_table_of_a_search(tmp_path: Path) -> None:
         DPSearchCV(base(), GRID).fit(rows, y)
 
 
-def test_a_training_record_never_scores() -> None:
-    search = DPSearchCV(base(), GRID)
-    train, test = map(np.flatnonzero, search._parts(1000))
-    assert len(test) == 200
-    assert sorted([*train, *test]) == list(range(1000))
-    again = search._parts(1000)
-    assert np.array_equal(train, np.flatnonzero(again[0]))  # by places alone
+def test_a_training_record_never_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"trains": [set[float]()], "scores": [set[float]()]}
+    x, y = np.linspace(-1, 1, 1000)[:, None], np.repeat([0, 1], 500)
+    fit, values = DPLogisticRegression.fit, records.values_of_units
+
+    def noted(self: Any, X: Any, *rest: Any, **options: Any) -> Any:
+        rows["trains"].append(set(X[:, 0].tolist()))
+        return fit(self, X, *rest, **options)
+
+    def scored(model: Any, X: Any, *rest: Any) -> Any:
+        rows["scores"].append(set(X[:, 0].tolist()))
+        return values(model, X, *rest)
+
+    monkeypatch.setattr(DPLogisticRegression, "fit", noted)
+    monkeypatch.setattr(records, "values_of_units", scored)
+    for _ in range(2):  # by places alone
+        DPSearchCV(base(), GRID, mean_trials=2).fit(x, y)
+        train, test = rows["trains"][-1], rows["scores"][-1]
+        assert (len(train), len(test), len(train | test)) == (800, 200, 1000)
+        assert test == rows["scores"][1]
 
 
 def persons_who_count_twice(monkeypatch: pytest.MonkeyPatch) -> set[int]:
@@ -441,3 +455,25 @@ def test_the_estimators_own_epsilon_is_not_dropped_without_a_word() -> None:
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", RepeatedFitWarning)
         clone(search).set_params(estimator__epsilon=1.0).fit(x, y)
+
+
+@pytest.mark.parametrize("mean_trials", [2.0, 20.0])
+def test_a_search_over_the_budget_says_which_one_fits(mean_trials: float) -> None:
+    """To the letter; and nearly the largest: twice as much does not."""
+    x, y = np.linspace(-1, 1, 40)[:, None], np.repeat([0, 1], 20)
+    ledger = dpoptim.Ledger(epsilon=3.0, delta=1e-5, neighboring="zero-out")
+
+    def search(epsilon: float) -> None:
+        DPSearchCV(
+            base(), GRID, epsilon=epsilon, delta=1e-5, mean_trials=mean_trials, ledger=ledger
+        ).fit(x, y)
+
+    search(1.0)
+    with pytest.raises(dpoptim.BudgetExceeded, match="Fix: a search of epsilon=") as raised:
+        search(2.9)
+    assert "its steps" not in str(raised.value)
+    fits = float(str(raised.value).rpartition("epsilon=")[2].split()[0])
+    with pytest.raises(dpoptim.BudgetExceeded):
+        search(1.2 * fits)
+    search(fits)
+    assert len(ledger.entries()) == 2

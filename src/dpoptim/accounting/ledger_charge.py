@@ -57,6 +57,7 @@ class Charge:
         self._saved: list[str] = []
         self._announced = 0  # so many releases have been announced to the ledger
         self._times = 0  # how often the run has been taken up, this time included
+        self._taken_up = False  # from a checkpoint, whatever the ledger knows of it
 
     def check(self) -> None:
         """Refuse before any work is done what `open` would refuse now."""
@@ -151,7 +152,7 @@ class Charge:
         Raises:
             LedgerError: the run was completed, or did not save this checkpoint.
         """
-        self._announced = released
+        self._announced, self._taken_up = released, True
         found = self._known(reservation_id)
         if found is None or self._ledger is None:
             if released == 0 and reservation_id is not None and ID.fullmatch(reservation_id):
@@ -177,6 +178,21 @@ class Charge:
                 "it as private.save(path) wrote it, or start a new run."
             )
         self._paused, self._times, self._digest = found.id, found.resumed, digest
+
+    @property
+    def nothing_begun(self) -> bool:
+        """Whether nobody has begun a release: here, or in a process that had the run before.
+
+        Of a run that was taken up and that the ledger does not know, or that has none, nobody can
+        say so; nor if the ledger cannot be read.
+        """
+        try:
+            found = self._known(self.secret_id or self._planned)
+        except LedgerError:
+            return False
+        if found is None:
+            return not self._taken_up
+        return found.begun == found.repeated == 0
 
     def recall(self, reservation_id: str | None) -> None:
         """Name the reservation of a run all of whose releases have been made."""

@@ -93,7 +93,8 @@ def public_number_of_records(n: object, records: int, neighboring: str) -> int:
             raise ValueError(
                 "n is missing: neighboring='add-or-remove-one' hides how many records there are, "
                 "so batches and noise may not be computed from it. Fix: n=, a public estimate; or "
-                "neighboring='zero-out'."
+                "neighboring='zero-out' (with a ledger, for that too: "
+                "dpoptim.Ledger(..., neighboring='zero-out'))."
             )
         return whole_number("n", n, least=1)
     if n is not None and whole_number("n", n, least=1) != records:

@@ -29,6 +29,7 @@ from dpoptim.audit.method_detectors import (
 )
 from dpoptim.audit.min_separation import prices
 from dpoptim.audit.noise import audit_noise, audit_redrawn_noise
+from dpoptim.audit.orders_of_persons import orders_of_persons
 from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.raw_data import columns, encoding, image_features, owners
 from dpoptim.audit.refunds import refunds
@@ -308,6 +309,7 @@ DETECTORS: dict[str, Detector] = {
     "isolation": isolation,
     "later batches": later_batches,
     "persons": persons,
+    "orders of persons": orders_of_persons,
     "shares": shares,
     "error feedback": error_feedback,
     "correlated noise": partial(

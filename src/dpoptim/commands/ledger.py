@@ -9,8 +9,12 @@ from dpoptim.terminal import clear_errors, say
 
 
 def ledger(
-    file: Annotated[
-        Path, typer.Argument(help="A ledger, as --ledger of `dpoptim train` names it.")
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A ledger, as --ledger of `dpoptim train` names it; or several.",
+            metavar="FILE...",
+        ),
     ],
     verify: Annotated[
         bool,
@@ -32,6 +36,8 @@ def ledger(
 ) -> None:
     """Show a ledger: what its runs cost together, its budget, what is left, and each run.
 
+    Of several, each, and what all cost together somebody who is in all of their data sets.
+
     The digest that it prints covers every entry. Write it down elsewhere, and --verify --digest
     shows later whether the ledger was written anew or replaced by an older copy.
 
@@ -42,23 +48,38 @@ def ledger(
 
         if digest is not None and not verify:
             raise ValueError("--digest is compared by --verify; add it.")
+        refuse_files(files, of_one=digest is not None or page is not None)
+        opened = [Ledger(file) for file in files]
+        for each in opened:
+            say(each.describe(events=events))
+            if verify:
+                entries = each.verify(digest=digest)
+                say(
+                    f"verified    {entries} entries, whole and as they were written; the budget "
+                    "admits every run"
+                )
+            say(f"digest      {each.digest}")
+        if len(opened) > 1:
+            from dpoptim.accounting.ledgers_together import ledgers_together
+
+            say(ledgers_together(opened))
+        if page is not None:
+            from dpoptim.files import write_atomically
+            from dpoptim.runs.ledger_page import ledger_page
+
+            write_atomically(page, ledger_page(opened[0]))
+            say(f"page        {page}")
+
+
+def refuse_files(files: list[Path], *, of_one: bool) -> None:
+    """Refuse files that are no ledgers, or one twice; or several, where one is asked for."""
+    if len(files) > 1 and of_one:
+        raise ValueError("--digest and --page are for one ledger. Fix: one file at a time.")
+    if len({file.resolve() for file in files}) < len(files):
+        raise ValueError("a ledger is named twice, and would count twice. Fix: each once.")
+    for file in files:
         if not file.is_file():
             raise FileNotFoundError(
                 f"there is no ledger at {file}; `dpoptim train`, `tune` and `evaluate` make one: "
                 "--ledger FILE --budget EPSILON,DELTA."
             )
-        opened = Ledger(file)
-        say(opened.describe(events=events))
-        if verify:
-            entries = opened.verify(digest=digest)
-            say(
-                f"verified    {entries} entries, whole and as they were written; the budget admits "
-                "every run"
-            )
-        say(f"digest      {opened.digest}")
-        if page is not None:
-            from dpoptim.files import write_atomically
-            from dpoptim.runs.ledger_page import ledger_page
-
-            write_atomically(page, ledger_page(opened))
-            say(f"page        {page}")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 
 from dpoptim.data.sparse_rows import TWO_AXES, SparseRows, canonical
+from dpoptim.missing_values import is_gap
 
 Floats = NDArray[np.float64]
 NO_COLUMNS = (
@@ -20,8 +21,9 @@ GAPS = "Input X contains NaN. Fix: DPImputer before it, in a PrivatePipeline."
 COMPLEX = "Complex data not supported. Fix: real and imaginary parts as columns."
 DATES = (
     "holds dates or times{}. Fix: a number with public bounds, such as days since a public date, "
-    "(dates - pd.Timestamp('2020-01-01')).dt.days; or leave the column out."
+    "{}; or leave the column out."
 )
+START = "pd.Timestamp('2020-01-01', tz='UTC')"
 # names of the dtypes of pandas and Arrow that say so in no other way
 OF_TIME = ("period", "date32", "date64", "time32", "time64", "timestamp", "duration")
 # Beginnings of messages of scikit-learn and others, and what is said instead. Those without are
@@ -59,6 +61,7 @@ def checked_table(estimator: Any, x: Any, **how: Any) -> Any:
     if issparse(x) and x.ndim != 2:
         raise ValueError(TWO_AXES)
     x = canonical(x) if issparse(x) else without_fill(as_held(x), sparse="accept_sparse" in how)
+    x = with_plain_gaps(x)
     try:
         found = validate_data(estimator, x, **how)
         return SparseRows(canonical(found)) if issparse(found) else found
@@ -86,6 +89,23 @@ def without_fill(x: Any, *, sparse: bool) -> Any:
     if not filled or (sparse and zeros and len(filled) == len(kinds)):
         return x
     return x.astype({name: kind.subtype for name, kind in filled.items()})
+
+
+def with_plain_gaps(x: Any) -> Any:
+    """NaN for None, NaT and pandas' NA among the objects of an array, or of a frame's columns."""
+    if isinstance(x, np.ndarray):
+        if x.dtype != object:
+            return x
+        gaps = np.frompyfunc(is_gap, 1, 1)(x).astype(bool)
+        return np.where(gaps, np.nan, x) if gaps.any() else x
+    kinds: Any = getattr(x, "dtypes", None)
+    of_objects = [str(kind) == "object" for kind in kinds] if hasattr(x, "isetitem") else []
+    if not any(of_objects):
+        return x
+    x = x.copy(deep=False)
+    for place in np.flatnonzero(of_objects):
+        x.isetitem(place, with_plain_gaps(x.iloc[:, place].to_numpy()))
+    return x
 
 
 def one_axis(name: str, values: Any, *, warn: bool = False) -> NDArray[Any]:
@@ -128,7 +148,7 @@ def number_array(name: str, values: Any) -> Floats:
     values, what = as_held(values), "what is not a number"
     try:
         if np.asarray(values).dtype.kind != "c":
-            return np.asarray(values, dtype=np.float64)
+            return np.asarray(with_plain_gaps(np.asarray(values)), dtype=np.float64)
         what = "complex numbers"  # which would lose their imaginary parts
     except (ValueError, TypeError, OverflowError):
         pass
@@ -147,8 +167,10 @@ def refuse_dates(x: Any, name: str = "X") -> None:
     held = [is_date(kind) for kind in (kinds if hasattr(kinds, "__iter__") else [kinds])]
     if any(held):
         names = getattr(x, "column_names", getattr(x, "columns", ()))
-        found = [quoted(names[place]) for place in np.flatnonzero(held)] if len(names) else []
-        raise TypeError(f"{name} {DATES.format(in_columns(found))}")
+        places = np.flatnonzero(held)
+        found = [quoted(names[place]) for place in places] if len(names) else []
+        kind = kinds[places[0]] if isinstance(kinds, list) else [*np.atleast_1d(kinds)][places[0]]
+        raise TypeError(f"{name} {DATES.format(in_columns(found), in_days(kind))}")
 
 
 def refuse_queries(x: Any, name: str = "X") -> None:
@@ -165,13 +187,25 @@ def in_columns(names: list[str]) -> str:
     return f", in column {', '.join(names[:3])}" if names else ""
 
 
+def in_days(kind: Any = None, start: str = START) -> str:
+    """The call that makes days of dates or times of a dtype, for a message; None: any dates."""
+    if getattr(kind, "kind", None) == "m" or dtype_word(kind) == "duration":
+        return "pd.Series(durations) / pd.Timedelta(days=1)"
+    dates = "pd.PeriodIndex(dates).to_timestamp()" if dtype_word(kind) == "period" else "dates"
+    return f"(pd.Series(pd.to_datetime({dates}, utc=True)) - {start}).dt.days"
+
+
+def dtype_word(kind: Any) -> str:
+    """The name of a dtype of pandas or Arrow, without what it is of."""
+    return str(getattr(kind, "pyarrow_dtype", kind)).split("[")[0]
+
+
 def is_date(kind: Any) -> bool:
     """Whether values of a dtype of numpy, pandas, polars or Arrow are dates or times."""
     if getattr(kind, "kind", None) in ("m", "M"):
         return True
     temporal = getattr(kind, "is_temporal", None)  # polars
-    words = str(getattr(kind, "pyarrow_dtype", kind)).split("[")[0]
-    return temporal() if callable(temporal) else words in OF_TIME
+    return temporal() if callable(temporal) else dtype_word(kind) in OF_TIME
 
 
 def text_columns(x: Any) -> str:
@@ -184,7 +218,7 @@ def text_columns(x: Any) -> str:
     names = [str(place) if columns is None else quoted(columns[place]) for place in places]
     named = in_columns(names)
     if any(hasattr(value, "isoformat") for value in array[:, places].ravel()):
-        return f", but {DATES.format(named)}"
+        return f", but {DATES.format(named, in_days())}"
     return f"{named}. Fix: DPOneHot for text, in a ColumnTransformer; or leave the column out."
 
 

@@ -53,6 +53,11 @@ def refuse_change(before: Guarantee, neighboring: str, *, by_person: bool) -> No
         raise ValueError(
             "persons must be given with every chunk, or with none; call fit to start anew."
         )
+    if by_person and neighboring == "replace-one":  # two chunks would change, and their sizes
+        raise ValueError(
+            "neighboring='replace-one' is for a single chunk where persons own rows: who replaces "
+            "a person may be in another chunk. Fix: neighboring='zero-out'; or fit on all of it."
+        )
 
 
 def over_chunks(before: Guarantee, chunk: Guarantee) -> Guarantee:

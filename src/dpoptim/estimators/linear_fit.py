@@ -22,10 +22,9 @@ from dpoptim.estimators.persons import of_persons, per_person, units_in
 from dpoptim.estimators.repeats import FROM_EARLIER, Fit, label_of
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
-from dpoptim.estimators.solving import is_cross_entropy, solve
+from dpoptim.estimators.solving import SINGLE_PASS, is_cross_entropy, solve
 from dpoptim.estimators.table import ClippedRows, clipped_to, public_norm, table
 from dpoptim.estimators.weights import notes_of_weights, parts_of_data
-from dpoptim.noise.stream import key_stream
 from dpoptim.sampling.sampler import MOST_STEPS
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
@@ -119,7 +118,9 @@ class LinearFit(PrivateSettings):
                 (x, y, shares, weights),
                 ranks,
                 sharded=self.sharded,
-                coins=key_stream(self.noise_seed, "rows of persons"),
+                noise_seed=self.noise_seed,
+                in_order=self.solver in SINGLE_PASS,
+                neighboring=self.relation,
             )
         n, features, (unit, _) = ranks.all_sum(len(x)), x.shape[-1], units_in(x, owners)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)

@@ -12,7 +12,7 @@ from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.data.sparse_rows import count_rows
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.shards import equal_part
-from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.stream import KeyStream, key_stream
 from dpoptim.privacy_unit import RECORD, Unit
 from dpoptim.solvers.objective import held_in_memory
 from dpoptim.training.batches.privacy_units import Persons, present_rows
@@ -51,7 +51,9 @@ def of_persons(
     ranks: Ranks,
     *,
     sharded: bool,
-    coins: KeyStream,
+    noise_seed: int | None,
+    in_order: bool,
+    neighboring: str,
 ) -> tuple[Any, NDArray[Any], NDArray[np.float64], NDArray[np.float64] | None]:
     """The part of this rank's persons.
 
@@ -59,15 +61,34 @@ def of_persons(
         data: x of shape (rows, features); y, shares in [0, 1] and weights of losses, of shape
             (rows,) or None.
         sharded: whether the table is this rank's alone; else the ranks divide up its persons.
+        in_order: whether the solver cuts batches in the persons' order.
 
     Returns:
         x of shape (persons, K, features); y, shares and weights of shape (persons, K).
 
+    Raises:
+        ValueError: batches would follow from how many persons each rank has, and who replaces one
+            may be on another rank.
+
     **Guarantee.** Which rows a person brings, at most K, depends on coins and on that person's own
-    rows, not on what they hold; their shares add up to at most 1.
+    rows, not on what they hold; their shares add up to at most 1. With ``in_order``, persons are in
+    a uniformly random, secret order: with who replaces a person in that person's place, wherever
+    the rows of either stand, everybody else's places are as likely, so a mixture over the order
+    distinguishes neighbours no better than batches of which one record is replaced.
     """
+    if in_order and sharded and ranks.size > 1 and neighboring == "replace-one":
+        raise ValueError(
+            "neighboring='replace-one' is not offered for persons in shards with a single-pass "
+            "solver: who replaces a person may be on another rank, and batches would change on "
+            "both. Fix: neighboring='zero-out', or another solver."
+        )
     x, y, of_rows, weights = data
+    coins = key_stream(noise_seed, "rows of persons")
     mine = np.arange(len(owners))
+    if in_order:
+        words = np.empty(len(owners), np.uint64)
+        ranks.common_stream(noise_seed, "order of persons").words(words)
+        mine = np.argsort(words, kind="stable")
     index, shares = rows_brought(owners, mine if sharded else equal_part(mine, ranks), coins)
     if of_rows is not None:
         shares = shares * of_rows[index]

@@ -218,6 +218,12 @@ def class_numbers(
     with suppress(TypeError):  # labels of another type than the classes
         numbers = np.searchsorted(found, labels).clip(0, len(found) - 1)
     if (found[numbers] != labels).any():
+        if (found.dtype.kind == "U") != isinstance(labels[0], str):
+            raise ValueError(
+                "y has a label that is none of the declared classes. Fix: classes= of y's type, "
+                "such as classes=[0, 1] for numbers and classes=['0', '1'] for texts, or y made "
+                "of theirs: the ones are texts, the others numbers, so none are equal."
+            )
         raise ValueError(
             "y has a label that is none of the declared classes. Fix: list every class in classes=."
         )

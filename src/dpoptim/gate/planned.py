@@ -99,6 +99,11 @@ class Gate:
         """The run's entry in the ledger; None before the first release, or without noise."""
         return self._charge.reservation
 
+    @property
+    def nothing_released(self) -> bool:
+        """Whether nobody has begun a release of this run, processes that were killed included."""
+        return self.released == 0 and self._charge.nothing_begun
+
     def open(self) -> None:
         """Reserve the run, or take its reservation up again; a refusal releases nothing."""
         refuse_fork(self._process)

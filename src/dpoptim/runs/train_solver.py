@@ -20,7 +20,7 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.linear_fit import CLIPPED_SHARE, SQUARED_SHARE
 from dpoptim.estimators.persons import CHOSEN, of_persons
 from dpoptim.estimators.shards import all_ranks, equal_part, sample_of
-from dpoptim.estimators.solving import solve
+from dpoptim.estimators.solving import SINGLE_PASS, solve
 from dpoptim.estimators.table import clip_rows
 from dpoptim.estimators.target_spread import (
     SHARE,
@@ -31,7 +31,6 @@ from dpoptim.estimators.target_spread import (
 )
 from dpoptim.estimators.weights import parts_of_data
 from dpoptim.methods import WholeRun
-from dpoptim.noise.stream import key_stream
 from dpoptim.plan import Plan
 from dpoptim.runs.assumptions import basis_of_run
 from dpoptim.runs.train import Optimization, Trained, public_hold_out, score
@@ -108,7 +107,9 @@ def train_by_solver(
                     (rows, y, weights, None),
                     ranks,
                     sharded=False,
-                    coins=key_stream(noise_seed, "rows of persons"),
+                    noise_seed=noise_seed,
+                    in_order=method.solver in SINGLE_PASS,
+                    neighboring=plan.neighboring,
                 )
             )
         )

@@ -61,6 +61,10 @@ class FixedBatches(Sampler):
         """Fewest steps from one participation of a record to its next."""
         return 1 if self.order == "reshuffled" else self.steps_per_pass
 
+    def goes_by_places(self, *, sharded: bool) -> bool:
+        """Whether the order is given, or shards' batches follow from how many records each has."""
+        return self.order == "given" or sharded
+
     def participations(self, steps: int) -> int:
         """Steps that one record takes part in, at most."""
         return math.ceil(steps / self.steps_per_pass)
@@ -160,6 +164,9 @@ class AllRecords(Sampler):
     """A solver that takes its records as it needs them, each as often as its budget pays for."""
 
     relations = ("zero-out", "replace-one")
+
+    def goes_by_places(self, *, sharded: bool) -> bool:
+        return False  # all take part in every step
 
     def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
         """Gaussians, composed."""

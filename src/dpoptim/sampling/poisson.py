@@ -49,6 +49,9 @@ class SamplingByCoins(Sampler):
     def shard(self, records: int) -> Self:
         return self
 
+    def goes_by_places(self, *, sharded: bool) -> bool:
+        return False
+
     def steps(self, epochs: float) -> int:
         return max(1, math.ceil(epochs / self.sample_rate - 1e-9))
 

@@ -84,6 +84,18 @@ class Sampler(ABC):
         """The largest of `relative_batch`."""
         return 1.0
 
+    def goes_by_places(self, *, sharded: bool) -> bool:
+        """Whether where a unit stands among the others may decide which steps it takes part in.
+
+        If so, one who comes to stand elsewhere moves others into other steps: the events hold only
+        for neighbours in which everybody keeps the place. Where coins of its own decide, or a
+        uniformly random permutation, who replaces another takes over its steps, wherever it stands.
+
+        Args:
+            sharded: whether each process draws of records that it alone has.
+        """
+        return True
+
     def participations(self, steps: int) -> int:
         """Steps of a run that one record takes part in, at most."""
         return math.ceil(steps / self.separation)

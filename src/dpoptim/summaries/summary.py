@@ -4,12 +4,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_records import scope_on_ledger
-from dpoptim.data.input_arrays import is_date, number_array, one_axis
+from dpoptim.data.input_arrays import START, in_days, is_date, number_array, one_axis
 from dpoptim.estimators.repeats import ALONE, with_scope
+from dpoptim.missing_values import is_gap
 from dpoptim.privacy_unit import RECORD
 from dpoptim.quantiles import STEPS
 from dpoptim.statistics import Floats, Price
@@ -56,12 +58,28 @@ def column_of(values: Any, example: str) -> Floats:
         example: the call on ``days``, the days since ``start``, and what its value is then.
     """
     column = one_axis("values", values)
-    if is_date(getattr(values, "dtype", None)) or is_date(column.dtype):
+    kind = getattr(values, "dtype", None)
+    kind = kind if is_date(kind) else column.dtype
+    if is_date(kind) or any(hasattr(each, "isoformat") for each in objects_in(column)):
         raise TypeError(
-            "values holds dates or times. Fix: numbers of days since a public date, start = "
-            f"pd.Timestamp('2020-01-01'); days = (dates - start).dt.days; {example}"
+            "values holds dates or times. Fix: numbers of days, of dates since a public one, "
+            f"start = {START}; days = {in_days(kind, 'start')}; {example}"
         )
-    return number_array("values", column)
+    try:
+        return number_array("values", column)
+    except ValueError:
+        texts = column.dtype.kind in "US" or any(isinstance(v, str) for v in objects_in(column))
+        if not texts:
+            raise
+    raise ValueError(
+        "values holds text that is no number. Fix: numbers, pd.to_numeric(values, errors='coerce')"
+        f"; of dates, start = {START}; days = {in_days(None, 'start')}."
+    )
+
+
+def objects_in(column: NDArray[Any]) -> list[Any]:
+    """The Python objects among values of shape (n,), gaps left out."""
+    return [each for each in column if not is_gap(each)] if column.dtype == object else []
 
 
 def owners_of(persons: Any, rows: int, what: str) -> Persons | None:

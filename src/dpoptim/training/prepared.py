@@ -28,7 +28,12 @@ from dpoptim.training.agreed import agree_on_run
 from dpoptim.training.batches.privacy_units import units_of
 from dpoptim.training.checkpoints.checkpoint import identity_of
 from dpoptim.training.engines import engine_for, training_method
-from dpoptim.training.refusals import refuse_engine, refuse_other_unit, refuse_unsupported
+from dpoptim.training.refusals import (
+    refuse_engine,
+    refuse_other_unit,
+    refuse_places_of_persons,
+    refuse_unsupported,
+)
 from dpoptim.training.request import Request
 from dpoptim.training.tables import totals_of_tables
 from dpoptim.training.trials.costs import with_cost
@@ -91,6 +96,7 @@ class Prepared:
             train_set, request.rows_per_record, request.rows_reduction, request.persons
         )
         refuse_other_unit(plan, self.units)
+        refuse_places_of_persons(plan, self.units, sharded=request.sharded)
         self._row = self._a_row()
         self.read: KeptValues | None = None
         self._by_loss = False  # the loss asked for another way than the model

@@ -81,6 +81,9 @@ class PublicFigures:
     def spent(self, delta: float | None = None) -> Guarantee:
         """The guarantee of what is reserved: the whole plan, however early the run stops.
 
+        Nothing is spent only where the ledger knows of no release that anybody has begun: a run
+        that goes on from a checkpoint counts what was released after it, too.
+
         Args:
             delta: state it at another delta than the plan's, 1e-14 < delta < 1.
         """
@@ -89,7 +92,7 @@ class PublicFigures:
         )
         if not self._all_caveats()["varies"]:
             guarantee = less_lost_delta(self.plan, guarantee)
-        if self._steps.gate.released == 0:
+        if self._steps.gate.nothing_released:
             return dataclasses.replace(
                 guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven"
             )

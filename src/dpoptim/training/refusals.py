@@ -176,6 +176,24 @@ def refuse_other_unit(plan: Plan, units: Units) -> None:
         )
 
 
+def refuse_places_of_persons(plan: Plan, units: Units, *, sharded: bool) -> None:
+    """Refuse persons, who may be replaced, in batches that go by who comes before whom.
+
+    A person stands where the first of their rows does. Whoever takes another's place in a table
+    has rows of their own elsewhere, and everybody between would move to another batch.
+    """
+    moves = plan.neighboring == "replace-one" and plan.sampler.goes_by_places(sharded=sharded)
+    if units.persons is None or not moves:
+        return
+    raise ValueError(
+        "neighboring='replace-one' is not offered for persons in batches that go by their order "
+        "(order='given', or sharded=True on fixed batches): who replaces a person has rows at "
+        "other places, which would move others into other batches. Fix: neighboring='zero-out'; or "
+        "a method that samples by coins, such as dpoptim.DPSGD; or order='shuffled', without "
+        "sharded."
+    )
+
+
 def refuse_other_size(plan: Plan, count: int, name: str) -> None:
     """Refuse data of another size than planned, in all processes, where n is public.
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import is_classifier
 
+from dpoptim.arguments import real_number
 from dpoptim.data.input_arrays import number_array, one_axis
 from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.data.sparse_rows import SparseRows, count_rows
@@ -17,6 +18,7 @@ from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import owners_of
 from dpoptim.estimators.table import one_label_a_row, table
 from dpoptim.estimators.weights import weights_of_rows
+from dpoptim.noise.stream import KeyStream
 from dpoptim.statistics import BOUND_ROUNDING, Floats, bounded_sum, release_sum
 from dpoptim.target_range import TargetRange
 from dpoptim.training.batches.privacy_units import Persons
@@ -80,6 +82,28 @@ class Records:
     def values(self, model: Any, rows: Any) -> Floats:
         """Parts of a score, one a record or person with rows here; see `values_of_units`."""
         return values_of_units(model, self.x[rows], self.y[rows], self.unit_of_rows[rows])
+
+
+def held_out_units(n: int, share: float, coins: KeyStream) -> NDArray[np.bool_]:
+    """Whether each of n records or persons is held out, by a permutation; shape (n,).
+
+    Args:
+        share: of those held out, in (0, 1).
+        coins: public for records, which keep their places. Secret for persons, who do not.
+
+    Raises:
+        ValueError: the share is out of range, or leaves nobody to train on.
+    """
+    if not 0 < real_number("holdout", share) < 1:
+        raise ValueError(f"holdout must be in (0, 1), got {share:g}.")
+    words = np.empty(n, np.uint64)
+    coins.words(words)
+    size = max(1, round(share * n))
+    if size >= n:
+        raise ValueError("holdout leaves no records to train on: one sample is too few.")
+    held_out = np.zeros(n, dtype=bool)
+    held_out[np.argsort(words, kind="stable")[:size]] = True
+    return held_out
 
 
 def values_of_units(model: Any, x: Any, y: NDArray[Any], units: NDArray[np.int64]) -> Floats:

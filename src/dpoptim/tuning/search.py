@@ -25,7 +25,7 @@ from dpoptim.accounting.gaussian import gdp_epsilon, gdp_mu
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import relation_of, stated_delta
-from dpoptim.arguments import positive_number, real_number, whole_number
+from dpoptim.arguments import positive_number, whole_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.atomic_fits import whole_fit
 from dpoptim.estimators.fitting import Given
@@ -34,11 +34,12 @@ from dpoptim.estimators.repeats import CountsFits, Fit, label_of, uncounted
 from dpoptim.estimators.shards import SAME_TABLE, agree_on_all, all_ranks
 from dpoptim.estimators.table import READ_OFF, classes_in
 from dpoptim.estimators.weights import notes_of_weights
-from dpoptim.gate import TrialsGate
 from dpoptim.gate.one_process import alone
 from dpoptim.noise.stream import KeyStream
 from dpoptim.training.batches.persons_of_ranks import one_rank_a_person
-from dpoptim.tuning.records import Records, noisy_score
+from dpoptim.training.batches.privacy_units import Persons
+from dpoptim.tuning.affordable import trials_gate
+from dpoptim.tuning.records import Records, held_out_units, noisy_score
 from dpoptim.tuning.search_event import search_event
 
 UNTIMED = "on trust: nobody learns from running times how many trials there were"
@@ -62,7 +63,8 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         mean_trials: expected number of trials, > 1. Far fewer are likely: twice the candidates try
             the best of them in about half of the searches.
         holdout: share of the records that score, in (0, 1).
-        random_state: of the division into parts, a whole number; public.
+        random_state: of the division of records into parts, a whole number; public. Persons are
+            divided by secret coins.
         ledger: where the search is charged, as one event; None: nowhere.
         label: public text for the ledger's entry; None: the class's name and the estimator's.
         noise_seed: repeatable noise and trials, for tests.
@@ -75,11 +77,14 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
 
     **Guarantee.** ``privacy_``, for every table, per record or, with ``persons``, per person
     (Papernot and Steinke 2022, Theorem 2, by dp_accounting's ``RepeatAndSelectDpEvent``, reserved
-    before the first trial). A trial is mu-GDP: which part a record is in depends on its place alone
-    (of a person with all rows, on the place of the first). One in the training part is seen by
-    the fit, mu-GDP, of which the score is a post-processing for it; one in the hold-out is seen by
-    the score alone, a Gaussian of mu, in which a person counts by the mean over the person's rows.
-    So the trial costs mu once, not twice.
+    before the first trial). A trial is mu-GDP: one in the training part is seen by the fit, mu-GDP,
+    of which the score is a post-processing for it; one in the hold-out is seen by the score alone,
+    a Gaussian of mu, in which a person counts by the mean over the person's rows. So the trial
+    costs mu once, not twice, if no neighbour moves others between the parts. A record's part is
+    public, by its place alone. A person has no place that others' do not depend on: who replaces
+    one has other rows. So a uniformly random, secret permutation divides persons: with who replaces
+    a person in that person's part, everybody else's is as likely; given the parts each trial is
+    mu-GDP, and a mixture over secret coins distinguishes no better than its parts.
 
     Examples:
         >>> import numpy as np
@@ -154,8 +159,9 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         owners, n = records.owners, records.units
         unit, _ = units_in(records.x, owners)
         one_rank_a_person(ranks, owners, sharded=False)
-        parts = (part[records.unit_of_rows] for part in self._parts(n))
-        train, test = map(np.flatnonzero, parts)
+        held_out = held_out_units(n, self.holdout, self._coins(owners, ranks))
+        held_out = held_out[records.unit_of_rows]
+        train, test = np.flatnonzero(~held_out), np.flatnonzero(held_out)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         event = search_event(
             positive_number("epsilon", self.epsilon), delta, relation, self.mean_trials
@@ -163,12 +169,13 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
         base = (2.0 if relation == "replace-one" else 1.0) / event.event.noise_multiplier
         mine: list[tuple[float, int, Any, dict[str, Any]]] = []  # the best of this process
         with Ledger(neighboring=relation) as own:
-            gate = TrialsGate(
-                event=event,
+            gate = trials_gate(
+                event,
+                ranks.ledger((self.ledger or own).of_units(unit.name)),
                 neighboring=relation,
-                ledger=ranks.ledger((self.ledger or own).of_units(unit.name)),
                 noise=ranks.common_stream(self.noise_seed, "trials"),
                 label=label_of(self._named, self.epsilon, delta),
+                of=(self.epsilon, delta, self.mean_trials),
             )
 
             def fit(
@@ -272,6 +279,13 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
             )
         return relation
 
+    def _coins(self, owners: Persons | None, ranks: Ranks) -> KeyStream:
+        """Public coins to divide records, who keep their places; secret ones for persons."""
+        public = whole_number("random_state", self.random_state, least=0)
+        if owners is None:
+            return KeyStream.from_seed(public, "public parts")
+        return ranks.common_stream(self.noise_seed, "parts of persons")
+
     def _candidates(self) -> list[dict[str, Any]]:
         candidates = list(ParameterGrid(self.param_grid))
         reserved = {
@@ -291,24 +305,6 @@ class DPSearchCV(MetaEstimatorMixin, CountsFits):
                 "search."
             )
         return candidates
-
-    def _parts(self, n: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Whether each of n places trains, and whether it is held out, by a public permutation."""
-        share = real_number("holdout", self.holdout)
-        if not 0 < share < 1:
-            raise ValueError(f"holdout must be in (0, 1), got {share:g}.")
-        public = KeyStream.from_seed(
-            whole_number("random_state", self.random_state, least=0), "public parts"
-        )
-        words = np.empty(n, np.uint64)
-        public.words(words)
-        order = np.argsort(words, kind="stable")
-        size = max(1, round(share * n))
-        if size >= n:
-            raise ValueError("holdout leaves no records to train on: one sample is too few.")
-        held_out = np.zeros(n, dtype=bool)
-        held_out[order[:size]] = True
-        return ~held_out, held_out
 
     def __sklearn_tags__(self) -> Any:
         tags, its = super().__sklearn_tags__(), get_tags(self.estimator)
