@@ -277,10 +277,9 @@ class Rounds(nn.Linear):
 
 
 def one_step(backward: Callable[[nn.Linear, Tensor], None], model: nn.Linear | None = None) -> None:
-    model = nn.Linear(3, 1) if model is None else model
+    model, data = model or nn.Linear(3, 1), TensorDataset(torch.ones(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(n=8, batch_size=8, steps=1, noise_multiplier=1.0, delta=1e-5)
-    data = TensorDataset(torch.ones(8, 3))
     with attach(plan, model, optimizer, data, noise_seed=SEED) as private:
         for (x,) in private.batches():
             backward(model, x)
