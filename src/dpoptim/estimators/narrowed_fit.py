@@ -12,14 +12,8 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.estimators.persons import rows_brought
-from dpoptim.estimators.target_spread import (
-    ROUNDS,
-    SHARE,
-    WHOLE,
-    can_be_narrowed,
-    price_of_round,
-    spread_of_targets,
-)
+from dpoptim.estimators.target_prices import SHARE, Prices, noise_hides
+from dpoptim.estimators.target_spread import WHOLE, range_of_targets
 from dpoptim.gate import FilteredGate, charged_together, event_ahead
 from dpoptim.noise.stream import key_stream
 from dpoptim.plan import Plan
@@ -47,14 +41,16 @@ class NarrowedFit:
         self.plan, self._seed, self._label = plan, noise_seed, label
         # what the network's noise would come to if every step had all records
         strength = math.expm1(min(plan.noise_multiplier**-2, MOST_EXPONENT))
-        whole = plan.batch_size / plan.n * math.sqrt(plan.steps * strength / (1 - SHARE))
-        self._mu = price_of_round(whole)
-        self._of_rounds = self._mu * math.sqrt(ROUNDS) * (1 + 1e-9)  # rounding is covered
+        network = plan.batch_size / plan.n * math.sqrt(plan.steps * strength)
+        self._prices = Prices.of(network / math.sqrt(1 - SHARE), plan.n, plan.neighboring)
+        if self._prices.choices is not None:  # they take a larger share
+            whole = math.hypot(network, self._prices.mu)
+            self._prices = Prices.of(whole, plan.n, plan.neighboring)
         self.parts: list[dp_accounting.DpEvent] = [plan.event]
-        self.narrows = can_be_narrowed(self._mu, plan.n, plan.neighboring)
+        self.narrows = not noise_hides(self._prices)
         if self.narrows:
             differ = neighbours_differ_by(plan.neighboring)
-            self.parts.insert(0, dp_accounting.GaussianDpEvent(differ / self._of_rounds))
+            self.parts.insert(0, dp_accounting.GaussianDpEvent(differ / self._prices.mu))
 
     @property
     def event(self) -> dp_accounting.DpEvent:
@@ -67,6 +63,8 @@ class NarrowedFit:
         y: NDArray[np.float64],
         owners: Persons | None,
         ledger: Ledger | None,
+        *,
+        origin: float,
     ) -> tuple[Guarantee, TargetRange]:
         """Find the range that targets take up, and train in it, in one reservation.
 
@@ -75,6 +73,7 @@ class NarrowedFit:
             y: targets in [-1, 1], (rows,); private.
             owners: of the rows.
             ledger: where all of it is charged, once, before the first release.
+            origin: where 0 is in the range of targets; public.
 
         Returns:
             the guarantee of all of it, and the range.
@@ -82,8 +81,8 @@ class NarrowedFit:
         Raises:
             ValueError, TypeError: what ``train`` refuses, before anything is charged.
 
-        **Guarantee.** The event's, by adaptive composition: rounds are Gaussian releases of a sum
-        of bounded terms, each mu-GDP, and ``train`` is private whatever range it is given.
+        **Guarantee.** The event's, by adaptive composition: what finds the range is mu-GDP for its
+        prices, see `range_of_targets`, and ``train`` is private whatever range it is given.
         """
         plan, relation = self.plan, self.plan.neighboring
         event_ahead(lambda trial: train(WHOLE, trial), relation)
@@ -97,13 +96,13 @@ class NarrowedFit:
         )
         with paying as paid:
             gate = FilteredGate(
-                mu=self._of_rounds,
+                mu=self._prices.mu,
                 neighboring=relation,
                 ledger=paid,
                 noise=key_stream(self._seed, "range of targets"),
                 label="range of targets",
             )
-            part = spread_of_targets(gate, y, shares, plan.n, mu=self._mu)
+            part = range_of_targets(gate, y, shares, plan.n, prices=self._prices, origin=origin)
             gate.finish()
             guarantee = train(part, paid)
         whole = compute_epsilon(self.event, plan.delta, relation)

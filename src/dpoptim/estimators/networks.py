@@ -139,8 +139,9 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
             data. The error is measured in units of half the range.
         clip_norm: bound on each record's gradient. None: 0.3, and up to a tenth of the budget's
             mu^2 is first spent on where targets lie in their range, if there are records enough to
-            tell: the network learns in that part, three standard deviations about their mean. Any
-            number, or one among ``method_options``: the whole range.
+            tell: the network learns in that part, three standard deviations about their mean. Of
+            fewer records up to three quarters, as in `DPLinearRegression`. Any number, or one among
+            ``method_options``: the whole range.
 
     The other arguments, and the **Guarantee**, as for `DPSGDClassifier`.
 
@@ -229,7 +230,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         fit = self._narrowed(plan, anew=anew)
         if fit is None:
             return plan.event, train(self._part, self.ledger)
-        guarantee, self._part = fit.run(train, y, owners, self.ledger)
+        guarantee, self._part = fit.run(train, y, owners, self.ledger, origin=self._allowed.origin)
         return fit.event, guarantee
 
     def _default_clip(self, n: int, parameters: int, mu: float) -> float:
