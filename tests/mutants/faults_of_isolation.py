@@ -235,7 +235,7 @@ def stale_rows() -> Iterator[None]:
 
     def close(self: Engine, finished: BackwardPass) -> None:
         if finished.entries:
-            self.rows_open, self._groups = finished.entries[0].records, None
+            self.rows_open, self.groups = finished.entries[0].records, None
         honest(self, finished)
 
     with (
