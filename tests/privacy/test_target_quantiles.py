@@ -8,10 +8,11 @@ import pytest
 
 import dpoptim
 from dpoptim import Ledger
+from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.filters import selection_mu
 from dpoptim.accounting.gaussian import gdp_epsilon, gdp_mu
 from dpoptim.audit.statistics import choices_seen, shifts_seen
-from dpoptim.estimators import DPLinearRegression, target_quantiles
+from dpoptim.estimators import DPLinearRegression, DPSGDRegressor, target_quantiles
 from dpoptim.estimators.target_prices import CHOICES_SHARE, Prices
 from dpoptim.estimators.target_quantiles import Choices, range_about_median
 from dpoptim.gate import FilteredGate, adaptive
@@ -127,3 +128,12 @@ def test_the_mean_of_few_records_costs_what_it_says() -> None:
         ]
         worst = max(worst, math.hypot(*spent))
     assert 0.2 * mu < worst <= mu * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("n", [100, 180, 200, 220, 300, 1500])
+def test_a_networks_fit_leaves_nothing_unspent_where_choices_begin(n: int) -> None:
+    """Their price follows from the budget, not from the noise that is looked for."""
+    model = DPSGDRegressor(1.0, 1e-5, target_bound=1.0)
+    plan = model._plan_of_fit(n, 1e-5, 1.0, 100, anew=True)
+    found = compute_epsilon(model._event(plan), 1e-5, model.relation)
+    assert 0.95 < found.epsilon <= 1.0

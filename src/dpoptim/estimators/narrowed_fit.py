@@ -28,6 +28,8 @@ class NarrowedFit:
 
     Args:
         plan: of the network.
+        mu: of the whole budget, by which choices are priced: by the plan's noise, what it costs
+            would jump where they begin, and leave some of the budget unspent.
         noise_seed: repeatable noise, for tests; None: secret.
         label: public text for the ledger's entry.
 
@@ -37,15 +39,16 @@ class NarrowedFit:
         parts: the events of what is released, in turn.
     """
 
-    def __init__(self, plan: Plan, noise_seed: int | None, label: str) -> None:
+    def __init__(self, plan: Plan, mu: float, noise_seed: int | None, label: str) -> None:
         self.plan, self._seed, self._label = plan, noise_seed, label
         # what the network's noise would come to if every step had all records
         strength = math.expm1(min(plan.noise_multiplier**-2, MOST_EXPONENT))
         network = plan.batch_size / plan.n * math.sqrt(plan.steps * strength)
-        self._prices = Prices.of(network / math.sqrt(1 - SHARE), plan.n, plan.neighboring)
-        if self._prices.choices is not None:  # they take a larger share
-            whole = math.hypot(network, self._prices.mu)
-            self._prices = Prices.of(whole, plan.n, plan.neighboring)
+        self._prices = Prices.of(mu, plan.n, plan.neighboring)
+        if self._prices.choices is None:
+            self._prices = Prices.of_rounds(
+                network / math.sqrt(1 - SHARE), plan.n, plan.neighboring
+            )
         self.parts: list[dp_accounting.DpEvent] = [plan.event]
         self.narrows = not noise_hides(self._prices)
         if self.narrows:

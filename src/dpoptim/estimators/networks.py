@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpoptim.accounting.calibration import calibrate_event
+from dpoptim.accounting.gaussian import gdp_mu
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import real_number
 from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
 from dpoptim.estimators.narrowed_fit import NarrowedFit
 from dpoptim.estimators.network_fit import NetworkFit, Run, linear_layers
@@ -201,7 +203,11 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         return self._whole_event(plan) if self._by_itself and not goes_on else plan.event
 
     def _whole_event(self, plan: Plan) -> DpEvent:
-        return NarrowedFit(plan, self.noise_seed, self._named).event
+        return self._fit_by(plan, self._named).event
+
+    def _fit_by(self, plan: Plan, label: str) -> NarrowedFit:
+        mu = gdp_mu(real_number("epsilon", self.epsilon), plan.delta)
+        return NarrowedFit(plan, mu, self.noise_seed, label)
 
     @property
     def _by_itself(self) -> bool:
@@ -213,7 +219,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         if not (anew and self._by_itself and plan.guarantee.status == "proven"):
             return None
         label = label_of(self._named, self.epsilon, plan.delta)
-        fit = NarrowedFit(plan, self.noise_seed, label)
+        fit = self._fit_by(plan, label)
         return fit if fit.narrows else None
 
     def _trained(

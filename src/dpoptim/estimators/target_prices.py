@@ -44,6 +44,13 @@ class Prices(NamedTuple):
         choices = affordable_choices(mu, n, CHOICES_SHARE) if left > NARROW else None
         return cls(choices, of_round if left < (1.0 if choices is None else LEAST_GAIN) else 0.0)
 
+    @classmethod
+    def of_rounds(cls, mu: float, n: int, neighboring: str) -> Self:
+        """Prices of rounds alone."""
+        of_round = price_of_round(mu)
+        hidden = DEVIATIONS**2 * noise_of_mean(of_round, max(n, 1), neighboring) >= 1
+        return cls(None, 0.0 if hidden else of_round)
+
     @property
     def mu(self) -> float:
         """Of everything together, rounding covered."""
