@@ -52,7 +52,7 @@ ROWS = [  # each with something that no other has
 # a text between quotation marks, as programs write it that do not double those inside
 STRAY = ("50", "2020-03-01", '"said ""')
 SETTINGS: dict[str, dict[str, Any]] = {"divide": {"by": 255.0}}  # of steps that have no defaults
-OTHERS = (1.0, 2.0, None, 2.0, 1.0, 3.0)
+OTHERS = (1, 2, None, 2, 1, 3)
 STRANGE = (None, 2.5, "word", "2.0", 1e300)  # each held otherwise than whole numbers are
 CLASSES = (1, 2)
 OWNED_TABLE = """
