@@ -70,7 +70,7 @@ def test_a_range_is_a_bound_that_was_moved(kind: Any) -> None:
 
 
 def test_prices_are_learnt_better_by_their_range() -> None:
-    """Of targets far from 0 a bound on |y| leaves most of its range empty; to find out costs."""
+    """Of targets far from 0 a bound on |y| leaves most of its range empty."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (200, 3))
     y = 450 + 40 * x @ [1.0, 0.0, -1.0]
@@ -86,7 +86,7 @@ def test_prices_are_learnt_better_by_their_range() -> None:
         )
         for bound in (550.0, (350.0, 550.0))
     ]
-    assert scores[0] < 0.9
+    assert scores[0] < 0.8
     assert scores[1] > 0.95
 
 

@@ -46,11 +46,6 @@ class TargetRange:
             return f"{self.half:g}"
         return f"({self.middle - self.half:g}, {self.middle + self.half:g})"
 
-    @property
-    def origin(self) -> float:
-        """Where 0 is, if this range is from -1 to 1; beyond them, it is outside."""
-        return -self.middle / self.half
-
     def part(self, inner: Self) -> "TargetRange":
         """The range that is ``inner`` where this one is from -1 to 1."""
         return TargetRange(self.middle + self.half * inner.middle, self.half * inner.half)

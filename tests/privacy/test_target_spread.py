@@ -13,11 +13,14 @@ from dpoptim.accounting import compute_epsilon
 from dpoptim.accounting.gaussian import gdp_mu
 from dpoptim.audit.statistics import shifts_seen
 from dpoptim.estimators import DPLinearRegression, DPSGDRegressor, target_spread
-from dpoptim.estimators.target_prices import LONGEST, ROUNDS, SHARE, price_of_round
 from dpoptim.estimators.target_spread import (
     LARGEST_RESIDUAL,
+    LONGEST,
     MEAN_SHARE,
+    ROUNDS,
+    SHARE,
     Residuals,
+    price_of_round,
     spread_of_targets,
 )
 from dpoptim.gate import FilteredGate
@@ -111,19 +114,16 @@ def test_a_fit_spends_on_rounds_solver_and_residual_what_it_has() -> None:
 def test_what_a_networks_fit_releases_is_what_it_is_charged_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The rounds' Gaussians, and the plan of what is attached.
-
-    Records are many, so that no choices come before them.
-    """
+    """The rounds' Gaussians, and the plan of what is attached."""
     attached = plans_attached(monkeypatch)
     rng = np.random.default_rng(0)
-    x = rng.uniform(-1, 1, (10 * N, 2))
+    x = rng.uniform(-1, 1, (N, 2))
     with Ledger(neighboring="zero-out") as ledger:
         model = DPSGDRegressor(
             3.0, 1e-5, target_bound=1.0, epochs=1, ledger=ledger, noise_seed=0, random_state=0
         )
         with shifts_seen() as seen:
-            model.fit(x, np.zeros(len(x)))
+            model.fit(x, 0.01 * x[:, 0])
         (charged,) = ledger.entries()
     rounds, network = charged.event.events
     assert {plan.event for plan in attached} == {network}

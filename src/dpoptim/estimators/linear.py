@@ -23,8 +23,12 @@ from dpoptim.estimators.table import (
     one_label_a_row,
     public_weights,
 )
-from dpoptim.estimators.target_prices import Prices, noise_hides
-from dpoptim.estimators.target_spread import WHOLE, solve_in_part
+from dpoptim.estimators.target_spread import (
+    WHOLE,
+    can_be_narrowed,
+    price_of_round,
+    solve_in_part,
+)
 from dpoptim.estimators.weights import weights_of_rows
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
@@ -163,8 +167,7 @@ class DPLinearRegression(FitsNumbers, LinearFit):
             and x y, for a squared loss); ``"auto"`` takes these where data is plenty, else
             ``"momentum-gd"``. For a squared loss without ``clip_norm`` it first spends up to a
             tenth of the budget's mu^2 on where targets lie in their range, if there are records
-            enough to tell, and learns in that part: three standard deviations about their mean. Of
-            fewer records, up to three quarters find their median and a distance from it.
+            enough to tell, and learns in that part: three standard deviations about their mean.
             With many records 3 % more go to the mean residual, by which it moves the intercept.
 
     The other arguments, and the **Guarantee**, as for `DPLogisticRegression`. The loss is
@@ -233,14 +236,17 @@ class DPLinearRegression(FitsNumbers, LinearFit):
         if anew:
             self._part = WHOLE
         by_itself = self.solver == "auto" and self.loss == "squared" and self.clip_norm is None
-        prices = Prices.of(budget.gdp, ranks.all_sum(len(data[1])), self.relation)
-        if anew and by_itself and not noise_hides(prices):
+        if (
+            anew
+            and by_itself
+            and can_be_narrowed(
+                price_of_round(budget.gdp), ranks.all_sum(len(data[1])), self.relation
+            )
+        ):
             weights, guarantee, self._part = solve_in_part(
                 run,
                 data,
                 budget,
-                prices=prices,
-                origin=self._allowed.origin,
                 intercept=self.fit_intercept,
                 neighboring=self.relation,
                 ledger=ledger,

@@ -1,5 +1,6 @@
 """Base of the linear estimators: bounded rows in, weights and a guarantee out."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,6 @@ from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import SINGLE_PASS, is_cross_entropy, solve
 from dpoptim.estimators.table import ClippedRows, clipped_to, public_norm, table
-from dpoptim.estimators.target_prices import signal
 from dpoptim.estimators.weights import notes_of_weights, parts_of_data
 from dpoptim.sampling.sampler import MOST_STEPS
 from dpoptim.solvers.budget import Budget
@@ -228,6 +228,11 @@ def share_by_noise(n: int, parameters: int, mu: float) -> float:
     """
     noise = 1 / signal(max(n, 1), parameters, mu)
     return min(1.0, MOMENTUM_SHARE * max(1.0, (LITTLE_NOISE / noise) ** (1 / 3)))
+
+
+def signal(n: int, parameters: int, mu: float) -> float:
+    """How far all records together can pull, over the length of the noise. Public."""
+    return mu * n / math.sqrt(parameters)
 
 
 def length_for(strength: float) -> float:

@@ -12,8 +12,14 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.estimators.persons import rows_brought
-from dpoptim.estimators.target_prices import SHARE, Prices, noise_hides
-from dpoptim.estimators.target_spread import WHOLE, range_of_targets
+from dpoptim.estimators.target_spread import (
+    ROUNDS,
+    SHARE,
+    WHOLE,
+    can_be_narrowed,
+    price_of_round,
+    spread_of_targets,
+)
 from dpoptim.gate import FilteredGate, charged_together, event_ahead
 from dpoptim.noise.stream import key_stream
 from dpoptim.plan import Plan
@@ -28,8 +34,6 @@ class NarrowedFit:
 
     Args:
         plan: of the network.
-        mu: of the whole budget, by which choices are priced: by the plan's noise, what it costs
-            would jump where they begin, and leave some of the budget unspent.
         noise_seed: repeatable noise, for tests; None: secret.
         label: public text for the ledger's entry.
 
@@ -39,21 +43,18 @@ class NarrowedFit:
         parts: the events of what is released, in turn.
     """
 
-    def __init__(self, plan: Plan, mu: float, noise_seed: int | None, label: str) -> None:
+    def __init__(self, plan: Plan, noise_seed: int | None, label: str) -> None:
         self.plan, self._seed, self._label = plan, noise_seed, label
         # what the network's noise would come to if every step had all records
         strength = math.expm1(min(plan.noise_multiplier**-2, MOST_EXPONENT))
-        network = plan.batch_size / plan.n * math.sqrt(plan.steps * strength)
-        self._prices = Prices.of(mu, plan.n, plan.neighboring)
-        if self._prices.choices is None:
-            self._prices = Prices.of_rounds(
-                network / math.sqrt(1 - SHARE), plan.n, plan.neighboring
-            )
+        whole = plan.batch_size / plan.n * math.sqrt(plan.steps * strength / (1 - SHARE))
+        self._mu = price_of_round(whole)
+        self._of_rounds = self._mu * math.sqrt(ROUNDS) * (1 + 1e-9)  # rounding is covered
         self.parts: list[dp_accounting.DpEvent] = [plan.event]
-        self.narrows = not noise_hides(self._prices)
+        self.narrows = can_be_narrowed(self._mu, plan.n, plan.neighboring)
         if self.narrows:
             differ = neighbours_differ_by(plan.neighboring)
-            self.parts.insert(0, dp_accounting.GaussianDpEvent(differ / self._prices.mu))
+            self.parts.insert(0, dp_accounting.GaussianDpEvent(differ / self._of_rounds))
 
     @property
     def event(self) -> dp_accounting.DpEvent:
@@ -66,8 +67,6 @@ class NarrowedFit:
         y: NDArray[np.float64],
         owners: Persons | None,
         ledger: Ledger | None,
-        *,
-        origin: float,
     ) -> tuple[Guarantee, TargetRange]:
         """Find the range that targets take up, and train in it, in one reservation.
 
@@ -76,7 +75,6 @@ class NarrowedFit:
             y: targets in [-1, 1], (rows,); private.
             owners: of the rows.
             ledger: where all of it is charged, once, before the first release.
-            origin: where 0 is in the range of targets; public.
 
         Returns:
             the guarantee of all of it, and the range.
@@ -84,8 +82,8 @@ class NarrowedFit:
         Raises:
             ValueError, TypeError: what ``train`` refuses, before anything is charged.
 
-        **Guarantee.** The event's, by adaptive composition: what finds the range is mu-GDP for its
-        prices, see `range_of_targets`, and ``train`` is private whatever range it is given.
+        **Guarantee.** The event's, by adaptive composition: rounds are Gaussian releases of a sum
+        of bounded terms, each mu-GDP, and ``train`` is private whatever range it is given.
         """
         plan, relation = self.plan, self.plan.neighboring
         event_ahead(lambda trial: train(WHOLE, trial), relation)
@@ -99,13 +97,13 @@ class NarrowedFit:
         )
         with paying as paid:
             gate = FilteredGate(
-                mu=self._prices.mu,
+                mu=self._of_rounds,
                 neighboring=relation,
                 ledger=paid,
                 noise=key_stream(self._seed, "range of targets"),
                 label="range of targets",
             )
-            part = range_of_targets(gate, y, shares, plan.n, prices=self._prices, origin=origin)
+            part = spread_of_targets(gate, y, shares, plan.n, mu=self._mu)
             gate.finish()
             guarantee = train(part, paid)
         whole = compute_epsilon(self.event, plan.delta, relation)

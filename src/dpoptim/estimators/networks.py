@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpoptim.accounting.calibration import calibrate_event
-from dpoptim.accounting.gaussian import gdp_mu
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import real_number
 from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
 from dpoptim.estimators.narrowed_fit import NarrowedFit
 from dpoptim.estimators.network_fit import NetworkFit, Run, linear_layers
@@ -141,9 +139,8 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
             data. The error is measured in units of half the range.
         clip_norm: bound on each record's gradient. None: 0.3, and up to a tenth of the budget's
             mu^2 is first spent on where targets lie in their range, if there are records enough to
-            tell: the network learns in that part, three standard deviations about their mean. Of
-            fewer records up to three quarters, as in `DPLinearRegression`. Any number, or one among
-            ``method_options``: the whole range.
+            tell: the network learns in that part, three standard deviations about their mean. Any
+            number, or one among ``method_options``: the whole range.
 
     The other arguments, and the **Guarantee**, as for `DPSGDClassifier`.
 
@@ -203,11 +200,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         return self._whole_event(plan) if self._by_itself and not goes_on else plan.event
 
     def _whole_event(self, plan: Plan) -> DpEvent:
-        return self._fit_by(plan, self._named).event
-
-    def _fit_by(self, plan: Plan, label: str) -> NarrowedFit:
-        mu = gdp_mu(real_number("epsilon", self.epsilon), plan.delta)
-        return NarrowedFit(plan, mu, self.noise_seed, label)
+        return NarrowedFit(plan, self.noise_seed, self._named).event
 
     @property
     def _by_itself(self) -> bool:
@@ -219,7 +212,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         if not (anew and self._by_itself and plan.guarantee.status == "proven"):
             return None
         label = label_of(self._named, self.epsilon, plan.delta)
-        fit = self._fit_by(plan, label)
+        fit = NarrowedFit(plan, self.noise_seed, label)
         return fit if fit.narrows else None
 
     def _trained(
@@ -236,7 +229,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         fit = self._narrowed(plan, anew=anew)
         if fit is None:
             return plan.event, train(self._part, self.ledger)
-        guarantee, self._part = fit.run(train, y, owners, self.ledger, origin=self._allowed.origin)
+        guarantee, self._part = fit.run(train, y, owners, self.ledger)
         return fit.event, guarantee
 
     def _default_clip(self, n: int, parameters: int, mu: float) -> float:

@@ -3,8 +3,7 @@
 Noise is as large as the public range allows, so a model of targets that take up a hundredth of it
 learns from a hundredth of the signal. Where they lie, and how they scatter, is private; their mean
 and mean square are two sums, which are released in a few rounds, each in the range that the one
-before has left. Where records are so few that noise would hide these, the median and a distance
-from it come first (`target_quantiles`).
+before has left.
 """
 
 import math
@@ -21,16 +20,6 @@ from dpoptim.accounting.guarantee import Guarantee, neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.rank_signals import RELEASE
 from dpoptim.distributed.ranks import ALONE, Ranks
-from dpoptim.estimators.target_prices import (
-    DEVIATIONS,
-    LONGEST,
-    ROUNDS,
-    Prices,
-    noise_of_mean,
-    shrinkage,
-    signal,
-)
-from dpoptim.estimators.target_quantiles import range_about_median
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.choices import event_ahead
 from dpoptim.noise.stream import key_stream
@@ -39,13 +28,34 @@ from dpoptim.solvers.releases import PLANNED
 from dpoptim.statistics import BOUND_ROUNDING, Rows, bounded_sum, guarantee_of
 from dpoptim.target_range import TargetRange
 
+SHARE = 0.1  # of a budget's mu^2, at most
+ROUNDS = 3
+# Half a range in standard deviations of targets, those that noise could add to them included.
+DEVIATIONS = 3.0
 # Noise over the variance at which a round is the last: one more would gain little, and find less
 # scatter than there is where targets have long tails, since the last one has cut these off.
 VISIBLE = 0.1
+# of (z, z^2 - 1/2) for |z| <= 1: its longest are at the ends
+LONGEST = math.sqrt(1.25)
 WHOLE = TargetRange(0.0, 1.0)
 MEAN_SHARE = 0.03  # of a budget's mu^2, for the mean residual
 LARGEST_RESIDUAL = 2.0  # in units of the range that was found: six standard deviations of targets
 CLEAR = 0.02  # noise of the mean residual, at most, in these units
+
+
+def price_of_round(mu: float) -> float:
+    """The mu of a round, where all rounds are `SHARE` of a budget's mu^2."""
+    return mu * math.sqrt(SHARE / ROUNDS)
+
+
+def can_be_narrowed(mu: float, n: int, neighboring: str) -> bool:
+    """Whether noise of a round at this price would leave less than the whole range; public."""
+    return DEVIATIONS**2 * noise_of_mean(mu, n, neighboring) < 1
+
+
+def noise_of_mean(mu: float, n: int, neighboring: str) -> float:
+    """Standard deviation of noise at this price on a mean over n records."""
+    return neighbours_differ_by(neighboring) * LONGEST / (mu * n)
 
 
 def solve_in_part(
@@ -53,8 +63,6 @@ def solve_in_part(
     data: tuple[Any, ...],
     budget: Budget,
     *,
-    prices: Prices,
-    origin: float,
     intercept: bool,
     neighboring: str,
     ledger: Ledger | None,
@@ -66,13 +74,10 @@ def solve_in_part(
 
     Last, where there are records enough, the intercept is moved by the mean residual, if that is
     more than noise: clipped gradients lead towards the median, and the range cuts long tails off.
-    Where there are few, weights are shortened, see `shrinkage`.
 
     Args:
         run: a solver of a squared loss, which takes data and budget, ledger and ranks.
         data: as `solve` takes it, targets in [-1, 1].
-        prices: of finding the range; `noise_hides` is false of them.
-        origin: where 0 is in the range of targets, which is from -1 to 1; public.
         intercept: whether the last of the weights is one.
         ledger: where the whole budget is charged, once, before the first release.
 
@@ -82,9 +87,8 @@ def solve_in_part(
     Raises:
         ValueError, TypeError: what the solver refuses, before anything is charged.
 
-    **Guarantee.** The budget's. Choices, rounds and solver are adaptive releases, each mu-GDP for
-    its price, whose mu^2 add up to at most that of the budget; what is left for the solver is
-    decided by what was released. Which of them there are, and `shrinkage`, by public numbers.
+    **Guarantee.** The budget's. Rounds and solver are adaptive Gaussian releases, whose mu^2 add up
+    to at most that of the budget; what is left for the solver is decided by what was released.
     """
     x, y, *rest = data
     n = ranks.all_sum(len(y))
@@ -100,8 +104,8 @@ def solve_in_part(
         noise=key_stream(noise_seed, "range of targets"),
         label=f"{label}, range of targets, auto",
     )
-    shares = rest[0] if rest else None
-    part = range_of_targets(gate, y, shares, n, prices=prices, origin=origin, ranks=ranks)
+    round_mu, shares = price_of_round(budget.gdp), rest[0] if rest else None
+    part = spread_of_targets(gate, y, shares, n, mu=round_mu, ranks=ranks)
     y = part.in_units(y)
     mean_mu = budget.gdp * math.sqrt(MEAN_SHARE)
     centred = intercept and len(rest) < 2 and noise_of_residual(mean_mu, n, neighboring) < CLEAR
@@ -115,7 +119,6 @@ def solve_in_part(
         ledger=None,  # it is paid for
         ranks=ranks,
     )
-    weights = weights * shrinkage(signal(n, len(weights), left))
     if centred:
         residuals = Residuals(x, y, weights.numpy(), shares)
         (mean,) = noisy_mean(
@@ -126,41 +129,6 @@ def solve_in_part(
     return weights, guarantee_of(gate, budget.delta, noise_seed=noise_seed), part
 
 
-def range_of_targets(
-    gate: FilteredGate,
-    y: NDArray[np.float64],
-    shares: NDArray[np.float64] | None,
-    n: int,
-    *,
-    prices: Prices,
-    origin: float,
-    ranks: Ranks = ALONE,
-) -> TargetRange:
-    """The range that targets in [-1, 1] take up: by choices, by rounds of moments, or by both.
-
-    Args:
-        gate, y, shares, n: as for `spread_of_targets`.
-        prices, origin: as for `solve_in_part`.
-
-    **Guarantee.** That of the prices: choices and rounds are charged to the gate, each before it is
-    drawn, and which of them there are is decided by public numbers and earlier releases.
-    """
-    found = WHOLE
-    if prices.choices is not None:
-        found = range_about_median(
-            gate,
-            y,
-            shares,
-            prices=prices.choices,
-            origin=origin,
-            ranks=ranks,
-            number=ROUNDS + 1,
-        )
-    if prices.of_round == 0:
-        return found
-    return spread_of_targets(gate, y, shares, n, mu=prices.of_round, within=found, ranks=ranks)
-
-
 def spread_of_targets(
     gate: FilteredGate,
     y: NDArray[np.float64],
@@ -168,7 +136,6 @@ def spread_of_targets(
     n: int,
     *,
     mu: float,
-    within: TargetRange = WHOLE,
     ranks: Ranks = ALONE,
 ) -> TargetRange:
     """The range about the mean of targets in [-1, 1]; the whole one where noise hides it.
@@ -182,14 +149,13 @@ def spread_of_targets(
         shares: of the rows of records that have several, which add up to 1; else not read.
         n: records of all ranks, public.
         mu: the price of each of at most `ROUNDS` rounds.
-        within: a range that was found before; released.
 
     **Guarantee.** Each round is mu-GDP, whatever y holds, and charged to the gate: a record adds
     (z, z^2 - 1/2) to a round's sum, z its target within the last range, released before, and cut to
     [-1, 1]; that is at most sqrt(5)/2 long, and so is a mean over its rows.
     """
     noise = noise_of_mean(mu, n, gate.neighboring)
-    found = within
+    found = WHOLE
     for number in range(ROUNDS):
         if DEVIATIONS**2 * noise >= 1:  # if they all were the same
             break

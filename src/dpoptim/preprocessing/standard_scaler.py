@@ -130,7 +130,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         **Guarantee.** Every round is mu-GDP for its own mu, whatever ranges the ones before have
         released, and their mu^2 add up to at most that of the price.
         """
-        middle, half = self._first_range(gate, x, ends, price)
+        middle, half = ends
         round_mu = price.mu * math.sqrt(SHARE / ROUNDS)
         noise = gate.deviation(bound, round_mu) / price.n
         seen = np.zeros(len(half), dtype=bool)  # columns whose scatter shows
@@ -152,12 +152,6 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         left = math.sqrt(price.mu**2 - gate.filter.spent**2) * (1 - 1e-10)
         last = self._round(gate, x, (middle, half), bound, left)
         return last, gate.deviation(bound, left), (middle, half)
-
-    def _first_range(
-        self, gate: FilteredGate, x: Any, ends: tuple[Floats, Floats], price: Price
-    ) -> tuple[Floats, Floats]:
-        """Middles and half widths of the ranges that rounds begin in: here the public ones."""
-        return ends
 
     def _round(
         self, gate: FilteredGate, x: Any, ends: tuple[Floats, Floats], bound: float, mu: float

@@ -22,8 +22,13 @@ from dpoptim.estimators.persons import CHOSEN, of_persons
 from dpoptim.estimators.shards import all_ranks, equal_part, sample_of
 from dpoptim.estimators.solving import SINGLE_PASS, solve
 from dpoptim.estimators.table import clip_rows
-from dpoptim.estimators.target_prices import CHOICES_SHARE, SHARE, Prices, noise_hides
-from dpoptim.estimators.target_spread import WHOLE, solve_in_part
+from dpoptim.estimators.target_spread import (
+    SHARE,
+    WHOLE,
+    can_be_narrowed,
+    price_of_round,
+    solve_in_part,
+)
 from dpoptim.estimators.weights import parts_of_data
 from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
@@ -38,9 +43,8 @@ from dpoptim.training.batches.privacy_units import Persons
 
 FIND_RANGE = "find_range"  # a setting: learn in the part of their range that targets take up
 RANGE_FOUND = enforced(
-    f"up to {SHARE:.0%} of the budget's mu^2, and {CHOICES_SHARE:.0%} of few records', finds the "
-    "range of targets, by sums to which a record adds at most sqrt(5)/2, and choices whose scores "
-    "it moves by at most 1"
+    f"up to {SHARE:.0%} of the budget's mu^2 finds the range of targets, by sums to which a record "
+    "adds at most sqrt(5)/2"
 )
 
 
@@ -132,7 +136,6 @@ def train_by_solver(
             own,
             budget,
             narrowed=narrowed,
-            bounds=data.target_bounds,
             n=plan.n,
             neighboring=plan.neighboring,
             ledger=ledger,
@@ -176,7 +179,6 @@ def in_range(
     budget: Budget,
     *,
     narrowed: bool,
-    bounds: tuple[float, float] | None,
     n: int,
     neighboring: str,
     ledger: Ledger,
@@ -188,18 +190,14 @@ def in_range(
 
     Args:
         narrowed: whether to find it; public numbers say whether noise would hide it.
-        bounds: of the targets, if they are numbers; public.
 
     **Guarantee.** The budget's; see `solve_in_part`.
     """
-    prices = Prices.of(budget.gdp, n, neighboring)
-    if narrowed and bounds is not None and not noise_hides(prices):
+    if narrowed and can_be_narrowed(price_of_round(budget.gdp), n, neighboring):
         return solve_in_part(
             run,
             data,
             budget,
-            prices=prices,
-            origin=TargetRange.of(bounds).origin,
             intercept=True,
             neighboring=neighboring,
             ledger=ledger,

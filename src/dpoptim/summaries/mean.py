@@ -10,15 +10,8 @@ import numpy as np
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number
 from dpoptim.estimators.settings import Delta
-from dpoptim.estimators.target_quantiles import Choices, affordable_choices, range_about_median
 from dpoptim.gate import FilteredGate
-from dpoptim.preprocessing.standard_scaler import (
-    DEVIATIONS,
-    ROUNDS,
-    SHARE,
-    DPStandardScaler,
-    moments,
-)
+from dpoptim.preprocessing.standard_scaler import DEVIATIONS, DPStandardScaler, moments
 from dpoptim.privacy_unit import RECORD
 from dpoptim.statistics import (
     BOUND_ROUNDING,
@@ -31,59 +24,20 @@ from dpoptim.statistics import (
 from dpoptim.summaries.groups import Groups
 from dpoptim.summaries.summary import PERSON, Summary, column_of, owners_of
 from dpoptim.summaries.total import LARGEST
-from dpoptim.target_range import TargetRange
 from dpoptim.training.batches.privacy_units import Persons
 
 OF_DATES = (
     "found = dpoptim.private_mean(days, 0, 1_826, ...) up to 2024; start + "
     "pd.Timedelta(days=found.value) is a date again."
 )
-# From benchmarks/choose_range.py: half a range that a round of moments leaves, by public numbers,
-# above which choices come first; a budget's mu^2 for these, at most; half a range in distances.
-NARROW, FOR_CHOICES, REACH = 0.1, 0.6, 3.0
 FOR_RANGE = 0.2  # of a grouped mean's mu^2, to find where values lie
 
 
-class OneColumn(DPStandardScaler):
-    """`DPStandardScaler` of one column, which finds its range where moments would not."""
-
-    def _first_range(
-        self, gate: FilteredGate, x: Floats, ends: tuple[Floats, Floats], price: Price
-    ) -> tuple[Floats, Floats]:
-        """The range about the median, where noise is so large that moments would not find it.
-
-        **Guarantee.** That of `range_about_median`, for prices from public numbers.
-        """
-        choices = self._choices(gate, price)
-        if choices is None:
-            return ends
-        (middle,), (half,) = ends
-        scaled, missing = self._in_range(x[:, 0], middle, half)
-        found = range_about_median(
-            gate,
-            np.where(missing, np.nan, scaled),
-            None,
-            prices=choices,
-            origin=-middle / half,
-            reach=REACH,
-        )
-        part = TargetRange(middle, half).part(found)
-        return np.array([part.middle]), np.array([part.half])
-
-    def _choices(self, gate: FilteredGate, price: Price) -> Choices | None:
-        """What both choices cost; None: rounds of moments are enough, or all is hidden."""
-        bound = self.norm_bound(1) * BOUND_ROUNDING
-        noise = gate.deviation(bound, price.mu * math.sqrt(SHARE / ROUNDS)) / price.n
-        if DEVIATIONS * math.sqrt(noise) < NARROW:
-            return None
-        return affordable_choices(price.mu, price.n, FOR_CHOICES)
+class PrivateMean(DPStandardScaler):
+    """`DPStandardScaler` of one column, by the name that a ledger has of `private_mean`."""
 
 
-class PrivateMean(OneColumn):
-    """By the name that a ledger has of `private_mean`."""
-
-
-class GroupedMean(OneColumn):
+class GroupedMean(DPStandardScaler):
     """Means by group, by the name that a ledger has of them.
 
     A fifth of mu^2 finds the range that all values take up, by the scaler's own rounds; the rest is
@@ -184,8 +138,6 @@ def private_mean(
             not admit it.
 
     **Guarantee.** ``guarantee``, for all values: that of `DPStandardScaler`, whose mean this is.
-    Where its rounds would not find the range, by public numbers, two choices do so first
-    (`range_about_median`).
     With ``persons`` it is of the table with one row a person, a function of that person's values
     alone. With ``by``: a fifth of mu^2 finds the range of all, and a record adds its value and 1 to
     the sum and the number of one group, which are released together (`GroupedMean`).
