@@ -15,7 +15,7 @@ def ledgers_together(ledgers: Sequence[Ledger]) -> str:
     **Guarantee.** Of a person (or record) in all data sets. Runs whose settings depended on no
     release compose as on one ledger. In any case each ledger's filter keeps its budget, and
     guarantees of interactive mechanisms add up, epsilons and deltas alike, however the runs took
-    turns (Vadhan and Wang 2021).
+    turns (Vadhan and Zhang 2023).
     """
     relations = sorted({ledger.neighboring for ledger in ledgers})
     runs = [entry for ledger in ledgers for entry in ledger.entries()]

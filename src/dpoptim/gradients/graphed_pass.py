@@ -241,7 +241,7 @@ class GraphedPass:
                 "the losses of a batch could not be captured as a CUDA graph "
                 f"({type(error).__name__}). Fix: compute them without .item(), .cpu(), print or "
                 "branches on what tensors hold, and without tensors that are made on the CPU; or "
-                "call private.backward(losses) instead."
+                "call private.backward(losses) instead, as for large tables that are looked up."
             ) from error
         return Captured(key, given, place, replay, terms)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -16,18 +17,22 @@ def parametrizations_kept(model: nn.Module) -> Iterator[None]:
     where ``vmap`` forbids a step of it, they are not taken off again.
     """
     before = {
-        name: (module, type(module), {**module._modules}, {**module._parameters})
+        name: (module, type(module), [{**held} for held in held_by(module)])
         for name, module in model.named_modules()
     }
     try:
         yield
     except BaseException:
-        for name, (module, kind, children, parameters) in before.items():
-            other = module._modules.get(ADDED) is not children.get(ADDED)
+        for name, (module, kind, contents) in before.items():
+            other = module._modules.get(ADDED) is not contents[0].get(ADDED)
             if other or ADDED in name.split("."):
                 module.__class__ = kind
-                module._modules.clear()
-                module._modules.update(children)
-                module._parameters.clear()
-                module._parameters.update(parameters)
+                for held, first in zip(held_by(module), contents, strict=True):
+                    held.clear()
+                    held.update(first)
         raise
+
+
+def held_by(module: nn.Module) -> list[dict[str, Any]]:
+    """A module's children, parameters and buffers."""
+    return [module._modules, module._parameters, module._buffers]

@@ -9,7 +9,8 @@ from dpoptim.gate import TrialsGate
 from dpoptim.noise.stream import KeyStream
 from dpoptim.tuning.search_event import search_event
 
-GENERAL = "To fit: "  # what the ledger says of runs of steps, which a search has not
+# how the ledger's advice to runs of steps begins, which a search has not
+ADVICE = ("To fit: ", "Plan it for a lower epsilon")
 LEAST = 0.01  # of the epsilon that was asked for: less is not looked for
 ROUNDS = 9  # of halving: to a part in 500
 
@@ -47,7 +48,7 @@ def trials_gate(
             return False
         return True
 
-    if GENERAL not in str(refused) or not fits(LEAST):
+    if not fits(LEAST):
         raise refused
     low, high = LEAST, 1.0
     for _ in range(ROUNDS):
@@ -55,5 +56,7 @@ def trials_gate(
         low, high = (middle, high) if fits(middle) else (low, middle)
     digits = 1 - math.floor(math.log10(low * epsilon))  # two that count, rounded down
     fitting = math.floor(low * epsilon * 10**digits) / 10**digits
-    head = str(refused).partition(GENERAL)[0]
+    head = str(refused)
+    for advice in ADVICE:
+        head = head.partition(advice)[0]
     raise BudgetExceeded(f"{head}Fix: a search of epsilon={fitting:g} fits.", refused.shortfall)

@@ -59,7 +59,8 @@ def array_of(owners: Any) -> NDArray[Any]:
 class Persons:
     """Owners of rows, in the order of their first rows.
 
-    So who replaces somebody, under whatever name, takes that place, and nobody else's changes.
+    Names decide nothing. Who replaces somebody has other rows, so may stand elsewhere: nothing that
+    is public may follow from these places under replace-one.
 
     Attributes:
         rows: row numbers, owner by owner, shape (rows,).
