@@ -65,10 +65,11 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.norm = nn.Linear(5, 16), nn.LayerNorm(16)
         self.last, self.dropout = nn.Linear(16, 3), nn.Dropout(0.5)
+        self.scale = torch.ones(1, device=DEVICE)  # which a graph would read where it was
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.dropout(self.norm(self.first(x)).relu()) + x.mean(2, keepdim=True)
-        logits: Tensor = self.last(hidden).mean(1)
+        logits: Tensor = self.last(hidden).mean(1) * self.scale
         return logits
 
 
@@ -239,8 +240,9 @@ def test_a_capture_that_adds_something_else_is_refused() -> None:
         lambda model, engine: setattr(engine, "clipping", Clipping(0.25)),
         lambda model, engine: model.train(),
         lambda model, engine: setattr(model.first.weight, "data", model.first.weight.data.clone()),
+        lambda model, engine: setattr(model, "scale", torch.full((1,), 3.0, device=DEVICE)),
     ],
-    ids=["clip norm", "phase", "weights elsewhere"],
+    ids=["clip norm", "phase", "weights elsewhere", "a plain tensor"],
 )
 def test_a_pass_that_has_become_another_is_not_replayed(
     change: Callable[[Net, Engine], None],
@@ -251,7 +253,10 @@ def test_a_pass_that_has_become_another_is_not_replayed(
     both = passes(engine)
     for seed in range(5):
         by(both, engine, batch(seed))
+    key = both._captured and both._captured.key
     change(model, engine)
+    by(both, engine, batch(4))
+    assert both._last != key  # it ran as usual
     with torch.no_grad():
         model.first.weight.mul_(1.5)
     for seed in range(5, 9):

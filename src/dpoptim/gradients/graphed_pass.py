@@ -309,6 +309,8 @@ def settings(engine: Engine) -> tuple[Any, ...]:
         torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
         tuple(module.training for module in model.modules()),
         tuple(lies(tensor) for tensor in (*model.parameters(), *model.buffers())),
+        # one that was put in the place of another would leave the graph with freed memory
+        tuple(lies(x) for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor)),
     )
 
 
