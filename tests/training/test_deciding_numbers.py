@@ -14,7 +14,8 @@ import dpoptim
 from dpoptim.training.trials.isolation import IsolationWarning
 
 N, FEATURES, FAR = 24, 6, 1e3
-DATA = TensorDataset(torch.randn(N, FEATURES), torch.arange(N) % 3)
+DRAWN = torch.randn(N, FEATURES, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(DRAWN, torch.arange(N) % 3)
 
 
 def attach(loss: Any, model: nn.Module | None = None) -> None:
@@ -144,6 +145,51 @@ def test_records_pass_alone_through_a_model_that_the_batch_decides(loss: Any) ->
         warnings.simplefilter("ignore", dpoptim.LossNotCheckedWarning)
         with pytest.warns(IsolationWarning, match="number of the whole batch"):
             attach(loss, EarlyExit())
+
+
+def halved(g: Tensor) -> Tensor:
+    return 0.5 * g if g.norm() > FAR else g
+
+
+class HalvedBackwards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return torch.where(g.norm() > FAR, 0.5 * g, g)
+
+
+class Guarded(nn.Module):
+    """Halves the gradients of a whole batch where they are large together."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.first, self.head, self.where = nn.Linear(FEATURES, 8), nn.Linear(8, 3), where
+        self.bound = nn.Tanh()
+        if where == "module":
+            self.bound.register_full_backward_hook(lambda m, given, g: (halved(given[0]),))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.bound(self.first(x))
+        if self.where == "tensor" and hidden.requires_grad:
+            hidden.register_hook(halved)
+        return self.head(HalvedBackwards.apply(hidden) if self.where == "function" else hidden)
+
+
+@pytest.mark.parametrize("where", ["tensor", "function", "module"])
+def test_records_pass_alone_where_a_backward_pass_decides_by_the_batch(where: str) -> None:
+    with pytest.warns(IsolationWarning, match="number of the whole batch"):
+        attach(each, Guarded(where))
+
+
+def test_a_hook_that_looks_at_a_gradient_decides_nothing() -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 3))
+    model[1].register_full_backward_hook(lambda m, given, g: LOGGED.append(g[0].norm().item()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attach(each, model)
 
 
 def test_check_finds_a_model_that_the_batch_decides() -> None:

@@ -20,6 +20,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.accumulation.boxes import Stored, changed
 from dpoptim.gradients.accumulation.totals import MakeTotals
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.runtime.torch_internals import run_backward
 
 Row = TypeVar("Row")
 
@@ -112,7 +113,7 @@ class FullySharded(Wrapping):
         ]
         try:
             if loss.requires_grad:
-                loss.backward()
+                run_backward(loss)
         finally:
             for hook in hooks:
                 hook.remove()

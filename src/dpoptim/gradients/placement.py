@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.accumulation.totals import MakeTotals, Totals
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.runtime.torch_internals import gradients_of
 
 REENTRANT = (
     "a part of the model is under reentrant checkpointing, which makes backward passes inside of "
@@ -71,7 +72,7 @@ class Placement:
         if not loss.requires_grad:
             return [torch.zeros_like(p) for p in parameters]
         try:
-            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            found = gradients_of(loss, parameters)
         except RuntimeError as error:
             if "use_reentrant" in str(error):
                 raise PrivacyError(REENTRANT) from error

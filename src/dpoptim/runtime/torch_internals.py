@@ -5,7 +5,7 @@ PyTorch has no public name for these. A new version may take one away or change 
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -40,6 +40,7 @@ __all__ = [
     "gradient_forms",
     "gradient_hook_ids",
     "gradient_hooks",
+    "gradients_of",
     "graph_task",
     "group_norm_backward",
     "has_hooks",
@@ -138,6 +139,20 @@ def run_backward(losses: Tensor) -> None:
         torch.autograd.graph._engine_run_backward(
             *((losses,), (ones,), False, False, ()), allow_unreachable=True, accumulate_grad=True
         )
+
+
+def gradients_of(loss: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.grad``, None where a loss does not reach, with function modes left on.
+
+    It leaves them while it runs, so that what hooks on gradients do would not be seen.
+    """
+    if type(loss) is not Tensor:
+        return torch.autograd.grad(loss, tensors, allow_unused=True)
+    return torch.autograd.graph._engine_run_backward(
+        *((loss,), (torch.ones_like(loss),), False, False, tuple(tensors)),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
 
 
 def after_backward(callback: Callable[[], None]) -> None:

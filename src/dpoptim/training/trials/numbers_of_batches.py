@@ -100,6 +100,8 @@ class NumbersOfBatches(TorchFunctionMode):
     Args:
         rows: of the batch: a size, and multiples of it, that no axis has but the records'.
         change: None: to watch only.
+        backwards: whether numbers of backward passes are followed, too: of users' hooks on
+            gradients and their own functions' backward passes.
 
     Attributes:
         decided: how often a number of the batch did.
@@ -107,9 +109,9 @@ class NumbersOfBatches(TorchFunctionMode):
         calls: of functions, so far.
     """
 
-    def __init__(self, rows: int, change: Change | None = None) -> None:
+    def __init__(self, rows: int, change: Change | None = None, *, backwards: bool = False) -> None:
         super().__init__()
-        self._rows, self._change = rows, change
+        self._rows, self._change, self._backwards = rows, change, backwards
         self._other = WeakIdKeyDictionary()
         self._paused = 0
         self.reads = False
@@ -118,7 +120,7 @@ class NumbersOfBatches(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if self._paused or graph_task() != OUTSIDE_BACKWARD:
+        if self._paused or (not self._backwards and graph_task() != OUTSIDE_BACKWARD):
             return func(*args, **(kwargs or {}))
         self.calls += 1
         if self._change is not None and self.calls > self._change.most_calls:

@@ -60,16 +60,19 @@ class Runs:
 
     def watched(self, *, inside: bool) -> NumbersOfBatches:
         """Look at a run without other numbers, or at one around the model."""
-        mode = NumbersOfBatches(self.count)
+        mode = NumbersOfBatches(self.count, backwards=inside)
         with self._under(mode, inside=inside):
-            self.losses()
+            losses = self.losses()
+            if inside:
+                self._gradients(losses)
         return mode
 
     def decided(self, *, inside: bool) -> bool:
         """Whether other numbers of the batch change what its records add, with some weights.
 
         Args:
-            inside: whether those in the model are changed, too, or those around it alone.
+            inside: whether those in the model, and in backward passes, are changed, too, or those
+                around it alone.
         """
         for scale in SCALES:
             with scaled_weights(self.model, scale):
@@ -94,12 +97,15 @@ class Runs:
                 break
 
     def _outcome(self, change: Change | None, *, inside: bool) -> Outcome:
-        mode = NumbersOfBatches(self.count, change)
+        mode = NumbersOfBatches(self.count, change, backwards=inside)
         with self._under(mode, inside=inside):
             losses = self.losses()
-        parts = self.placement.gradients(losses.sum(), list(trainable(self.model).values()))
+            parts = self._gradients(losses)
         several = [losses.detach().double()] if losses.dim() else []
         return Outcome([*several, *(part.detach().double() for part in parts)], mode.calls)
+
+    def _gradients(self, losses: Tensor) -> list[Tensor]:
+        return self.placement.gradients(losses.sum(), list(trainable(self.model).values()))
 
     @contextmanager
     def _under(self, mode: NumbersOfBatches, *, inside: bool) -> Iterator[None]:
@@ -129,8 +135,8 @@ def sizes_in(tensors: Iterable[Tensor]) -> set[int]:
 
 def same(ours: Sequence[Tensor], others: Sequence[Tensor], within: float) -> bool:
     """Whether two runs have the same numbers, but for a share of the largest."""
-    apart = [float((a - b).norm()) for a, b in zip(ours, others, strict=True)]
-    return all(each <= within * max(float(a.norm()) for a in ours) for each in apart)
+    most = within * max(float(a.norm()) for a in ours)
+    return all(float((a - b).norm()) <= most for a, b in zip(ours, others, strict=True))
 
 
 @contextmanager
