@@ -477,6 +477,7 @@ def test_settings_of_a_method_are_accounted_and_calibrated() -> None:
         assert f"--set: the method {method} has no setting 'band'" in " ".join(said.split())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["dp-sgd", "dice-sgd", "dp-ftrl", "value-sgd"])
 def test_the_clip_norm_is_found_privately_with_every_method(method: str, tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -20,6 +20,7 @@ def alone() -> torch.Tensor:
     return found
 
 
+@pytest.mark.set_aside("DistributedDataParallel")
 @pytest.mark.parametrize("way", ["bare", "DistributedDataParallel", "fully_shard"])
 def test_every_rank_has_batches_of_a_public_shape_and_the_sums_of_one_process(
     way: str, alone: torch.Tensor

@@ -74,6 +74,7 @@ def test_each_bug_is_noticed_and_the_code_as_it_is_is_not(detector: str) -> None
         assert not missed
 
 
+@pytest.mark.variants
 @pytest.mark.slow
 def test_an_audit_certifies_as_much_as_in_one_process() -> None:
     """With every canary on the last rank, and its row on any: see test_guarantee.py for the
@@ -266,6 +267,7 @@ def test_a_model_that_raises_on_a_rank_while_it_is_tried_ends_attach_on_all() ->
 
 
 # what PEFT asks of transformers
+@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["tied", pytest.param("adapters", marks=pytest.mark.variants)])

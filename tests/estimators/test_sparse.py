@@ -106,6 +106,7 @@ MODELS: dict[str, tuple[Any, np.ndarray]] = {
 WIDE_MODELS = [name for name in MODELS if hasattr(MODELS[name][0], "solver") and name != "sums"]
 
 
+@pytest.mark.set_aside("proximal-point", "kl-spider", "momentum-gd")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_the_dense_tables_bit_for_bit(name: str) -> None:
     model, y = MODELS[name]
@@ -178,6 +179,7 @@ def _as_if_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse_rows, "WIDE", FEATURES - 1)
 
 
+@pytest.mark.set_aside("proximal-point", "noisy-gd")
 @pytest.mark.usefixtures("_as_if_wide")
 @pytest.mark.parametrize("name", WIDE_MODELS)
 def test_wide_tables_by_their_entries(name: str) -> None:

@@ -234,6 +234,7 @@ DRAWN = [
 ]
 
 
+@pytest.mark.set_aside("20000-tiny", "20000-rare")
 @pytest.mark.parametrize(("n", "kind"), DRAWN)
 def test_intervals_of_the_area_allow_for_ties_in_bins(n: int, kind: str) -> None:
     """However small the scores are: most were in one bin, 0 of 15 intervals held 0.855 then."""
@@ -458,6 +459,7 @@ POPULATIONS = ["normal", "heavy tails", "skew", "two values", "no use"]
 SIZES = [(300, 40.0), (2_000, 40.0), (2_000, 1.0)]
 
 
+@pytest.mark.set_aside("skew-2000-40.0", "two values-300-40.0", "no use-2000-1.0")
 @pytest.mark.parametrize(
     ("name", "n", "epsilon"),
     [

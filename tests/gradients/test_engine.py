@@ -54,6 +54,7 @@ def median_norm(gradients: list[torch.Tensor]) -> float:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("case", "reduction", "style", "dtype"),
     pairs(CASES, ["mean", "sum"], ["flat", "automatic"], [torch.float32, torch.float64]),
@@ -310,7 +311,7 @@ def one_by_one(weight: Lazy) -> torch.Tensor:
 )
 @pytest.mark.parametrize("patches", [True, False], ids=["patches", "as chosen"])
 @pytest.mark.parametrize(("layer", "size"), PLACES, ids=str)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
     layer: Convolution,
     size: tuple[int, ...],

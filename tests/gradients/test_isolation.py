@@ -60,6 +60,7 @@ def distance(a: list[Tensor], b: list[Tensor]) -> float:
     return joint_norm([x - y for x, y in zip(a, b, strict=True)])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("tier", ["vmap", "alone"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_layer_in_every_way(case: Case, tier: str) -> None:

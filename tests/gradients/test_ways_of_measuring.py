@@ -153,7 +153,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     "case", [case for case in CASES if not case.integers], ids=lambda case: case.name
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_any_model_has_the_sums_of_whole_model_vmap(
     case: Case, library: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -583,6 +583,7 @@ LONG = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("shape", "library", "threads"),
     pairs(LONG, LIBRARIES, [1, 4]),

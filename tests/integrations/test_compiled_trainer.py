@@ -97,6 +97,7 @@ def trained(folder: Path, counters: Any, **options: Any) -> tuple[Tensor, list[i
     return torch.cat([p.detach().flatten() for p in model.parameters()]), graphs, rows
 
 
+@pytest.mark.set_aside("None")
 @pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
 @pytest.mark.parametrize("fixed_shape", [None, True])
 def test_nothing_is_compiled_after_the_first_step(

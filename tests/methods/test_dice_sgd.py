@@ -568,6 +568,7 @@ def test_the_papers_guarantee_is_refuted_for_certain(clipping: str, at_least: fl
     assert charged > lower
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("reset", [True, False])
 def test_the_same_attack_does_not_refute_ours(epochs: int, reset: bool) -> None:

@@ -101,6 +101,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("a", "rho", "b", "participations", "steps"), SETTINGS)
 def test_no_history_shifts_a_run_further_than_the_theorem_allows(
     a: float, rho: float, b: float, participations: list[int], steps: int

@@ -132,6 +132,7 @@ def queries(
     return asked
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "neighboring", "cut"),
     pairs(KINDS, ["add-or-remove-one", "zero-out", "replace-one"], range(len(CUTS))),

@@ -43,6 +43,7 @@ def question(**changes: object) -> Question:
     return Question(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("neighboring", ["add-or-remove-one", "zero-out"])
 @pytest.mark.parametrize("epsilon", [0.3, 8.0])
 def test_the_estimated_noise_is_near_the_exact(neighboring: str, epsilon: float) -> None:

@@ -490,6 +490,7 @@ KEEPERS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], None]]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("writes", [False, True])
 @pytest.mark.parametrize("kind", KEEPERS)
 def test_what_plain_attributes_hold_is_named_where_it_changes(kind: str, writes: bool) -> None:

@@ -38,6 +38,7 @@ def red_or_blue(count: int) -> Labelled:
     return x, y
 
 
+@pytest.mark.figures
 def test_a_vit_on_cifar(
     bench: Callable[[str], ModuleType],
     vit: Path,

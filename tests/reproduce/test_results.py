@@ -257,6 +257,7 @@ def test_lengths_of_weights_are_those_that_were_chosen() -> None:
     assert float(best["power"]) == linear_fit.LENGTH_POWER
 
 
+@pytest.mark.figures
 def test_rates_of_optimizers(bench: Callable[[str], ModuleType]) -> None:
     """Two runs of the tables that default rates were chosen by, and of the scores with them."""
     chosen = bench("choose_rates")

@@ -95,6 +95,7 @@ def test_the_two_fits_tell_apart_how_terms_add() -> None:
     assert 1.02 < exponents(made_up(0.5, 1.0, power=2))[1] < 1.5
 
 
+@pytest.mark.figures
 def test_intervals_hold_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(srgd_rates, "DRAWS", 50)
     cells = made_up(0.5, 1.0, error=0.05)
@@ -130,6 +131,7 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.figures
 def test_the_picture_and_the_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(srgd_rates, "DRAWS", 2)
     cells = [

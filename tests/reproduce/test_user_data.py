@@ -77,6 +77,7 @@ def test_sets_that_come_by_class_are_shuffled(features: Path) -> None:
             assert (case.x.argmax(1) == case.y).float().mean() > 0.95
 
 
+@pytest.mark.figures
 @pytest.mark.usefixtures("_few")
 def test_features_are_learnt_where_they_tell_classes(features: Path, tmp_path: Path) -> None:
     """Sorted by class as they come; the paper's figures beside the set that is named as its."""

@@ -63,6 +63,7 @@ def test_scattering_from_images_to_predictions(tmp_path: Path, model: str) -> No
     assert np.mean([a == str(b) for a, b in zip(predicted, labels, strict=False)]) > 0.8
 
 
+@pytest.mark.variants
 @pytest.mark.slow
 def test_the_cnn_on_pixels_of_few_images(tmp_path: Path) -> None:
     text = run(

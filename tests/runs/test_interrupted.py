@@ -53,6 +53,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Any:
     return at
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_goes_on_upon_its_charge(
     number: int, stop_after: Any, tmp_path: Path

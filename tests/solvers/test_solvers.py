@@ -146,6 +146,7 @@ class Steep:
         return torch.zeros_like(w)
 
 
+@pytest.mark.set_aside("proximal_point")
 @pytest.mark.parametrize(
     "name",
     ["noisy_gd", "spider_pl", "spider", "adaptive_gd", "select_stationary", "proximal_point"],

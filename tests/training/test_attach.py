@@ -68,6 +68,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_without_noise_and_clipping_it_is_plain_training(name: str) -> None:
     """Every record in every step, C infinite, z = 0: the trajectory of an ordinary loop, whatever

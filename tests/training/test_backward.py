@@ -663,6 +663,7 @@ def test_a_pass_for_another_model_is_refused_with_the_words_for_it() -> None:
         critic(generator(torch.randn(7, 2))).sum().backward()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("isolation", ["rules", "vmap", "alone"])
 def test_a_compiled_model_is_attached_as_the_one_inside(called: bool, isolation: Any) -> None:

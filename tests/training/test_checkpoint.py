@@ -118,6 +118,7 @@ PLANS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "steps", "make"), pairs(list(PLANS), [1, 2, 5], [sgd, adam]))
 def test_the_parts_make_the_whole(name: str, make: Make, steps: int, tmp_path: Path) -> None:
     """Without noise: model, optimizer, error state, order of the batches and clip norm all go
@@ -211,6 +212,7 @@ def gradients_of_nothing(plan: Plan, path: Path, pause: int | None) -> Tensor:
     return model.weight.detach().flatten()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("noise", ["tree", "tree-honaker", "toeplitz", "buffered-toeplitz"])
 def test_correlated_noise_is_taken_back_across_a_pause(noise: Any, tmp_path: Path) -> None:
     """With a fresh noise state after the pause, nothing would take the noise before it back."""

@@ -82,7 +82,7 @@ def released(
 @pytest.mark.parametrize("build", [lambda: nn.Linear(FEATURES, CLASSES), lambda: Noisy(5, 3)])
 @pytest.mark.parametrize("isolation", ["auto", "vmap"])
 @pytest.mark.filterwarnings("error::dpoptim.training.trials.isolation.IsolationWarning")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_they_are_served_with_the_loss_checked(
     name: str, build: Callable[[], nn.Module], isolation: Any
 ) -> None:

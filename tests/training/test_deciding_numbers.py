@@ -116,6 +116,7 @@ OWN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OWN)
 def test_what_each_record_decides_itself_is_served(name: str) -> None:
     for tried in attach, checked:

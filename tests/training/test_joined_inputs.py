@@ -92,6 +92,7 @@ def released(
     return sum_of_one_step(build(), data, loop, loss=loss or loop, **how)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.usefixtures("tried_once_a_file")
 @pytest.mark.parametrize("build", [Pooled, Custom])
 @pytest.mark.parametrize("loop", [by_batches, by_records])
@@ -102,6 +103,7 @@ def test_the_sum_is_that_of_one_call_for_each_input(loop: Loss, build: Any) -> N
     torch.testing.assert_close(released(loop, build=build), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("tried_once_a_file")
 @pytest.mark.parametrize("batches", [{"physical_batch_size": 4}, {"fixed_shape": True}])
 def test_in_batches_of_other_sizes(batches: dict[str, Any]) -> None:
@@ -147,6 +149,7 @@ class Coded(Pooled):
         return super().forward(x), self.codes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:records pass alone")
 @pytest.mark.parametrize("count", [3, 4, 6])
 def test_tensors_that_are_no_records_are_not_taken_for_some(count: int) -> None:

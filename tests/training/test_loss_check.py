@@ -187,6 +187,7 @@ def by_rows(p: Tensor) -> Tensor:
     return torch.stack([(torch.rand(len(row)) < row).float() for row in p])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("draw", [torch.bernoulli, by_rows])
 def test_tokens_may_be_masked_at_random(draw: Callable[[Tensor], Tensor]) -> None:
     data, collate = characters(equal=False), masking(draw)

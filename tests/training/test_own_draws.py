@@ -109,6 +109,7 @@ class AtSampledPlaces(nn.Module):
         return x + x[:, places].mean((1, 2))[:, None]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("isolation", ["auto", "vmap"])
 def test_as_many_numbers_as_records_need_not_be_theirs(
     isolation: Any,

@@ -99,6 +99,7 @@ def one_by_one(form: Any, options: dict[str, Any]) -> Tensor:
     return total
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_record_has_its_own_mean(form: Any, name: str) -> None:
@@ -163,6 +164,7 @@ def one_after_another(m: nn.Module, b: Any) -> list[Tensor]:
     return [F.cross_entropy(o, y) for o, y in zip(scores(m, b), b[1].clamp(min=0), strict=True)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("loop", "size"),
     [
