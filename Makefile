@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 2)")
+WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 # Minutes on two cores (20 on slow ones); what `make test-all` adds takes more: cases at one more size, and figures.
 LEFT_OUT = -m "not figures and not variants"
 

@@ -46,6 +46,7 @@ def test_selected_rows_are_timed_and_learn(monkeypatch: pytest.MonkeyPatch) -> N
         assert 0.4 < float(sparse_rows.learned(trial, 0)["auc"]) < 1
 
 
+@pytest.mark.variants
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
 def test_compiled_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ def dp_sgd(rate, noise, steps):
 # --- Values computed elsewhere -------------------------------------------------------------------
 
 
+@pytest.mark.set_aside("0.6-100000-114.8", "1.0-100000-27.67", "2.0-100000-8.985")
 @pytest.mark.parametrize(
     ("noise", "steps", "expected"),
     [
@@ -281,9 +282,9 @@ def test_what_is_hardly_ever_sampled_costs_delta_alone(relation):
     assert compute_epsilon(dp_sgd(1e-9, 0.3, 200), 1e-7, relation).epsilon > 0.0
 
 
-@pytest.mark.set_aside("0.001-add-or-remove-one", "0.001-zero-out", "1e-05-zero-out")
+@pytest.mark.set_aside("1e-05-zero-out")
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("noise", [1e-3, 1e-5])
+@pytest.mark.parametrize("noise", [pytest.param(1e-3, marks=pytest.mark.variants), 1e-5])
 def test_hardly_any_noise_has_a_bound_all_the_same(noise, relation):
     """An OverflowError, before; never less than the loss of a batch that has the record."""
     found = compute_epsilon(dp_sgd(0.1, noise, 3), 1e-5, relation).epsilon

@@ -31,6 +31,7 @@ def dp_sgd(rate, noise, steps):
     return dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), steps)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("epsilon", "rate", "steps"),
     pairs([0.25, 0.5, 1.0, 2.0, 8.0], [0.004, 0.03, 0.2, 1.0], [1, 100, 3_000]),

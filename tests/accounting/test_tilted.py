@@ -138,6 +138,7 @@ def test_small_rates_are_sharper_than_by_the_plain_transform() -> None:
     assert 0.993 * plain < TiltedDistribution(leaves, AR, (1e-9,)).epsilon(1e-9) < plain
 
 
+@pytest.mark.variants
 def test_runs_of_millions_of_steps() -> None:
     event = sampled(1e-3, 5.0, 3_000_000)
     found = compute_epsilon(event, 1e-8, "zero-out")

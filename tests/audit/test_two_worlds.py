@@ -49,6 +49,7 @@ def test_full_batches_show_at_least_085_of_the_claim(
     assert 0.85 * result.claimed <= result.limit < result.claimed
 
 
+@pytest.mark.variants
 def test_sampled_batches_show_at_least_08_of_the_claim() -> None:
     """Fewer steps than a real run; `test_a_thousand_sampled_steps` has the figure of the
     design.

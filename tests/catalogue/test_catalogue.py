@@ -130,7 +130,18 @@ ALIKE = {
 # What each of these adds to a model is in another one here, or in a network: `make test-all` runs
 # them.
 OTHERS_STAND_FOR = (
-    *("bart", "opt", "mpnet", "gpt neo", "gpt oss", "gemma2", "xlnet", "funnel", "patchtst"),
+    *(
+        "bart",
+        "bert",
+        "opt",
+        "mpnet",
+        "gpt neo",
+        "gpt oss",
+        "gemma2",
+        "xlnet",
+        "funnel",
+        "patchtst",
+    ),
     *("deberta v3", "deberta with its own head", "lora on deberta v2", "beit with a shared bias"),
     *("loha", "dora", "fourier", "oft", "bits of a head", "layer norms", "prompt encoder"),
     "mobilevit, frozen batch norm",

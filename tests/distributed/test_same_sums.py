@@ -47,6 +47,7 @@ def test_without_noise_any_number_of_ranks_trains_the_same_model(
 
 
 # torch.compile's own look at it
+@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_adapters_autocast_compiled_models_and_persons_train_as_in_one_process() -> None:
     alone = work.other_ways(0)

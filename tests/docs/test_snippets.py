@@ -31,7 +31,7 @@ def _methods_as_before() -> Iterator[None]:
         registry.unregister_method(name)
 
 
-@pytest.mark.set_aside("docs/guides/trainer.md", "docs/guides/lora.md")
+@pytest.mark.set_aside("docs/guides/lora.md")
 @pytest.mark.slow
 @pytest.mark.usefixtures("_methods_as_before")
 @pytest.mark.filterwarnings("ignore:.*neighbouring:UserWarning")

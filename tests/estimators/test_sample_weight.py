@@ -79,6 +79,7 @@ def test_weights_move_a_model_towards_the_heavy(name: str) -> None:
     assert means[1] - means[0] > 0.3, means
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_with_persons(name: str) -> None:
     owners = np.arange(ROWS) // 3

@@ -23,6 +23,7 @@ def table(fill: float, middle: float, rows: int = ROWS) -> tuple[np.ndarray, np.
     return x, np.clip(middle + fill / 3 * y / y.std(), -1, 1)
 
 
+@pytest.mark.set_aside("0.1-0.5")
 @pytest.mark.parametrize(("fill", "middle"), [(1.0, 0.0), (0.1, 0.5), (0.01, -0.8)])
 def test_more_epsilon_is_never_worse_however_little_of_the_range_targets_take_up(
     fill: float, middle: float

@@ -102,6 +102,7 @@ USES: dict[str, Callable[[Borrowing, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tier", ["vmap", "alone"])
 # as many as positions, as features, and as neither
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 7])

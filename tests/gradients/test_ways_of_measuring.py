@@ -179,6 +179,7 @@ RULES: dict[str, ClippingRule] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("rule", "library", "kind", "records"),
     pairs(list(RULES), LIBRARIES, ["free", "tied", "images"], [9, GROUP_ROWS + 1]),

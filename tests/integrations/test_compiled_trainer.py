@@ -111,6 +111,7 @@ def test_nothing_is_compiled_after_the_first_step(
     assert (len(rows) == 1) == bool(fixed_shape)
 
 
+@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
 def test_left_to_itself_the_compiler_begins_anew_for_the_second_batch(
     tmp_path: Path, compiler: Any, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ def made_up_case() -> Case:
     )
 
 
+@pytest.mark.variants
 def test_the_comparison_promises_what_its_rows_say(tmp_path: Path) -> None:
     rows = dice_table.dice_table(tmp_path, [made_up_case()], seeds=2, epsilons=(8.0,))
     with (tmp_path / "dice_table.csv").open() as file:

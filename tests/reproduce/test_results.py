@@ -138,6 +138,7 @@ def test_steps_of_several_rows(bench: Callable[[str], ModuleType]) -> None:
     assert all(each["ms"] > 0 for each in again)
 
 
+@pytest.mark.figures
 def test_what_planning_takes(
     bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def test_the_picture_and_the_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert all(row["alpha"] == pytest.approx(0.5, abs=0.01) for row in rows)
 
 
+@pytest.mark.figures
 def test_one_pass_learns_and_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     y = torch.from_numpy(rng.integers(0, 10, 3000))

@@ -189,6 +189,7 @@ def cifar_as_pickles(folder: Path, rng: np.random.Generator) -> Path:
     return folder
 
 
+@pytest.mark.set_aside("mnist_as_npz")
 @pytest.mark.parametrize("files", [mnist_as_idx, mnist_as_npz, cifar_as_pickles])
 def test_the_usual_files(files: Callable[..., Path], tmp_path: Path) -> None:
     data = files(tmp_path, np.random.default_rng(0))

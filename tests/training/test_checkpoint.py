@@ -538,6 +538,7 @@ class Interrupted:
             raise KeyboardInterrupt
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("call", [0, 1, 3, 6])
 def test_an_interrupted_draw_is_done_again(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Error feedback must not take one residual twice, nor count a step that did not happen."""
@@ -657,6 +658,7 @@ def test_a_signal_between_a_release_and_its_update_saves_nothing(
     assert not (tmp_path / "run.secret").exists()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("buffers", [0, 2, 128])
 def test_noise_is_taken_back_by_the_strategy_that_took_it(
     buffers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -521,6 +521,7 @@ def gathered(batch: list[Any]) -> Any:
     return torch.utils.data.default_collate(batch)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_records_of_any_form_are_made_up_and_checked(form: str) -> None:
     make, loss = FORMS[form]
