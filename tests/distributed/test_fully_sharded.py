@@ -57,6 +57,7 @@ def test_without_noise_sharded_models_train_as_in_one_process(
             assert float((result - expected).abs().max()) < 1e-6, case
 
 
+@pytest.mark.variants
 def test_a_sharded_tensor_moves_as_far_by_adam_bc_as_a_whole_one() -> None:
     alone = work.by_adam_bc(0)
     for result in run_ranks(2, work.by_adam_bc):
@@ -137,6 +138,7 @@ def test_a_run_goes_on_in_shards_of_any_number_or_whole(method: str, tmp_path: P
         assert float((result["parameters"] - expected).abs().max()) < 1e-6
 
 
+@pytest.mark.variants
 def test_a_file_of_one_process_is_handed_on_tensor_by_tensor(tmp_path: Path) -> None:
     """In one message every rank would have it three times: as bytes, read, and in place."""
     path = str(tmp_path / "run")

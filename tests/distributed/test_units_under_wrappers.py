@@ -36,6 +36,7 @@ def test_a_person_on_two_ranks_is_refused_under_each_wrapper() -> None:
             assert said.startswith("RankError: persons: somebody has rows in the shards"), wrapper
 
 
+@pytest.mark.variants
 def test_without_the_check_such_a_person_would_count_twice() -> None:
     for found in run_ranks(2, work.unchecked):
         for wrapper, moved in found.items():

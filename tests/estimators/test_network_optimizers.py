@@ -173,6 +173,7 @@ def test_bad_settings_are_refused_before_anything_is_spent(
         assert not ledger.entries()
 
 
+@pytest.mark.figures
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["adam", "adam_bc"])
 def test_regression(name: str) -> None:

@@ -323,6 +323,7 @@ def test_a_wrong_public_number_of_records_does_not_move_the_scores(n: int) -> No
     assert min(held.values()) >= 90, held
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("n", [1_500, pytest.param(4_000, marks=pytest.mark.variants)])
 def test_nor_those_of_a_regression(n: int) -> None:
     """2,000 records are here."""

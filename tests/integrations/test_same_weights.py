@@ -267,6 +267,7 @@ def test_every_loop_releases_the_same_weights(task: str, once: bool, tmp_path: P
         close(expected, {name.removeprefix("model."): value for name, value in found.items()})
 
 
+@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore")
 def test_every_loop_keeps_to_a_ball_and_keeps_the_same_point(tmp_path: Path) -> None:
     points = {"projection": 0.05, "random_iterate": True}

@@ -73,7 +73,7 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
 @in_both_libraries
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(("T", "p"), [(16, 2), (32, 2), (16, 40)])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_sums_over_positions_do_not_depend_on_place(kind: str, T: int, p: int) -> None:
     """Losses that take time first send gradients in that order back, and kernels then run across
     records: 31 C.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ def worlds(neighboring: str, empty: float = math.nan) -> list[tuple[Table, Table
     others: Table = [*zip(np.full(MANY - 1, 0.1), ["a", "b", "a"] * 100, strict=True)]
     held = [[*others, record] for record in RECORDS]
     if neighboring == "replace-one":
-        return [*product(held, held)]
+        return [*combinations(held, 2)]  # either may be in the place of the other
     absent = others if neighboring == "add-or-remove-one" else [*others, (empty, None)]
     return [(absent, one) for one in held]
 

@@ -116,6 +116,7 @@ def test_tuning_finds_a_minimum() -> None:
     assert found == (2, 8)
 
 
+@pytest.mark.figures
 def test_a_small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(srgd_rates, "BETAS", (1.0, 4.0))
     monkeypatch.setattr(srgd_rates, "CLIP_NORMS", (1.0,))

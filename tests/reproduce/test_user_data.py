@@ -110,6 +110,7 @@ def test_table_5_takes_cifar_10_alone(features: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.csv")] == ["das_cifar_10.csv"]
 
 
+@pytest.mark.figures
 @pytest.mark.usefixtures("_few")
 def test_features_without_privacy_and_by_networks(features: Path, tmp_path: Path) -> None:
     (features / "mine" / "x_train.npy").unlink()

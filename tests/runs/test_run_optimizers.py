@@ -156,6 +156,7 @@ def test_two_processes_make_the_run_of_one(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.variants
 def test_compare_takes_an_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by: set[str] = set()
     honest = compare.train_privately
@@ -170,6 +171,7 @@ def test_compare_takes_an_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert by == {"AdamBC, betas 0.9 and 0.999"}
 
 
+@pytest.mark.figures
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.variants] * (name == "adam")) for name in OPTIMIZERS],

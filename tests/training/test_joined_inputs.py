@@ -111,6 +111,7 @@ def test_in_batches_of_other_sizes(batches: dict[str, Any]) -> None:
     torch.testing.assert_close(found, released(apart), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.variants
 @pytest.mark.usefixtures("tried_once_a_file")
 def test_of_a_mean() -> None:
     def each(m: nn.Module, b: Any) -> Tensor:

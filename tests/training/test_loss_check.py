@@ -106,6 +106,7 @@ def own_last_position(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0], batch[1]), batch[2], reduction="none")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("equal", [True, False], ids=["equal lengths", "unequal lengths"])
 def test_a_padding_collate_function_is_found(equal: bool) -> None:
     """A char-LSTM, padding, and the last position: 3.8 C, where the data set's own lengths need

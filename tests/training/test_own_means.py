@@ -113,6 +113,7 @@ def test_each_record_has_its_own_mean(form: Any, name: str) -> None:
     assert torch.equal(whole, released(loop, loss=loop, bare=True))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", [flat, maps])
 def test_no_record_moves_the_sum_by_more_than_the_clip_norm(form: Any) -> None:
     """Whoever leaves the batch, with few labels or all: of a mean over all it would."""

@@ -93,6 +93,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("when", ["at the start", "all along"])
 def test_a_chosen_rate_follows_the_clip_norm_that_is_found(
     moves: list[tuple[float, float]], when: Any
