@@ -91,7 +91,7 @@ def moved(model: nn.Module, device: torch.device | str) -> nn.Module:
     ("style", "dtype"), [("flat", torch.float32), ("automatic", torch.float64)]
 )
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(2)
 def test_sums_are_those_of_the_cpu(
     case: Case, style: str, dtype: torch.dtype, device: torch.device
 ) -> None:

@@ -33,7 +33,6 @@ def test_rows_are_selected_and_get_noise_as_in_one_process() -> None:
         assert selected  # a count of 40 ranks' records, in units of its noise: 14
 
 
-@pytest.mark.variants
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoint")
     run_ranks(3, work.train, 0.0, "Adam", False, path)

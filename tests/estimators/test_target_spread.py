@@ -141,7 +141,6 @@ def test_networks_of_chunks_and_of_persons_with_several_rows() -> None:
     assert model.privacy_.unit == "person"
 
 
-@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore::dpoptim.estimators.RepeatedFitWarning")
 def test_a_pipeline_whose_network_goes_on_fits_again() -> None:
     """The first fit finds the range; the others keep it, and are charged for their network."""

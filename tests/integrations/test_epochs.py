@@ -82,7 +82,6 @@ class Ends(list[tuple[int, float]]):
         return Callback()
 
 
-@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore")
 def test_epochs_of_the_trainer_are_the_plans_also_where_it_goes_on_in_one(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

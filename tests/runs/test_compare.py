@@ -77,7 +77,6 @@ def test_what_cannot_be_compared(tmp_path: Path, arguments: list[str], said: str
     assert not (tmp_path / "c.json").exists()
 
 
-@pytest.mark.variants
 def test_settings_of_one_method_and_the_relation_of_all(tmp_path: Path) -> None:
     out = tmp_path / "c.json"
     words = ["dp-sgd", "dp-sgd:clip-norm=0.5:learning-rate=0.25", "dp-ftrl:momentum=0.5:epochs=2"]

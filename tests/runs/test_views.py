@@ -106,7 +106,6 @@ def test_an_image_counts_once_however_many_views_it_has(monkeypatch: pytest.Monk
     assert 0.003 < moved_by <= 2 * 0.01
 
 
-@pytest.mark.variants
 def test_what_is_said_of_views(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ("--data", "digits", "--model", "cnn", "--epsilon", "4", "--no-compare")

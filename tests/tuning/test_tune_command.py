@@ -42,7 +42,6 @@ GRID = ("--grid", "clip_norm=0.2,20", "--grid", "steps=10,20")
 PROMISE = ("--epsilon", "2", "--delta", "1e-5")
 
 
-@pytest.mark.variants
 def test_public_proxies_cost_nothing_and_rank(files: tuple[Path, Path, Path]) -> None:
     table, schema, _ = files
     arguments = ("tune", "--public-data", str(table), "--schema", str(schema), *GRID, *PROMISE)
