@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 2)")
+WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 # Minutes on two cores (20 on slow ones); what `make test-all` adds takes more: cases at one more size, and figures.
 LEFT_OUT = -m "not figures and not variants"
 
@@ -13,8 +13,8 @@ LEFT_OUT = -m "not figures and not variants"
 demo: $(READY)
 	$(BIN)/dpoptim train --data digits --epsilon 2 --delta 1e-5 --compare --out runs/demo --overwrite
 
-# Workers have one thread each, since they would wait for each other's; two more than cores, as some wait for processes
-# that they started.
+# Workers have one thread each, since they would wait for each other's; one more than cores, as some wait for processes
+# that they started: each takes a quarter of a minute to import and collect all tests.
 test: $(READY)
 	$(MAKE) --jobs=2 lint tests
 

@@ -40,11 +40,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = set(LIST.read_text().split()) if LIST.exists() else set()
     functions: dict[str, list[pytest.Item]] = {}
+    whole = not any("::" in given for given in config.args)
     for item in items:
-        if item.get_closest_marker("thinned"):
+        if any(map(item.get_closest_marker, FEWER)):
             functions.setdefault(name_of(item.nodeid), []).append(item)
     for function, cases in functions.items():
-        thin(function, cases, whole=not any("::" in given for given in config.args))
+        for mark, fewer in FEWER.items():
+            if cases[0].get_closest_marker(mark):
+                fewer(function, cases, whole=whole)
     for item in items:
         if name_of(item.nodeid) in slow or any(map(item.get_closest_marker, LEFT_OUT)):
             item.add_marker("slow")
@@ -67,6 +70,29 @@ def thin(function: str, cases: list[pytest.Item], *, whole: bool) -> None:
     left = [{*compress(each, kept)} for each in zip(*ids, strict=True)]
     if whole and left != [each.keys() for each in numbers]:
         raise pytest.UsageError(f"{function}: thinned leaves out a parameter's value")
+
+
+def keep_some(function: str, cases: list[pytest.Item], *, whole: bool) -> None:
+    """Mark as ``variants`` all but one in so many cases, those from the ``first`` on."""
+    mark = cases[0].get_closest_marker("one_in")
+    every, first = mark.args[0], mark.kwargs.get("first", 0)
+    for number, case in enumerate(cases):
+        if number % every != first % every:
+            case.add_marker("variants")
+
+
+def set_aside(function: str, cases: list[pytest.Item], *, whole: bool) -> None:
+    """Mark as ``variants`` the cases of these ids, which is an error where there is none."""
+    names = set(cases[0].get_closest_marker("set_aside").args)
+    for case in cases:
+        if case.callspec.id in names:  # type: ignore[attr-defined]
+            case.add_marker("variants")
+    unknown = names - {case.callspec.id for case in cases}  # type: ignore[attr-defined]
+    if whole and unknown:
+        raise pytest.UsageError(f"{function}: set_aside names no case: {', '.join(unknown)}")
+
+
+FEWER = {"thinned": thin, "one_in": keep_some, "set_aside": set_aside}
 
 
 @pytest.hookimpl(wrapper=True)

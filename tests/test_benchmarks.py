@@ -46,6 +46,7 @@ def test_selected_rows_are_timed_and_learn(monkeypatch: pytest.MonkeyPatch) -> N
         assert 0.4 < float(sparse_rows.learned(trial, 0)["auc"]) < 1
 
 
+@pytest.mark.variants
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
 def test_compiled_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +74,7 @@ def test_the_guide_has_the_tables_of_the_committed_figures(
         assert guide.read_text() == distributed_model.GUIDE.read_text()
 
 
+@pytest.mark.set_aside("Llama-1B, LoRA", "ResNet, wide")
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # torch's, of Opacus' hooks
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_a_page() -> None:
     assert "default-src 'none'" in page
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["[/bold]", "x[red]y", "e\x1b[31mvil"])
 def test_a_folder_whose_name_is_markup(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name

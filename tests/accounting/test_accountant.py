@@ -40,6 +40,7 @@ def dp_sgd(rate, noise, steps):
 # --- Values computed elsewhere -------------------------------------------------------------------
 
 
+@pytest.mark.set_aside("0.6-100000-114.8", "1.0-100000-27.67", "2.0-100000-8.985")
 @pytest.mark.parametrize(
     ("noise", "steps", "expected"),
     [
@@ -96,6 +97,7 @@ def one_step_delta(rate, noise, epsilon, direction):
         return float(mpmath.quad(lambda x: without(x) - e * within(x), pieces))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("rate", "noise", "epsilon"),
     [
@@ -271,6 +273,7 @@ def test_replaced_records_amplify_no_pure_event():
     assert pure_epsilon(event, dp_relation("replace-one")) == 1.0
 
 
+@pytest.mark.set_aside("zero-out")
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_what_is_hardly_ever_sampled_costs_delta_alone(relation):
     """As few as that took a minute."""
@@ -279,8 +282,9 @@ def test_what_is_hardly_ever_sampled_costs_delta_alone(relation):
     assert compute_epsilon(dp_sgd(1e-9, 0.3, 200), 1e-7, relation).epsilon > 0.0
 
 
+@pytest.mark.set_aside("1e-05-zero-out")
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("noise", [1e-3, 1e-5])
+@pytest.mark.parametrize("noise", [pytest.param(1e-3, marks=pytest.mark.variants), 1e-5])
 def test_hardly_any_noise_has_a_bound_all_the_same(noise, relation):
     """An OverflowError, before; never less than the loss of a batch that has the record."""
     found = compute_epsilon(dp_sgd(0.1, noise, 3), 1e-5, relation).epsilon

@@ -31,6 +31,7 @@ def dp_sgd(rate, noise, steps):
     return dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), steps)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("epsilon", "rate", "steps"),
     pairs([0.25, 0.5, 1.0, 2.0, 8.0], [0.004, 0.03, 0.2, 1.0], [1, 100, 3_000]),
@@ -207,6 +208,7 @@ def test_corrupt_files_are_replaced(cache, searches, content):
     assert json.loads(stored_file(cache).read_text())["noise_multiplier"] == first
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "value", [0.1, 0.0, -1.0, "1.0", True, None, 100.0, 5e-324, 1e-5, 1e300, math.inf, math.nan]
 )

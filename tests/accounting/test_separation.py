@@ -148,6 +148,7 @@ def exact_deltas(event: MinSeparationDpEvent, epsilon: float) -> tuple[float, fl
     )
 
 
+@pytest.mark.set_aside("two steps")
 @pytest.mark.parametrize(
     ("event", "least"),
     [

@@ -75,6 +75,7 @@ def test_two_steps_against_quadrature(rate: float, noise: float, delta: float) -
         assert max(less) > delta
 
 
+@pytest.mark.set_aside("300000")
 @pytest.mark.parametrize("steps", [1, 1000, 300_000])
 def test_gaussians_against_their_exact_profile(steps: int) -> None:
     """The reserve for the transform's rounding covers it at every delta, and is not far too
@@ -114,6 +115,7 @@ def test_agreement_with_the_plain_transform() -> None:
         )
 
 
+@pytest.mark.set_aside("1e-05-0.5-1000000-1e-10-3.51")
 @pytest.mark.parametrize(
     ("rate", "noise", "steps", "delta", "most"),
     [(1e-5, 0.5, 1_000_000, 1e-10, 3.51), (0.01, 4.0, 200, 1e-13, 0.2536)],
@@ -129,12 +131,14 @@ def test_where_the_plain_transform_drowns(
     assert found.epsilon < 0.91 * RenyiProfile(canonical(event), AR).epsilon(delta)
 
 
+@pytest.mark.variants
 def test_small_rates_are_sharper_than_by_the_plain_transform() -> None:
     leaves = canonical(sampled(1e-4, 0.7, 100_000))
     plain = LossDistribution(leaves, AR, (1e-9,)).epsilon(1e-9)
     assert 0.993 * plain < TiltedDistribution(leaves, AR, (1e-9,)).epsilon(1e-9) < plain
 
 
+@pytest.mark.variants
 def test_runs_of_millions_of_steps() -> None:
     event = sampled(1e-3, 5.0, 3_000_000)
     found = compute_epsilon(event, 1e-8, "zero-out")

@@ -27,6 +27,7 @@ LEVEL = 1e-6 / 30  # of one check; each detector makes fewer than 30
 # ---- sensitivity --------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].name)
 def test_no_supported_layer_exceeds_the_bound(number: int) -> None:
     case, style = CASES[number], ("flat", "automatic")[number % 2]
@@ -149,6 +150,7 @@ def test_the_gates_noise_passes_with_keys_from_the_system() -> None:
     assert audit_noise().verdict == "consistent"
 
 
+@pytest.mark.variants
 @pytest.mark.slow
 def test_no_false_alarm_in_thirty_repetitions() -> None:
     """Of the checks on fresh seeds, at the level of the detector: 3e-8 each, so below 3e-5 for all

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from command_work import run
+from dpoptim.audit import banded, min_separation, solvers
 from dpoptim.audit.attack_families import attack, audits, run_audits
 from dpoptim.audit.command import chosen, verdict_text
 from dpoptim.audit.named_audits import AUDITS
@@ -20,26 +21,45 @@ from dpoptim.documents import with_digest
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, WholeRun
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-SHARE = {  # of the claimed epsilon that 8,000 trials certify at least
+SHARE = {  # of the claimed epsilon that `trials_of` certify at least
     "dp-sgd": 0.6,
     "dp-sgd, sampled": 0.55,
     "value-sgd": 0.5,
     "sparse-sgd": 0.6,
     "dp-ftrl, sampled by turns": 0.6,
     "dp-ftrl, every turn": 0.7,  # 4,034 trials could show 0.76 at best
-    "dp-ftrl, balls in bins": 0.6,  # 0.86 of 100,000
-    "dp-ftrl, b-min-sep": 0.7,  # 0.88 of 100,000
+    "dp-ftrl, balls in bins": 0.5,  # 0.86 of 100,000
+    "dp-ftrl, b-min-sep": 0.55,  # 0.88 of 100,000
     "dice-sgd": 0.999,
-    "adaptive-gd, norms": 0.55,  # 1,000 runs
+    "adaptive-gd, norms": 0.45,  # 300 runs
     "quantile": 0.99,
     "search": 0.81,  # exact, of the published bound; see docs/audit.md
     "search, order statistics": 0.93,
 }
 
 
+LONG = {"adaptive-gd, norms", "dp-ftrl, balls in bins", "dp-ftrl, b-min-sep"}
+
+
+def trials_of(name: str) -> int:
+    """As many as a seeded bug is found with where each of them takes long; see test_mutants.py."""
+    return 3000 if name in LONG else 8000
+
+
+@pytest.fixture
+def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds err to the safe side by a little more then."""
+    monkeypatch.setattr(min_separation, "SIMULATED", 1 << 15)
+    monkeypatch.setattr(banded, "SIMULATED", 1 << 17)
+    monkeypatch.setattr(solvers, "FEWEST_RUNS", 300)
+
+
+# a thousand steps, as test_two_worlds.py and a detector have fewer of
+@pytest.mark.set_aside("dp-sgd, sampled")
+@pytest.mark.usefixtures("_few_runs")
 @pytest.mark.parametrize("name", audits())
 def test_the_claim_stands_and_the_attack_is_strong(name: str) -> None:
-    (found,) = run_audits([name], trials=8000)
+    (found,) = run_audits([name], trials=trials_of(name))
     assert found.as_expected
     assert found.method == name
     if found.expected == "refuted":
@@ -71,6 +91,7 @@ def test_the_command(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.set_aside("dp-ftrl", "accelerated-srgd")
 @pytest.mark.parametrize(
     "method", ["dp-sgd", "dp-ftrl", "dice-sgd", "noisy-gd", "accelerated-srgd"]
 )

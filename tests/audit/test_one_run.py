@@ -135,6 +135,7 @@ def test_a_sound_run_stands_and_a_weak_one_falls(name: str, neighboring: str) ->
     assert weak.correct > sound.correct
 
 
+@pytest.mark.variants
 def test_sampled_batches() -> None:
     model, loss, canaries = case("softmax")
     sampled = dpoptim.DPSGD(clip_norm=1.0).plan(

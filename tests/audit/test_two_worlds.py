@@ -34,6 +34,7 @@ def plan(**changes: object) -> dpoptim.Plan:
     return dpoptim.DPSGD(clip_norm=3.0).plan(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("neighboring", ["add-or-remove-one", "zero-out", "replace-one"])
 @pytest.mark.parametrize(("noise_multiplier", "steps"), [(1.0, 4), (0.5, 1), (2.0, 9)])
 def test_full_batches_show_at_least_085_of_the_claim(
@@ -48,6 +49,7 @@ def test_full_batches_show_at_least_085_of_the_claim(
     assert 0.85 * result.claimed <= result.limit < result.claimed
 
 
+@pytest.mark.variants
 def test_sampled_batches_show_at_least_08_of_the_claim() -> None:
     """Fewer steps than a real run; `test_a_thousand_sampled_steps` has the figure of the
     design.
@@ -70,6 +72,7 @@ def test_a_thousand_sampled_steps() -> None:
     assert result.limit == pytest.approx(1.61, abs=0.03)
 
 
+@pytest.mark.variants
 def test_no_false_alarm_in_forty_repetitions() -> None:
     """At confidence 1 - 1e-6 each: below 4e-5 for all of them together."""
     for seed in range(40):

@@ -172,6 +172,7 @@ def test_check_on_two_devices(device: torch.device) -> None:
         dpoptim.check(model, weighted, (x, y, lengths))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.name not in FUSED], ids=lambda case: case.name
 )
@@ -185,6 +186,7 @@ def test_check_passes(case: Case, device: torch.device) -> None:
     assert found.loss_reduction == "mean"
 
 
+@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_language_model_of_hugging_face(device: torch.device) -> None:
     transformers = pytest.importorskip("transformers")
@@ -285,6 +287,7 @@ def on_the_cpu(method: str) -> Tensor:
     return parameters(train(METHODS[method], "cpu", Path()))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_runs_are_those_of_the_cpu(method: str, device: torch.device, tmp_path: Path) -> None:
     there, here = parameters(train(METHODS[method], device, tmp_path)), on_the_cpu(method)
@@ -292,6 +295,7 @@ def test_runs_are_those_of_the_cpu(method: str, device: torch.device, tmp_path: 
     torch.testing.assert_close(there, here)
 
 
+@pytest.mark.set_aside("flat", "quantile-all-along")
 @pytest.mark.parametrize("method", HALF)
 def test_a_run_goes_on_here_and_elsewhere(
     method: str, device: torch.device, tmp_path: Path
@@ -372,6 +376,7 @@ def test_a_model_that_is_spread_by_hooks_is_trained(device: torch.device) -> Non
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.set_aside("flat", "error-feedback")
 @pytest.mark.parametrize("method", HALF)
 @pytest.mark.usefixtures("by_default")
 def test_a_default_device_changes_nothing(

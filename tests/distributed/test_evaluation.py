@@ -9,6 +9,7 @@ import evaluation_work as work
 from ranks import run_ranks
 
 
+@pytest.mark.set_aside("DistributedDataParallel", "bare")
 @pytest.mark.parametrize("way", ["bare", "DistributedDataParallel", "fully_shard"])
 def test_all_ranks_get_what_one_process_would_release(way: str, tmp_path: Path) -> None:
     (alone,) = run_ranks(1, work.scored, "bare", str(tmp_path / "alone.sqlite"))

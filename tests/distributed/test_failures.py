@@ -96,6 +96,7 @@ def test_rank_0_reserves_once_and_all_hear_its_refusal(tmp_path: Path) -> None:
         assert each["second"] == everyone[0]["second"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_rank_that_raises_is_named_by_the_others(wrapped: bool) -> None:
     first, second, third = run_ranks(3, work.one_raises, "raises", wrapped)

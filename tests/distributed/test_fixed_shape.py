@@ -20,6 +20,7 @@ def alone() -> torch.Tensor:
     return found
 
 
+@pytest.mark.set_aside("DistributedDataParallel")
 @pytest.mark.parametrize("way", ["bare", "DistributedDataParallel", "fully_shard"])
 def test_every_rank_has_batches_of_a_public_shape_and_the_sums_of_one_process(
     way: str, alone: torch.Tensor
@@ -46,6 +47,7 @@ def test_shards_have_slots_for_whole_batches() -> None:
         assert found["rows"] == [[rows]] * plan.steps
 
 
+@pytest.mark.set_aside("bare")
 @pytest.mark.parametrize("way", ["bare", "fully_shard"])
 def test_batches_that_outgrow_their_slots_are_whole(way: str, alone: torch.Tensor) -> None:
     found = in_ranks(way, {"narrow": True})

@@ -33,6 +33,7 @@ def test_every_coordinate_has_noise_of_its_own() -> None:
     assert len({total for _, total in everyone}) == 1
 
 
+@pytest.mark.variants
 @pytest.mark.slow
 def test_an_audit_certifies_as_much_as_in_one_process() -> None:
     """With every canary on the last rank: what as many trials can certify of a tight claim, to a

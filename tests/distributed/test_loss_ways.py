@@ -9,6 +9,7 @@ import loss_ways_work as work
 from ranks import run_ranks
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", work.CASES)
 @pytest.mark.parametrize("way", ["bare", "DistributedDataParallel", "fully_shard"])
 def test_all_ranks_take_the_way_of_one_process(case: str, way: str) -> None:

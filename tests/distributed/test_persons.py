@@ -9,6 +9,7 @@ from ranks import run_ranks
 MOST = 2 * (1 + 1e-6)
 
 
+@pytest.mark.set_aside("3")
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_person_moves_the_sum_of_all_ranks_by_one_bound(size: int) -> None:
     """Whether every rank has everybody's rows, or those of some; as in one process."""

@@ -11,6 +11,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "many-processes.md"
 PROGRAMS = re.findall(r"```py\n# (\w+\.py)\n(.*?)```", GUIDE.read_text(), flags=re.S)
 
 
+@pytest.mark.set_aside("fit.py")
 @pytest.mark.parametrize(("name", "program"), PROGRAMS, ids=[name for name, _ in PROGRAMS])
 def test_a_program_of_the_guide_runs(name: str, program: str, tmp_path: Path) -> None:
     """torchrun itself starts ``dpoptim train``, in runs/test_many_processes.py."""

@@ -20,6 +20,7 @@ def test_whoever_differs_moves_the_sum_of_all_ranks_by_one_bound(size: int) -> N
             assert LEAST < moved <= MOST, way
 
 
+@pytest.mark.variants
 def test_the_sum_is_that_of_one_process() -> None:
     (alone,) = run_ranks(1, work.sums, ["bare"])
     for found in run_ranks(2, work.sums, list(work.WRAPPERS)):
@@ -35,6 +36,7 @@ def test_a_person_on_two_ranks_is_refused_under_each_wrapper() -> None:
             assert said.startswith("RankError: persons: somebody has rows in the shards"), wrapper
 
 
+@pytest.mark.variants
 def test_without_the_check_such_a_person_would_count_twice() -> None:
     for found in run_ranks(2, work.unchecked):
         for wrapper, moved in found.items():

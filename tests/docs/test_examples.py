@@ -18,8 +18,11 @@ SEVERAL = ("(plan, critic,", "[tables, others]")
 
 # takes long to import, in two processes; the other one runs torchrun by itself
 AS_RANKS = {"lora_fsdp"}
+# A quarter of a minute each; guides have snippets of the same, which run.
+LONG = ("lora_fsdp", "lora_gpt2", "hugging_face_trainer", "cnn_with_views", "table_with_persons")
 
 
+@pytest.mark.set_aside(*LONG)
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_the_example_runs(path: Path, tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def prepared(page: str) -> None:
         dpoptim(f"{demo} --ledger patients.sqlite --budget 3,1e-5")
 
 
+@pytest.mark.set_aside("tables", "settings")
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_shell_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

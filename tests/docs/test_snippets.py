@@ -31,6 +31,7 @@ def _methods_as_before() -> Iterator[None]:
         registry.unregister_method(name)
 
 
+@pytest.mark.set_aside("docs/guides/lora.md")
 @pytest.mark.slow
 @pytest.mark.usefixtures("_methods_as_before")
 @pytest.mark.filterwarnings("ignore:.*neighbouring:UserWarning")

@@ -141,6 +141,7 @@ def test_gaps_of_frames_are_gaps() -> None:
             clone(CLASSIFIERS["linear"]).fit(frame, Y)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "dtype", ["Int64", "int64[pyarrow]", "boolean", "string", "category", "object"]
 )
@@ -256,6 +257,7 @@ WRAPPED: dict[str, Callable[[Any], tuple[Any, np.ndarray]]] = {
 LEAST = {"several labels": 0.6, "chain": 0.6, "one against the rest": 0.6, "pairs of classes": 0.6}
 
 
+@pytest.mark.set_aside("linear-threshold", "network-stacked")
 @pytest.mark.parametrize("name", WRAPPED)
 @pytest.mark.parametrize("kind", CLASSIFIERS)
 @pytest.mark.thinned(2)

@@ -37,6 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_optimizer_goes_with_every_method_at_the_same_charge(method: str, name: str) -> None:
@@ -172,6 +173,8 @@ def test_bad_settings_are_refused_before_anything_is_spent(
         assert not ledger.entries()
 
 
+@pytest.mark.figures
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["adam", "adam_bc"])
 def test_regression(name: str) -> None:
     x = np.random.default_rng(1).uniform(-1, 1, (2_000, 3))

@@ -60,6 +60,7 @@ def test_few_epochs_of_a_regression_end_no_worse_than_the_mean(epochs: int, scat
         assert model.score(x[1_500:], y[1_500:]) > 0.1
 
 
+@pytest.mark.figures
 def test_regression_beyond_lines() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (20_000, 2))

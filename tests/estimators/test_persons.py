@@ -31,6 +31,7 @@ def classifier(**settings: Any) -> DPLogisticRegression:
     return DPLogisticRegression(**COMMON, classes=[0, 1], **settings)
 
 
+@pytest.mark.set_aside("proximal-point")
 @pytest.mark.parametrize("solver", [name for name in SOLVERS if name != "sufficient-statistics"])
 def test_every_solver_protects_persons(solver: str) -> None:
     with Ledger(neighboring="zero-out") as ledger:

@@ -28,6 +28,7 @@ def losses(*models: Any) -> list[float]:
     return [log_loss(y[ROWS:], m.fit(x[:ROWS], y[:ROWS]).predict_proba(x[ROWS:])) for m in models]
 
 
+@pytest.mark.figures
 def test_default_log_losses_are_near_those_without_privacy() -> None:
     shared: Any = {"classes": [0, 1], "noise_seed": 0}
     plain, linear, network = losses(

@@ -40,9 +40,7 @@ def piped(last: Any) -> PrivatePipeline:
 
 CHECKED = [
     DPLogisticRegression(**FIT),
-    DPLinearRegression(**FIT, target_bound=500.0),
     DPSGDClassifier(**FIT, random_state=0, epochs=10, learning_rate=1.5),
-    DPSGDRegressor(**FIT, random_state=0, epochs=20, learning_rate=2.0, target_bound=10.0),
     DPStandardScaler(**STEP),
     DPStandardScaler(**STEP, with_mean=False),
     DPImputer(**STEP),
@@ -50,6 +48,10 @@ CHECKED = [
     DPMinMaxScaler(**STEP, quantile=0.1),
     DPOneHot(epsilon=1e3, **SEEDED),
     DPOneHot(epsilon=1e3, **SEEDED, sparse_output=True),
+]
+ALIKE = [  # share their code with one above, or hand most of it on to what is around
+    DPLinearRegression(**FIT, target_bound=500.0),
+    DPSGDRegressor(**FIT, random_state=0, epochs=20, learning_rate=2.0, target_bound=10.0),
     piped(DPLogisticRegression(noise_seed=0)),
     DPSearchCV(DPLogisticRegression(), **SEARCH),
 ]
@@ -91,6 +93,35 @@ def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
+def some_checks(*, of_their_own: bool) -> pytest.MarkDecorator:
+    """Of numbers as labels, parameters, clones and what `fit` leaves, which each class of `ALIKE`
+    has of its own; or the others.
+    """
+    words = ("regress", "param", "clone", "init", "fit_return", "overwrite", "pickle", "n_features")
+    checks = parametrize_with_checks(ALIKE, expected_failed_checks=expected_failures)
+    names, cases = checks.args
+
+    def named(case: Any) -> bool:
+        check = getattr(case, "values", case)[1].func.__name__
+        return any(word in check for word in words)
+
+    cases = [case for case in cases if named(case) == of_their_own]
+    return pytest.mark.parametrize(names, cases, **checks.kwargs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@some_checks(of_their_own=True)
+def test_scikit_learns_checks_of_what_is_their_own(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.variants
+@pytest.mark.filterwarnings("ignore")
+@some_checks(of_their_own=False)
+def test_scikit_learns_other_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
 @pytest.mark.variants
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks(AROUND_ANOTHER, expected_failed_checks=expected_failures)
@@ -101,5 +132,5 @@ def test_scikit_learns_own_checks_around_another_model(estimator: Any, check: An
 def test_everything_that_takes_a_table_is_checked() -> None:
     public = [getattr(m, name) for m in (estimators, preprocessing, tuning) for name in m.__all__]
     learn = {it for it in public if isinstance(it, type) and issubclass(it, BaseEstimator)}
-    assert learn - {type(one) for one in CHECKED} == {DPClassCounts}
+    assert learn - {type(one) for one in CHECKED + ALIKE} == {DPClassCounts}
     assert not get_tags(DPClassCounts()).input_tags.two_d_array  # labels alone, as LabelEncoder's

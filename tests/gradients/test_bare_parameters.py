@@ -198,6 +198,7 @@ def test_every_use_is_exact(shape: tuple[int, ...], use: str, dtype: torch.dtype
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("shape", "use"), EXACT, ids=lambda value: str(value))
 def test_as_many_records_as_positions(shape: tuple[int, ...], use: str) -> None:
     """Axes of the same length must not be taken for each other."""

@@ -111,6 +111,7 @@ def test_nothing_is_compiled_again_for_another_layer_or_engine(compiled_anew: li
             engine.detach()
 
 
+@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
 def test_evaluations_between_steps_are_one_graph(compiled_anew: list[str]) -> None:
     """Another one for training mode and for the first other number of rows; none of our own code.

@@ -54,6 +54,7 @@ def median_norm(gradients: list[torch.Tensor]) -> float:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("case", "reduction", "style", "dtype"),
     pairs(CASES, ["mean", "sum"], ["flat", "automatic"], [torch.float32, torch.float64]),
@@ -81,6 +82,7 @@ def test_equals_whole_model_vmap(
         assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= tolerance
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_an_infinite_clip_norm_gives_the_plain_gradient(case: Case) -> None:
     model, x, target = problem(case, torch.float32)
@@ -91,6 +93,7 @@ def test_an_infinite_clip_norm_gives_the_plain_gradient(case: Case) -> None:
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_detaching_restores_the_model(case: Case) -> None:
     model, x, target = problem(case, torch.float32)
@@ -310,7 +313,7 @@ def one_by_one(weight: Lazy) -> torch.Tensor:
 )
 @pytest.mark.parametrize("patches", [True, False], ids=["patches", "as chosen"])
 @pytest.mark.parametrize(("layer", "size"), PLACES, ids=str)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
     layer: Convolution,
     size: tuple[int, ...],

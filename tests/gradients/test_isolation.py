@@ -60,6 +60,7 @@ def distance(a: list[Tensor], b: list[Tensor]) -> float:
     return joint_norm([x - y for x, y in zip(a, b, strict=True)])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("tier", ["vmap", "alone"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_layer_in_every_way(case: Case, tier: str) -> None:
@@ -101,6 +102,7 @@ USES: dict[str, Callable[[Borrowing, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tier", ["vmap", "alone"])
 # as many as positions, as features, and as neither
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 7])

@@ -172,6 +172,7 @@ BUILT_IN: dict[type[nn.Module], tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)
 def test_every_rule_of_the_package_keeps_the_contract(kind: type[nn.Module]) -> None:
     layer, shape = BUILT_IN[kind]

@@ -191,6 +191,7 @@ def test_zeros_that_fill_up_an_inner_length_change_no_bit(library: str, threads:
         assert torch.equal(transposed_product(left, right), transposed_product(*filled))
 
 
+@pytest.mark.thinned(2)
 @NOT_MKL
 @pytest.mark.parametrize("threads", [1, 2, 4], indirect=True)
 @pytest.mark.parametrize("columns", [(64, 520), (520, 64), (333, 77)])

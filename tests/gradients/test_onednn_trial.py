@@ -65,6 +65,7 @@ def never_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "by_onednn", by_onednn)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("product", [*map(by_company, TRIED_ROWS), by_place, by_length])
 def test_products_that_round_a_row_by_what_lies_beside_it_are_not_made(
     product: Product, monkeypatch: pytest.MonkeyPatch, never_called: None

@@ -85,6 +85,7 @@ def moved(dtype: torch.dtype, style: Style | Groups) -> str:
     return audit_sensitivity(model, records, loss, Clipping(0.5, style)).verdict
 
 
+@pytest.mark.set_aside("layers, float64")
 @pytest.mark.parametrize(
     ("dtype", "style"),
     [(torch.float32, "per-layer"), (torch.float64, "per-layer"), (torch.float32, GROUPS)],

@@ -107,6 +107,7 @@ def measured(way: str, patch: pytest.MonkeyPatch) -> None:
 REDUCTIONS = [("mean", "mean"), ("sum", "mean"), ("mean", "sum")]  # of the loss, of rows
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("case", "way", "reductions"), pairs(CASES, WAYS, REDUCTIONS), ids=str)
 def test_equals_the_oracle(
     case: Case, way: str, reductions: tuple[str, str], monkeypatch: pytest.MonkeyPatch
@@ -127,7 +128,7 @@ def test_equals_the_oracle(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_rows_that_are_not_there_count_as_zero(
     case: Case, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

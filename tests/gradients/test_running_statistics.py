@@ -41,6 +41,7 @@ def with_statistics(layer: nn.Module) -> nn.Module:
     return layer.eval()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_each_record_gets_its_own_gradient_by_a_rule(kind: str) -> None:
     build, shape = LAYERS[kind]

@@ -153,7 +153,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     "case", [case for case in CASES if not case.integers], ids=lambda case: case.name
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_any_model_has_the_sums_of_whole_model_vmap(
     case: Case, library: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +179,7 @@ RULES: dict[str, ClippingRule] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("rule", "library", "kind", "records"),
     pairs(list(RULES), LIBRARIES, ["free", "tied", "images"], [9, GROUP_ROWS + 1]),
@@ -583,6 +584,7 @@ LONG = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("shape", "library", "threads"),
     pairs(LONG, LIBRARIES, [1, 4]),

@@ -97,6 +97,7 @@ def trained(folder: Path, counters: Any, **options: Any) -> tuple[Tensor, list[i
     return torch.cat([p.detach().flatten() for p in model.parameters()]), graphs, rows
 
 
+@pytest.mark.set_aside("None")
 @pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
 @pytest.mark.parametrize("fixed_shape", [None, True])
 def test_nothing_is_compiled_after_the_first_step(
@@ -110,6 +111,7 @@ def test_nothing_is_compiled_after_the_first_step(
     assert (len(rows) == 1) == bool(fixed_shape)
 
 
+@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore")  # torch's own, while tracing
 def test_left_to_itself_the_compiler_begins_anew_for_the_second_batch(
     tmp_path: Path, compiler: Any, monkeypatch: pytest.MonkeyPatch

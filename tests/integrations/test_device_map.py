@@ -71,6 +71,7 @@ def dispatched(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.set_aside("all layers-None")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("isolation", [None, "alone"])
 @pytest.mark.parametrize("kind", MODELS)

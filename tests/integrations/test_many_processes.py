@@ -18,6 +18,7 @@ def in_two_processes(rank: int, folder: str) -> None:
     fork_ranks(2, lambda: work.main(Path(folder)))
 
 
+@pytest.mark.variants
 @pytest.mark.slow
 def test_loops_in_two_processes_release_the_same_weights(tmp_path: Path) -> None:
     run_ranks(1, in_two_processes, str(tmp_path), group=False)

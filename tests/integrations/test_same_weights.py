@@ -237,6 +237,7 @@ def close(ours: Weights, theirs: Weights) -> None:
         torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6, msg=name)
 
 
+@pytest.mark.set_aside("LoRA-True")
 @pytest.mark.filterwarnings("ignore")  # other libraries' own
 @pytest.mark.parametrize(
     ("task", "once"),
@@ -266,6 +267,7 @@ def test_every_loop_releases_the_same_weights(task: str, once: bool, tmp_path: P
         close(expected, {name.removeprefix("model."): value for name, value in found.items()})
 
 
+@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore")
 def test_every_loop_keeps_to_a_ball_and_keeps_the_same_point(tmp_path: Path) -> None:
     points = {"projection": 0.05, "random_iterate": True}

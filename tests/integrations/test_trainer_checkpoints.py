@@ -41,6 +41,7 @@ def trainer(folder: Path) -> PrivateTrainer:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("place", WHOLE_AFTER)
 def test_a_trainer_that_died_while_it_saved_goes_on(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

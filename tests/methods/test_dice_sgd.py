@@ -186,6 +186,7 @@ def test_pieces_that_memory_holds_change_nothing() -> None:
     assert torch.allclose(whole, parts, rtol=1e-9)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_two_sums_are_the_gradient(case: Case) -> None:
     """R infinite, every layer: what is clipped and what is left add up to the sum of the
@@ -242,7 +243,7 @@ def adversarial(kind: str) -> Tensor:
     }[kind]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     kind=st.sampled_from(
         ["huge", "negative", "nan", "infinite", "just above", "between", "short", "zero"]
@@ -547,6 +548,7 @@ def true_epsilon(plan: dpoptim.Plan, delta: float) -> float:
     return max(bounds)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("clipping", "at_least"),
     [("flat", 4.5), pytest.param("automatic", 9.3, marks=pytest.mark.variants)],
@@ -568,6 +570,7 @@ def test_the_papers_guarantee_is_refuted_for_certain(clipping: str, at_least: fl
     assert charged > lower
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("reset", [True, False])
 def test_the_same_attack_does_not_refute_ours(epochs: int, reset: bool) -> None:

@@ -101,6 +101,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("a", "rho", "b", "participations", "steps"), SETTINGS)
 def test_no_history_shifts_a_run_further_than_the_theorem_allows(
     a: float, rho: float, b: float, participations: list[int], steps: int
@@ -131,6 +132,7 @@ def test_replace_one_is_the_same_with_both_bounds_doubled(a: float, rho: float, 
     assert doubled <= 4 * squared_shifts(a, rho, b, 2, 5) * (1 + 1e-12)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("a", "rho", "b"), [(1.0, 1.0, 1.0), (1.0, 2.0, 0.5)])
 def test_with_resets_passes_are_separate(a: float, rho: float, b: float) -> None:
     found = most_found(a=a, rho=rho, b=b, participations=[1, 3], steps=6, reset_every=3)

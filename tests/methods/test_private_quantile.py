@@ -57,6 +57,7 @@ def gradient_norms(train_set: TensorDataset) -> Tensor:
     return math.sqrt(0.5) * torch.hypot(x.norm(dim=1), torch.ones(len(x)))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.8])
 @pytest.mark.parametrize("when", WAYS)
 def test_the_quantile_is_found(when: Any, quantile: float) -> None:

@@ -124,6 +124,7 @@ def test_every_rule_clips_by_the_scaled_norm(
 STYLES: list[Any] = ["flat", "automatic", "per-layer", {"0": 1, "": 3}]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("style", STYLES, ids=str)
 @pytest.mark.parametrize("heavy", ["weights", "biases"])
 def test_one_record_moves_what_is_released_by_at_most_the_bound(

@@ -182,6 +182,7 @@ def test_noise_of_a_growing_batch_is_told_step_by_step() -> None:
     assert told == pytest.approx([1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4])
 
 
+@pytest.mark.variants
 def test_the_attack_knows_growing_batches() -> None:
     found = attack(growing(2.0), 4000, 0)
     assert found.verdict != "refuted"

@@ -132,6 +132,7 @@ def queries(
     return asked
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "neighboring", "cut"),
     pairs(KINDS, ["add-or-remove-one", "zero-out", "replace-one"], range(len(CUTS))),
@@ -217,6 +218,7 @@ def test_without_noise_and_threshold_it_is_dp_sgd() -> None:
         assert not torch.equal(value, model_of().state_dict()[name])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("step", "proportion"), [(0, 0.2), (1, 0.2), (0, 1e-3), (0, 0.9)])
 def test_rows_are_selected_as_noise_on_every_count_would(step: int, proportion: float) -> None:
     """Against the mechanism as it is written, noise on all counts and a threshold, many times."""
@@ -569,7 +571,7 @@ def test_settings_out_of_range_are_refused() -> None:
         dpoptim.SparseSGD(dpoptim.PrivateQuantile(0.1))  # type: ignore[arg-type]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     st.lists(st.lists(st.integers(0, ROWS - 1), min_size=5, max_size=5), min_size=2, max_size=6),
     st.integers(0, 5),

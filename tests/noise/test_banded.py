@@ -170,6 +170,7 @@ def test_planned_rates_lie_on_straight_lines() -> None:
     assert Workload(decay=[1, 2]) == Workload(decay=(1.0, 2.0))  # type: ignore[arg-type]
 
 
+@pytest.mark.set_aside("cosine-1.06-4", "decay8-1.09-16")
 @pytest.mark.parametrize(
     ("decay", "most", "passes"),
     [

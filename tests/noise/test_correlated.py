@@ -152,7 +152,7 @@ def test_errors_of_prefix_sums_are_the_known_ones(
 
 @every_mechanism
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 13])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_streamed_noise_has_the_variance_it_says(mechanism: Strategy, steps: int) -> None:
     """Chi-square with 40,000 degrees of freedom at each step; 6 standard deviations, so false
     alarms below 1e-6.

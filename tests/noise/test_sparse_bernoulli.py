@@ -21,6 +21,7 @@ def words_of(*words: int):
     return lambda count: np.array([left.pop(0) for _ in range(count)], np.uint64)
 
 
+@pytest.mark.set_aside("32")
 @pytest.mark.parametrize("j", [5, 8, 20, 32])
 def test_the_distribution_is_the_binomial_one(j: int) -> None:
     found = [

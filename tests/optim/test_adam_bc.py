@@ -170,6 +170,7 @@ METHODS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_gradients_are_as_noisy_as_optimizers_are_told(name: str) -> None:
     """Records without gradients, so that what is released is noise."""

@@ -43,6 +43,7 @@ def question(**changes: object) -> Question:
     return Question(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("neighboring", ["add-or-remove-one", "zero-out"])
 @pytest.mark.parametrize("epsilon", [0.3, 8.0])
 def test_the_estimated_noise_is_near_the_exact(neighboring: str, epsilon: float) -> None:
@@ -60,6 +61,7 @@ def test_the_estimated_noise_is_near_the_exact(neighboring: str, epsilon: float)
         assert 0.85 * plan.noise_multiplier < estimate < 1.01 * plan.noise_multiplier
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "target", [RightAtMost(0.6), FoundAtMost(0.1, 0.01), FoundAtMost(0.5, 0.1)], ids=str
 )

@@ -73,7 +73,7 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
 @in_both_libraries
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(("T", "p"), [(16, 2), (32, 2), (16, 40)])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_sums_over_positions_do_not_depend_on_place(kind: str, T: int, p: int) -> None:
     """Losses that take time first send gradients in that order back, and kernels then run across
     records: 31 C.
@@ -170,6 +170,7 @@ USES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("use", "order", "library", "threads"),
     pairs(list(USES), [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0)], LIBRARIES, [1, 4]),
@@ -229,6 +230,7 @@ ORDERS = {"rows": (0, 1, 2), "transposed": (0, 2, 1), "features first": (2, 0, 1
 SHAPES = [(30, 16, 1), (64, 16, 1), (16, 48, 1), (100, 7, 50), (100, 5, 33), (42, 33, 34)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("case", "library", "threads"),
     pairs(list(product(SHAPES, ORDERS)), LIBRARIES, [1, 4]),

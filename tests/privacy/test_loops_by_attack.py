@@ -312,6 +312,7 @@ def test_a_record_moves_these_by_at_most_the_clip_norm(name: str) -> None:
     assert moved(*SERVED[name])[0] <= 1.0
 
 
+@pytest.mark.set_aside("vmap")
 @pytest.mark.parametrize("isolation", ["auto", "vmap"])
 @pytest.mark.filterwarnings("ignore::dpoptim.training.trials.isolation.IsolationWarning")
 def test_gradient_penalties_go_by_vectorised_models(isolation: str) -> None:

@@ -120,7 +120,7 @@ class Run:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", ["in parts", "left", "resumed"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_record_moves_a_sum_by_the_bound_at_most(
     way: str, method: str, path: str, tmp_path: Path
 ) -> None:

@@ -75,7 +75,7 @@ class Worlds:
 
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("neighboring", ["zero-out", "replace-one"])
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(
     record=st.lists(EXTREME, min_size=FEATURES, max_size=FEATURES),
     label=st.sampled_from([0, 1, -7, 10**9]),

@@ -55,6 +55,7 @@ def sums(
         engine.detach()
 
 
+@pytest.mark.one_in(3)
 @settings(
     max_examples=8,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -93,6 +94,7 @@ def test_removing_a_record_of_adversarial_rows(
     assert joint_norm([a - b for a, b in zip(whole, without, strict=True)]) <= bound
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", FLOAT_CASES, ids=lambda case: case.name)
 def test_what_fills_a_record_up_is_not_seen(case: Case) -> None:
     """To the last bit: rows that are not there may be anything, also not finite."""

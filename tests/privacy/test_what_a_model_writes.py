@@ -163,6 +163,7 @@ def test_no_way_of_writing_passes_the_end(write: Callable[[Writer, Tensor], None
         train(model, each)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("write", [w for w in WAYS if w is not into_extra_state])
 def test_records_that_attaching_tries_stay_nowhere(write: Callable[[Writer, Tensor], None]) -> None:
     """Of a model that writes down none but the data set's, whether it is refused or served.
@@ -490,6 +491,7 @@ KEEPERS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], None]]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("writes", [False, True])
 @pytest.mark.parametrize("kind", KEEPERS)
 def test_what_plain_attributes_hold_is_named_where_it_changes(kind: str, writes: bool) -> None:

@@ -46,6 +46,8 @@ def test_without_privacy_the_best_of_the_rates_is_taken(tmp_path: Path) -> None:
     assert len((tmp_path / "das_baselines.csv").read_text().splitlines()) == 2
 
 
+@pytest.mark.figures
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "smoothing", [None, smooth_pixels(2, cutoff=1.0)], ids=["plain", "smoothed"]
 )

@@ -16,6 +16,7 @@ from dpoptim.reproduce.dice_cases import Case, restaurant_gpt
 from dpoptim.runs.train import accuracy
 
 
+@pytest.mark.figures
 def test_bias_is_written_down_and_drawn(tmp_path: Path) -> None:
     """test_results_of_dice.py looks at where runs of full length end."""
     endings = bias_of_clipping(tmp_path, clip_norms=(0.5, 2.0), passes=10)
@@ -52,6 +53,7 @@ def made_up_case() -> Case:
     )
 
 
+@pytest.mark.variants
 def test_the_comparison_promises_what_its_rows_say(tmp_path: Path) -> None:
     rows = dice_table.dice_table(tmp_path, [made_up_case()], seeds=2, epsilons=(8.0,))
     with (tmp_path / "dice_table.csv").open() as file:
@@ -93,6 +95,7 @@ def write_texts(folder: Path, records: int) -> None:
         (folder / name).write_text("mr,ref\n" + line * records)
 
 
+@pytest.mark.figures
 def test_a_language_model_learns_one_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A larger rate further than a tiny one; epsilon is that of the page."""
     write_texts(tmp_path, 200)

@@ -90,6 +90,7 @@ def test_what_is_given_is_read_and_not_scored(tmp_path: Path) -> None:
     assert texts.references == [[["xname", "is", "by", "the", "lake", "."]] * 20]
 
 
+@pytest.mark.figures
 def test_a_model_writes_what_it_has_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The public sentences hold the answer; a private run is as long and as private as it says."""
     write_folder(tmp_path)

@@ -9,6 +9,7 @@ import torch
 from dpoptim.reproduce import fang_budgets
 
 
+@pytest.mark.figures
 def test_each_budget_has_both_methods_and_more_is_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

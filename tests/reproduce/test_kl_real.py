@@ -24,6 +24,7 @@ def check(folder: Path) -> None:
         assert len(list(csv.DictReader(file))) == len(rows)
 
 
+@pytest.mark.figures
 def test_two_methods_learn_breast_cancer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """test_results_of_solvers.py runs each at one epsilon."""
     few = {name: METHODS[name] for name in ("noisy GD", "stationary point")}

@@ -38,6 +38,7 @@ def red_or_blue(count: int) -> Labelled:
     return x, y
 
 
+@pytest.mark.figures
 def test_a_vit_on_cifar(
     bench: Callable[[str], ModuleType],
     vit: Path,
@@ -147,6 +148,7 @@ def test_texts_are_read_by_the_models_own_tokens(e2e: Path, gpt2: Path) -> None:
     assert (scores[:, :, 0] == -math.inf).all()
 
 
+@pytest.mark.figures
 def test_gpt2_on_e2e(
     e2e: Path, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

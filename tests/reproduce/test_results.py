@@ -138,6 +138,7 @@ def test_steps_of_several_rows(bench: Callable[[str], ModuleType]) -> None:
     assert all(each["ms"] > 0 for each in again)
 
 
+@pytest.mark.figures
 def test_what_planning_takes(
     bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +258,7 @@ def test_lengths_of_weights_are_those_that_were_chosen() -> None:
     assert float(best["power"]) == linear_fit.LENGTH_POWER
 
 
+@pytest.mark.figures
 def test_rates_of_optimizers(bench: Callable[[str], ModuleType]) -> None:
     """Two runs of the tables that default rates were chosen by, and of the scores with them."""
     chosen = bench("choose_rates")

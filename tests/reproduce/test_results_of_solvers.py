@@ -34,6 +34,7 @@ def test_kl_rates() -> None:
     assert run.measured == pytest.approx(float(ours["measured"]), rel=0.3)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", list(kl_real.METHODS))
 def test_kl_real(name: str) -> None:
     """Every method on the smallest data, all seeds."""

@@ -95,6 +95,7 @@ def test_the_two_fits_tell_apart_how_terms_add() -> None:
     assert 1.02 < exponents(made_up(0.5, 1.0, power=2))[1] < 1.5
 
 
+@pytest.mark.figures
 def test_intervals_hold_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(srgd_rates, "DRAWS", 50)
     cells = made_up(0.5, 1.0, error=0.05)
@@ -115,6 +116,7 @@ def test_tuning_finds_a_minimum() -> None:
     assert found == (2, 8)
 
 
+@pytest.mark.figures
 def test_a_small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(srgd_rates, "BETAS", (1.0, 4.0))
     monkeypatch.setattr(srgd_rates, "CLIP_NORMS", (1.0,))
@@ -130,6 +132,7 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.figures
 def test_the_picture_and_the_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(srgd_rates, "DRAWS", 2)
     cells = [
@@ -145,6 +148,7 @@ def test_the_picture_and_the_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert all(row["alpha"] == pytest.approx(0.5, abs=0.01) for row in rows)
 
 
+@pytest.mark.figures
 def test_one_pass_learns_and_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     y = torch.from_numpy(rng.integers(0, 10, 3000))

@@ -77,6 +77,7 @@ def test_sets_that_come_by_class_are_shuffled(features: Path) -> None:
             assert (case.x.argmax(1) == case.y).float().mean() > 0.95
 
 
+@pytest.mark.figures
 @pytest.mark.usefixtures("_few")
 def test_features_are_learnt_where_they_tell_classes(features: Path, tmp_path: Path) -> None:
     """Sorted by class as they come; the paper's figures beside the set that is named as its."""
@@ -109,6 +110,7 @@ def test_table_5_takes_cifar_10_alone(features: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.csv")] == ["das_cifar_10.csv"]
 
 
+@pytest.mark.figures
 @pytest.mark.usefixtures("_few")
 def test_features_without_privacy_and_by_networks(features: Path, tmp_path: Path) -> None:
     (features / "mine" / "x_train.npy").unlink()

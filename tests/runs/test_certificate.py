@@ -59,6 +59,7 @@ def test_its_command_names_every_number_exactly() -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "method",
     [

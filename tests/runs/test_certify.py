@@ -63,6 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore:records pass alone", "ignore:.*persons")
 def test_what_it_writes_is_verified(name: str, tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def read(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", LEARNERS)
 def test_what_it_writes_is_verified(name: str, tmp_path: Path) -> None:
     ledger = ledger_at(tmp_path / "patients.sqlite")

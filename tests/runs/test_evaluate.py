@@ -53,6 +53,7 @@ def scored(*arguments: Any, **options: Any) -> ClassifierScores | RegressorScore
     return evaluate_run(*arguments, **options).scores
 
 
+@pytest.mark.figures
 def test_the_score_is_near_the_public_one(trained: dict[str, Path], tmp_path: Path) -> None:
     table = write_table(tmp_path / "h.csv", records(4000, 5))
     public = predict_file(trained["record"], table, tmp_path / "p.csv", public=True).score
@@ -346,6 +347,7 @@ def test_every_evaluation_is_kept_and_verified(trained: dict[str, Path], tmp_pat
     assert "2 more evaluations of this model" in left_out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "change",
     [

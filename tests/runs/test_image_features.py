@@ -63,6 +63,7 @@ def test_scattering_from_images_to_predictions(tmp_path: Path, model: str) -> No
     assert np.mean([a == str(b) for a, b in zip(predicted, labels, strict=False)]) > 0.8
 
 
+@pytest.mark.variants
 @pytest.mark.slow
 def test_the_cnn_on_pixels_of_few_images(tmp_path: Path) -> None:
     text = run(
@@ -188,6 +189,7 @@ def cifar_as_pickles(folder: Path, rng: np.random.Generator) -> Path:
     return folder
 
 
+@pytest.mark.set_aside("mnist_as_npz")
 @pytest.mark.parametrize("files", [mnist_as_idx, mnist_as_npz, cifar_as_pickles])
 def test_the_usual_files(files: Callable[..., Path], tmp_path: Path) -> None:
     data = files(tmp_path, np.random.default_rng(0))

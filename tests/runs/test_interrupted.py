@@ -53,6 +53,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Any:
     return at
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_goes_on_upon_its_charge(
     number: int, stop_after: Any, tmp_path: Path
@@ -208,6 +209,7 @@ def test_an_iterate_by_chance_and_a_ball_come_back(stop_after: Any, tmp_path: Pa
     assert "one that a step left, by chance" in (whole / "certificate.json").read_text()
 
 
+@pytest.mark.set_aside("the first file-0-1")
 @pytest.mark.parametrize(
     ("moment", "charged", "kills"),
     [("the first file", 0, 1), ("the charge", 1, 2), ("the first noisy sum", 1, 1)],

@@ -49,6 +49,7 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([t.double().flatten() for t in saved["state_dict"].values()])
 
 
+@pytest.mark.set_aside("momentum-gd")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dp-sgd", "momentum-gd"])
 def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
@@ -90,6 +91,7 @@ def test_rank_0_alone_reads_the_ledger_whose_relation_all_take(tmp_path: Path) -
     assert '"zero-out"' in (tmp_path / "run" / "plan.json").read_text()  # not the default here
 
 
+@pytest.mark.variants
 @pytest.mark.slow
 def test_a_run_stopped_in_two_processes_goes_on_in_three(tmp_path: Path) -> None:
     options = ["--out", "run", "--ledger", "l.sqlite", "--budget", "2.5,1e-4", "--epochs", "20"]

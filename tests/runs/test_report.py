@@ -105,6 +105,7 @@ def test_accuracies_are_shown_only_with_scores_and_said_to_be_public(run: RunRes
     assert hidden.tags.count("svg") == 3
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("private", "comparison"),
     [

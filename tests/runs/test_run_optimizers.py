@@ -29,6 +29,7 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([value.flatten() for value in saved.values()])
 
 
+@pytest.mark.set_aside("dice-sgd")
 @pytest.mark.parametrize(
     "method",
     [
@@ -103,6 +104,7 @@ def test_bad_options_are_refused_before_anything_is_spent(
             assert not kept.entries()
 
 
+@pytest.mark.set_aside("sgd")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.variants] * (name == "adam")) for name in OPTIMIZERS],
@@ -140,6 +142,7 @@ def test_a_resumed_run_ends_as_the_whole_one(
     )
 
 
+@pytest.mark.variants
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("adam", marks=pytest.mark.variants), "adam_bc"])
 def test_two_processes_make_the_run_of_one(name: str, tmp_path: Path) -> None:
@@ -153,6 +156,7 @@ def test_two_processes_make_the_run_of_one(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.variants
 def test_compare_takes_an_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by: set[str] = set()
     honest = compare.train_privately
@@ -167,6 +171,7 @@ def test_compare_takes_an_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert by == {"AdamBC, betas 0.9 and 0.999"}
 
 
+@pytest.mark.figures
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.variants] * (name == "adam")) for name in OPTIMIZERS],

@@ -64,6 +64,7 @@ def test_a_solver_that_releases_many_sums_does_not_promise_one(tmp_path: Path) -
     )
 
 
+@pytest.mark.set_aside("momentum-gd")
 @pytest.mark.parametrize(
     "method",
     [

@@ -58,6 +58,7 @@ def test_numbers_are_predicted_as_by_least_squares() -> None:
     assert scores(data, "mlp")[-1] > 0.9
 
 
+@pytest.mark.figures
 def test_training_ends_before_records_are_learnt_by_heart() -> None:
     """Of 900 pixels five tell the class of 70.4 % of images, at best; by heart, 65 %."""
     rng, n = np.random.default_rng(0), 3_000

@@ -83,6 +83,7 @@ def test_more_bands_than_parts_are_not_amplified() -> None:
     assert wide.query(run, 2.0, 1.0).participations == 3
 
 
+@pytest.mark.set_aside("8.0")
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_bands_are_chosen_for_the_budget_and_beat_dp_sgd(epsilon: float) -> None:
     method = dpoptim.DPFTRL(1.0, sampling="cyclic-poisson")

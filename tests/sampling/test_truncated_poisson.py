@@ -49,6 +49,7 @@ def test_a_run_charges_it_and_delivers_no_more() -> None:
         assert entry.event == plan.event
 
 
+@pytest.mark.variants
 def test_the_attack_comes_near_the_claim() -> None:
     plan = dpoptim.DPSGD(1.0, largest_batch=1.5).plan(
         n=400, batch_size=200, steps=4, noise_multiplier=1.0, delta=1e-5

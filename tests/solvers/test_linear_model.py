@@ -85,6 +85,7 @@ def test_the_large_batch_path_agrees_and_needs_a_small_margin_only() -> None:
     assert float((large - truth).norm()) <= 6e-3 * float(truth.norm())
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("capacity", [32, 100_000])
 @settings(max_examples=60)

@@ -18,6 +18,7 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
     assert sum(outcomes.counts.values()) == 100
 
 
+@pytest.mark.variants
 @pytest.mark.slow
 def test_kills(tmp_path: Path) -> None:
     outcomes = kills.trial(tmp_path, seed=1, kills=24)

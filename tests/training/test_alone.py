@@ -111,6 +111,7 @@ def risks(model: nn.Module, batch: Any) -> Tensor:
     return ((z.exp().cumsum(0).log() - z) * events).sum() / events.sum()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("build", "data", "loss"),
     [

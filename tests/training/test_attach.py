@@ -68,6 +68,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_without_noise_and_clipping_it_is_plain_training(name: str) -> None:
     """Every record in every step, C infinite, z = 0: the trajectory of an ordinary loop, whatever
@@ -89,6 +90,7 @@ def test_without_noise_and_clipping_it_is_plain_training(name: str) -> None:
     torch.testing.assert_close(parameters(model), parameters(plain), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_moves_and_leaves_no_gradient(name: str) -> None:
     model, data = problem()

@@ -188,6 +188,7 @@ def test_reductions_are_read_off_the_graph(name: str, reduction: str) -> None:
     assert reading.reduction == reduction
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize(
     "name", ["mse", "l1", "huber", "smooth l1", "bce with logits", "margin", "two terms"]
@@ -344,6 +345,7 @@ def by_loss(name: str, declared: Any = None) -> Tensor:
     )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("declared", ["mean", None])
 @pytest.mark.parametrize("name", ["the batch's length", "soft labels"])
 def test_batches_of_two_sizes_show_that_a_divided_sum_is_a_mean(name: str, declared: Any) -> None:
@@ -663,6 +665,7 @@ def test_a_pass_for_another_model_is_refused_with_the_words_for_it() -> None:
         critic(generator(torch.randn(7, 2))).sum().backward()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("isolation", ["rules", "vmap", "alone"])
 def test_a_compiled_model_is_attached_as_the_one_inside(called: bool, isolation: Any) -> None:

@@ -118,6 +118,7 @@ PLANS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "steps", "make"), pairs(list(PLANS), [1, 2, 5], [sgd, adam]))
 def test_the_parts_make_the_whole(name: str, make: Make, steps: int, tmp_path: Path) -> None:
     """Without noise: model, optimizer, error state, order of the batches and clip norm all go
@@ -211,6 +212,7 @@ def gradients_of_nothing(plan: Plan, path: Path, pause: int | None) -> Tensor:
     return model.weight.detach().flatten()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("noise", ["tree", "tree-honaker", "toeplitz", "buffered-toeplitz"])
 def test_correlated_noise_is_taken_back_across_a_pause(noise: Any, tmp_path: Path) -> None:
     """With a fresh noise state after the pause, nothing would take the noise before it back."""
@@ -536,6 +538,7 @@ class Interrupted:
             raise KeyboardInterrupt
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("call", [0, 1, 3, 6])
 def test_an_interrupted_draw_is_done_again(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Error feedback must not take one residual twice, nor count a step that did not happen."""
@@ -655,6 +658,7 @@ def test_a_signal_between_a_release_and_its_update_saves_nothing(
     assert not (tmp_path / "run.secret").exists()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("buffers", [0, 2, 128])
 def test_noise_is_taken_back_by_the_strategy_that_took_it(
     buffers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

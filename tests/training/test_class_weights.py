@@ -82,7 +82,7 @@ def released(
 @pytest.mark.parametrize("build", [lambda: nn.Linear(FEATURES, CLASSES), lambda: Noisy(5, 3)])
 @pytest.mark.parametrize("isolation", ["auto", "vmap"])
 @pytest.mark.filterwarnings("error::dpoptim.training.trials.isolation.IsolationWarning")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_they_are_served_with_the_loss_checked(
     name: str, build: Callable[[], nn.Module], isolation: Any
 ) -> None:
@@ -102,6 +102,7 @@ def test_they_are_served_with_the_loss_checked(
         assert 0.5 < float((ours - other).norm()) <= 1.0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", BY_LABELS)
 def test_a_loop_may_differentiate_them_itself(name: str) -> None:
     labels, loop, _ = BY_LABELS[name]
@@ -109,6 +110,7 @@ def test_a_loop_may_differentiate_them_itself(name: str) -> None:
     assert all(map(torch.equal, theirs, released(labels, loop, loss=loop)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", BY_LABELS)
 def test_where_the_graph_does_not_show_them_it_is_refused(name: str) -> None:
     labels, loop, _ = BY_LABELS[name]

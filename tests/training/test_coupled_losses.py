@@ -95,6 +95,7 @@ COUPLED: dict[str, Loss] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", COUPLED)
 @pytest.mark.parametrize("options", [{}, {"isolation": "vmap"}, {"loss_reduction": "mean"}])
 def test_losses_of_several_records_are_refused_before_a_release(
@@ -162,6 +163,7 @@ APART: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", APART)
 @pytest.mark.parametrize("isolation", ["auto", "vmap"])
 def test_losses_of_their_own_records_are_served(name: str, isolation: Any) -> None:

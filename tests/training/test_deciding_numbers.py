@@ -82,6 +82,7 @@ def checked(loss: Any, model: nn.Module | None = None) -> None:
     dpoptim.check(nn.Sequential(*bounded) if model is None else model, loss, DATA[:8])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", DECIDED)
 def test_check_finds_a_number_of_the_batch(name: str) -> None:
     with pytest.raises(dpoptim.SamplesInteractError):
@@ -117,6 +118,7 @@ OWN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OWN)
 def test_what_each_record_decides_itself_is_served(name: str) -> None:
     for tried in attach, checked:

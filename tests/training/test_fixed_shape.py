@@ -127,6 +127,7 @@ class Items(Dataset[Any]):
         return x, int(y)
 
 
+@pytest.mark.set_aside("whole")
 @pytest.mark.parametrize(
     "loader",
     [{}, {"physical_batch_size": 7}, {"num_workers": 1}],

@@ -111,6 +111,7 @@ def trained(
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize(
     ("build", "data", "loss"),

@@ -194,6 +194,7 @@ def test_a_memory_that_could_not_be_tried_is_taken_on_trust() -> None:
     assert only.kind == "enforced"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_layers_that_numpy_drops_are_served(seed: int) -> None:
     """By chance they were, or were told that records are mixed."""
@@ -735,6 +736,7 @@ class AtPositions(nn.Module):
         return self.head((x + eval(self.use, found)).tanh()).mean(1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "use",
     [

@@ -92,6 +92,7 @@ def released(
     return sum_of_one_step(build(), data, loop, loss=loss or loop, **how)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.usefixtures("tried_once_a_file")
 @pytest.mark.parametrize("build", [Pooled, Custom])
 @pytest.mark.parametrize("loop", [by_batches, by_records])
@@ -102,6 +103,7 @@ def test_the_sum_is_that_of_one_call_for_each_input(loop: Loss, build: Any) -> N
     torch.testing.assert_close(released(loop, build=build), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("tried_once_a_file")
 @pytest.mark.parametrize("batches", [{"physical_batch_size": 4}, {"fixed_shape": True}])
 def test_in_batches_of_other_sizes(batches: dict[str, Any]) -> None:
@@ -109,6 +111,7 @@ def test_in_batches_of_other_sizes(batches: dict[str, Any]) -> None:
     torch.testing.assert_close(found, released(apart), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.variants
 @pytest.mark.usefixtures("tried_once_a_file")
 def test_of_a_mean() -> None:
     def each(m: nn.Module, b: Any) -> Tensor:
@@ -119,6 +122,7 @@ def test_of_a_mean() -> None:
         torch.testing.assert_close(found, released(each), rtol=0, atol=2e-2)  # margins
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("tried_once_a_file")
 @pytest.mark.parametrize("loop", [by_batches, by_records])
 def test_no_record_moves_the_sum_by_more_than_the_clip_norm(loop: Loss) -> None:
@@ -147,6 +151,7 @@ class Coded(Pooled):
         return super().forward(x), self.codes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:records pass alone")
 @pytest.mark.parametrize("count", [3, 4, 6])
 def test_tensors_that_are_no_records_are_not_taken_for_some(count: int) -> None:

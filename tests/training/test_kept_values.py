@@ -91,6 +91,7 @@ KEEPING = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", KEEPING)
 def test_what_a_loss_keeps_is_named(name: str) -> None:
     assert "loss keeps numbers from call to call" in described(KEEPING[name]())

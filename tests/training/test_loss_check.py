@@ -106,6 +106,7 @@ def own_last_position(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0], batch[1]), batch[2], reduction="none")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("equal", [True, False], ids=["equal lengths", "unequal lengths"])
 def test_a_padding_collate_function_is_found(equal: bool) -> None:
     """A char-LSTM, padding, and the last position: 3.8 C, where the data set's own lengths need
@@ -187,6 +188,7 @@ def by_rows(p: Tensor) -> Tensor:
     return torch.stack([(torch.rand(len(row)) < row).float() for row in p])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("draw", [torch.bernoulli, by_rows])
 def test_tokens_may_be_masked_at_random(draw: Callable[[Tensor], Tensor]) -> None:
     data, collate = characters(equal=False), masking(draw)
@@ -520,6 +522,7 @@ def gathered(batch: list[Any]) -> Any:
     return torch.utils.data.default_collate(batch)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_records_of_any_form_are_made_up_and_checked(form: str) -> None:
     make, loss = FORMS[form]

@@ -69,12 +69,14 @@ def loss_of_a_copy(model: nn.Module, batch: Any) -> Tensor:
     return pops(model, dict(batch))
 
 
+@pytest.mark.set_aside("vmap")
 @pytest.mark.parametrize("isolation", ["auto", "vmap", "alone"])
 def test_labels_may_be_taken_out_of_the_batch(isolation: str) -> None:
     found = trained(pops, isolation=isolation)
     assert torch.equal(found, trained(loss_of_a_copy, isolation=isolation))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("loss", [pops_of_a_mean, puts_in_its_place, dpoptim.per_sample(pops)])
 def test_batches_may_be_taken_apart(loss: Callable[..., Tensor]) -> None:
     assert trained(loss).isfinite().all()

@@ -69,6 +69,7 @@ def test_live_tensors_counts_what_is_alive_at_once() -> None:
     assert d.dtype == torch.float64
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_found_fits_and_nearly_fills(name: str) -> None:
     torch.manual_seed(0)

@@ -181,6 +181,7 @@ def test_losses_that_are_no_numbers_are_not_taken_for_random_ones() -> None:
         assert model.modes == {True}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("seen", [0, 1, 3, 4], ids=lambda n: f"{n} of the records that are tried")
 def test_training_does_not_depend_on_whose_labels_are_missing(seen: int, smoothing: float) -> None:

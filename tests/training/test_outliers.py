@@ -143,6 +143,7 @@ def moved_by_a_rare_token(kind: str) -> float:
     return RECORDS * float((sums[0] - sums[1]).double().norm())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize")
 @pytest.mark.parametrize(
     ("kind", "name"), [("layer", "'1'"), ("container", "'1'"), ("torch", r"'1\.0'")]

@@ -72,6 +72,7 @@ BY_BATCH: dict[str, Loss] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", BY_RECORD)
 def test_random_numbers_of_records_are_served(name: str) -> None:
     with attach(BY_RECORD[name]) as private:
@@ -84,6 +85,7 @@ def test_random_numbers_that_are_added_up_are_refused(name: str) -> None:
         attach(BY_BATCH[name])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("draw", [torch.bernoulli, lambda p: (torch.rand_like(p) < p).float()])
 def test_masks_of_a_collate_function_that_are_added_up_are_refused(draw: Any) -> None:
     def collate(rows: list[Any]) -> tuple[Tensor, Tensor]:
@@ -109,6 +111,7 @@ class AtSampledPlaces(nn.Module):
         return x + x[:, places].mean((1, 2))[:, None]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("isolation", ["auto", "vmap"])
 def test_as_many_numbers_as_records_need_not_be_theirs(
     isolation: Any,
@@ -191,6 +194,7 @@ COINS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("coin", COINS.values(), ids=COINS)
 def test_models_that_mix_now_and_then_are_refused(coin: Callable[[], float]) -> None:
     def attached(model: nn.Module) -> None:

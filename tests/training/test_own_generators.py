@@ -91,6 +91,7 @@ def trained(model: nn.Module, data: Dataset[Any], **options: Any) -> Any:
     return private
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", [{}, {"loss": each}, {"isolation": "alone"}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_nobody_knows_the_numbers_that_a_model_draws_by_itself(
@@ -173,9 +174,8 @@ def public_seeds(worker: int) -> None:
     torch.utils.data.get_worker_info().dataset.generator = np.random.default_rng(worker)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.variants)])
 @pytest.mark.parametrize("first", [None, public_seeds])
-@pytest.mark.thinned(2)
 def test_workers_draw_other_numbers_than_each_other_which_nobody_knows(
     first: Callable[[int], None] | None, start: str
 ) -> None:

@@ -99,6 +99,7 @@ def one_by_one(form: Any, options: dict[str, Any]) -> Tensor:
     return total
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_record_has_its_own_mean(form: Any, name: str) -> None:
@@ -112,6 +113,7 @@ def test_each_record_has_its_own_mean(form: Any, name: str) -> None:
     assert torch.equal(whole, released(loop, loss=loop, bare=True))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", [flat, maps])
 def test_no_record_moves_the_sum_by_more_than_the_clip_norm(form: Any) -> None:
     """Whoever leaves the batch, with few labels or all: of a mean over all it would."""
@@ -163,6 +165,7 @@ def one_after_another(m: nn.Module, b: Any) -> list[Tensor]:
     return [F.cross_entropy(o, y) for o, y in zip(scores(m, b), b[1].clamp(min=0), strict=True)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("loop", "size"),
     [

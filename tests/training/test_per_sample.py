@@ -117,6 +117,7 @@ def one_by_one(loss: Loss, model: nn.Module | None = None) -> Tensor:
 EACH = {loss: dpoptim.per_sample(loss) for loss in LOSSES}
 
 
+@pytest.mark.one_in(2, first=1)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.usefixtures("tried_once_a_file")
 def test_each_record_has_the_gradient_of_its_own_batch(loss: Loss) -> None:
@@ -132,6 +133,7 @@ def test_as_they_are_these_losses_are_refused(loss: Loss) -> None:
         released(loss)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.usefixtures("tried_once_a_file")
 def test_no_record_moves_the_sum_by_more_than_the_clip_norm(loss: Loss) -> None:
@@ -324,6 +326,7 @@ def catalogue_beside_lookups(model: Any, batch: Any) -> Tensor:
 READING = [weighted_tasks, penalties, whole_catalogue, catalogue_beside_lookups]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("loss", READING)
 def test_parameters_that_a_loss_reads(loss: Loss) -> None:
     """Each record's gradient by them is its own, and one with that by the model."""
@@ -333,6 +336,7 @@ def test_parameters_that_a_loss_reads(loss: Loss) -> None:
         torch.testing.assert_close(found, one_by_one(loss, Weighted()), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.one_in(2, first=1)
 @pytest.mark.parametrize("loss", READING)
 def test_parameters_that_a_loss_reads_are_clipped_with_the_rest(loss: Loss) -> None:
     bound, each = 1e-3, dpoptim.per_sample(loss)
@@ -542,6 +546,7 @@ def test_a_loss_that_sets_something_is_refused() -> None:
         dpoptim.per_sample(loss)(network(), (X, Y, MASKS))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("loss", [weighted_tasks, whole_catalogue])
 @pytest.mark.parametrize("isolation", ["alone", "vmap"])
 def test_parameters_that_a_loss_reads_in_other_ways(loss: Loss, isolation: str) -> None:

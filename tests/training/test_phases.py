@@ -40,6 +40,7 @@ def own(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("changes", "how"),
     [

@@ -67,6 +67,7 @@ def interrupted(
     return taken, private
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", BY_PLACE)
 def test_a_run_does_not_go_on_with_another_split(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -50,6 +50,7 @@ def test_an_estimator_follows_the_decay(seen: list[float]) -> None:
     assert seen[-6:] == pytest.approx(0.5 * cosine(6))  # the one before is of a trial
 
 
+@pytest.mark.variants
 def test_the_command_follows_the_decay_and_says_so(tmp_path: Path, seen: list[float]) -> None:
     out = tmp_path / "run"
     common = "--epochs 1 --batch-size 200 --learning-rate 0.5 --seed 0 --noise-seed 1 --no-compare"
@@ -92,6 +93,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("when", ["at the start", "all along"])
 def test_a_chosen_rate_follows_the_clip_norm_that_is_found(
     moves: list[tuple[float, float]], when: Any

@@ -242,6 +242,7 @@ def test_what_is_a_flag() -> None:
     assert missing_flags({"x": torch.ones(2)}) is None
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("features", [2, 8, 30])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_one_record_of_no_numbers_that_stops_the_others_is_refused(

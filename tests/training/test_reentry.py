@@ -64,6 +64,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_parts_end_where_the_whole_does(method: str, tmp_path: Path) -> None:
     """Left after a step, then by an exception in the middle of one; between, a look at the

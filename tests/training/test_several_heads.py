@@ -138,6 +138,7 @@ def one_by_one(form: Form, labels: tuple[Tensor, Tensor] = (Y, Z)) -> Tensor:
     return total
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", LOSSES)
 @pytest.mark.filterwarnings("ignore:.*divided by a whole number")
 def test_the_sum_is_that_of_the_records_own_gradients(form: Form) -> None:
@@ -154,6 +155,7 @@ def test_the_sum_is_that_of_the_records_own_gradients(form: Form) -> None:
     assert torch.equal(released(loop, bare=True), whole)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("bare", [False, True])
 @pytest.mark.parametrize("form", [two_heads, smoothed])
 def test_of_a_head_without_any_label_nothing_is_left(form: Form, bare: bool) -> None:

@@ -75,6 +75,7 @@ class WithoutCudnn(nn.Module):
         return out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_models_may_read_and_set_the_older_switches(precision: str) -> None:
     torch.set_float32_matmul_precision(precision)

@@ -66,6 +66,7 @@ def trained(build: Callable[[], nn.Module], **way: Any) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("flattens", ["", "before", "after"])
 @pytest.mark.parametrize("turns", [True, False])
 def test_rules_train_as_records_alone_do(turns: bool, flattens: str) -> None:

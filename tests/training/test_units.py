@@ -348,6 +348,7 @@ def test_what_does_not_fit_is_refused_by_name(name: str) -> None:
     model(torch.randn(2, FEATURES))  # nothing is left attached
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("absent", [{0}, {0, 1, 2}, set(range(8))], ids=["one", "some", "all"])
 @pytest.mark.parametrize("persons", [None, [i // 5 for i in range(40)]], ids=["records", "persons"])
 def test_whoever_has_no_finite_numbers_does_not_decide_whether_a_run_starts(

@@ -106,6 +106,8 @@ def squared_distance(ours: Vector, truth: Vector) -> Tensor:
     if isinstance(truth, FewRows):
         ours.index_add_(0, truth.row, truth.value.to(ours.dtype), alpha=-1.0)
         parts = (part.double() for part in ours.reshape(-1).split(WIDENED))
+    elif ours.numel() <= WIDENED:  # small: a trial has thousands of them
+        return ours.to(torch.float64, copy=True).sub_(truth).norm().square().cpu()
     else:
         both = zip(ours.reshape(-1).split(WIDENED), truth.reshape(-1).split(WIDENED), strict=True)
         parts = (a.to(torch.float64, copy=True).sub_(b) for a, b in both)
@@ -127,7 +129,7 @@ def subtract(total: Vector, g: Tensor, weight: float) -> Vector:
     """
     if isinstance(total, FewRows):
         return less(total, g, weight)
-    if g.dim() == 0:
+    if g.numel() <= WIDENED:
         return total.sub_(g, alpha=weight)
     rows = max(1, WIDENED // max(1, g[0].numel() if len(g) else 1))
     for part, of_g in zip(total.split(rows), g.split(rows), strict=True):

@@ -47,12 +47,15 @@ def squared_norms(gradients: list[Tensor]) -> Tensor:
     squared = []
     for g in gradients:
         flat = g.reshape(len(g), -1)
+        if flat.numel() <= WIDENED:  # small: a trial has thousands of them
+            squared.append(torch.linalg.vector_norm(flat.double(), dim=1).square())
+            continue
         # one for all parts: what is allocated for each anew does not fit where the last one lay
         room = flat.new_empty(len(flat), min(WIDENED, flat.shape[1]), dtype=torch.float64)
         for part in flat.split(WIDENED, 1):
             wide = room[:, : part.shape[1]].copy_(part)
-            squared.append(torch.linalg.vector_norm(wide, dim=1).square().to(gradients[0].device))
-    return torch.stack(squared).sum(0)
+            squared.append(torch.linalg.vector_norm(wide, dim=1).square())
+    return torch.stack([each.to(gradients[0].device) for each in squared]).sum(0)
 
 
 def clipped_sums(
