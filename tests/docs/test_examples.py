@@ -19,7 +19,7 @@ SEVERAL = ("(plan, critic,", "[tables, others]")
 # takes long to import, in two processes; the other one runs torchrun by itself
 AS_RANKS = {"lora_fsdp"}
 # A quarter of a minute each; guides have snippets of the same, which run.
-LONG = ("lora_fsdp", "lora_gpt2", "hugging_face_trainer", "cnn_with_views", "table_with_persons")
+LONG = "lora_fsdp", "lora_gpt2", "cnn_with_views"
 
 
 @pytest.mark.set_aside(*LONG)

@@ -107,7 +107,8 @@ def squared_distance(ours: Vector, truth: Vector) -> Tensor:
         ours.index_add_(0, truth.row, truth.value.to(ours.dtype), alpha=-1.0)
         parts = (part.double() for part in ours.reshape(-1).split(WIDENED))
     elif ours.numel() <= WIDENED:  # small: a trial has thousands of them
-        return ours.to(torch.float64, copy=True).sub_(truth).norm().square().cpu()
+        apart = ours.to(torch.float64, copy=True).reshape(-1).sub_(truth.reshape(-1))
+        return apart.norm().square().cpu()
     else:
         both = zip(ours.reshape(-1).split(WIDENED), truth.reshape(-1).split(WIDENED), strict=True)
         parts = (a.to(torch.float64, copy=True).sub_(b) for a, b in both)
