@@ -18,6 +18,7 @@ from dpoptim.clipping import ClippingRule
 from dpoptim.gate import Query
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
 from dpoptim.notebook import as_table
+from dpoptim.origins import of_this_library
 from dpoptim.plan.code import CODE, code_in, kind_listed, packages_of_others, refuse_other_code
 from dpoptim.plan.text import (
     basis_of,
@@ -193,8 +194,10 @@ class Plan:
 
     @property
     def rests_on_places(self) -> bool:
-        """Whether a record's place in the data set says when it may take part again."""
-        return self.sampler.participations(self.steps) < self.steps
+        """Whether a record's place in the data set may say when it takes part."""
+        sampler = self.sampler
+        own_ways = not of_this_library(type(sampler)) and sampler.by_places(sharded=False)
+        return own_ways or sampler.participations(self.steps) < self.steps
 
     @property
     def epochs(self) -> float:
@@ -329,10 +332,7 @@ def same_plan(theirs: str, ours: str) -> bool:
     """Whether a document is of this plan: made of the same classes, by the same settings.
 
     One that names no class may be of an earlier version, and is read. One that does is compared as
-    it stands: its class need not be registered, and its name alone would not tell it from others.
-
-    Raises:
-        ValueError: one of them is no plan, or stands for none here.
+    it stands: its class need not be registered. ValueError if one stands for no plan here.
     """
     if CODE in read_text(theirs):
         return say_the_same(theirs, ours)
