@@ -187,3 +187,13 @@ def test_the_command_says_what_refuted_it(leaky: str, tmp_path: Any) -> None:
 def test_the_library_is_attacked_as_before() -> None:
     found = attack(DPSGD(1.0).plan(**SHAPE), 2000, 0)
     assert found.notes == ()
+
+
+def test_a_policy_of_no_known_class_is_refused_by_those_that_there_are() -> None:
+    class Policy:
+        start = 1.0
+
+        def begin(self) -> None: ...
+
+    with pytest.raises(ValueError, match="PrivateQuantile, PlannedClipNorm.*got a Policy"):
+        DPSGD(clip_norm=Policy())  # type: ignore[arg-type]

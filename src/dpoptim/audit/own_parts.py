@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dpoptim.audit.finding import Finding
 from dpoptim.audit.sensitivity import KINDS, Batch, SensitivityResult, distort, joint_distance
+from dpoptim.audit.small_runs import linear_of_zeros
 from dpoptim.distributed.ranks import ALONE
 from dpoptim.gradients.engine import Engine
 from dpoptim.methods import TrainingMethod
@@ -34,11 +35,18 @@ def of_others(plan: Plan) -> bool:
 
 
 def network() -> nn.Module:
-    """Two layers, so that a rule may bound each by itself."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
-    return model.double()
+    """Two layers, so that a rule may bound each by itself; always the same."""
+    layers = linear_of_zeros(5, 4, bias=True), linear_of_zeros(4, 2, bias=True)
+    model = nn.Sequential(layers[0], nn.Tanh(), layers[1]).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(spread(p.numel()).view_as(p) / 2)
+    return model
+
+
+def spread(count: int) -> Tensor:
+    """So many different numbers in [-1, 1]."""
+    return torch.sin(1.7 * torch.arange(1, count + 1, dtype=torch.float64))
 
 
 def first_query(plan: Plan, model: nn.Module, batch: Batch, scale: float) -> list[Tensor]:
@@ -76,13 +84,13 @@ def audit_query(plan: Plan, *, seed: int = 0, kinds: Sequence[str] = KINDS) -> S
 
     Args:
         plan: of a method that trains step by step; its noise stays off.
-        seed: of records. kinds: what is done to the record; see `audit_sensitivity`.
+        seed: of distorted records. kinds: what is done to the record; see `audit_sensitivity`.
 
     Returns:
         the largest move over the method's norm bound, with a verdict.
     """
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(RECORDS, 5, generator=generator, dtype=torch.float64)
+    x = spread(RECORDS * 5).view(RECORDS, 5)
     y = torch.arange(RECORDS) % 2
     model, bound = network(), plan.method.norm_bound
     largest, worst, trials = 0.0, "none", 0
