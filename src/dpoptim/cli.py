@@ -154,12 +154,9 @@ def audit(
             table.add_column(heading)
         for one in findings:
             numbers = (f"{value:.3f}" for value in (one.claimed, one.lower_bound, one.limit))
-            verdict = (
-                verdict_text(one, trials)
-                if one.as_expected
-                else f"[red]{one.verdict}[/] (should be {one.expected})"
-            )
-            table.add_row(cell(one.method), *numbers, str(one.trials or "exact"), verdict)
+            verdict = cell(verdict_text(one, trials))
+            told = verdict if one.as_expected else f"[red]{verdict}[/]"
+            table.add_row(cell(one.method), *numbers, str(one.trials or "exact"), told)
         console.print(table)
         say(f"saved in {out}/: audit.json, audit.png")
         if not all(one.as_expected for one in findings):

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from dpoptim.arguments import one_of
+from dpoptim.origins import written_as
 
 GROUP = "dpoptim.methods"
 SOLVER = "dpoptim.methods.whole_run:WholeRun"
@@ -108,10 +109,6 @@ def register_method(method: AnyMethod) -> AnyMethod:
         )
     _registered[method.name] = method
     return method
-
-
-def written_as(method: type) -> tuple[str, str]:
-    return method.__module__, method.__qualname__
 
 
 def unregister_method(name: str) -> None:

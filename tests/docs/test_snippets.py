@@ -4,6 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,3 +53,31 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
         if "://" not in target and not target.startswith("mailto:"):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.usefixtures("_methods_as_before")
+def test_the_sampler_of_the_guide_goes_by_places() -> None:
+    """Replacing a person by one whose row stands elsewhere would move all others to other steps."""
+    import torch
+
+    import dpoptim
+
+    page = (ROOT / "docs/guides/own-method.md").read_text()
+    code = "\n".join(PYTHON.findall(page)[:2]).replace("print(plan.describe())", "")
+    made: dict[str, Any] = {"__name__": "guide"}
+    exec(compile(code, "own-method.md", "exec"), made)
+    sampler = made["Halves"](0.5)
+    assert sampler.goes_by_places(sharded=False)
+    n = 40
+    data = torch.utils.data.TensorDataset(torch.randn(n, 4), torch.zeros(n, dtype=torch.int64))
+    persons = ["P", *map(str, range(n - 1))]
+
+    def attached(plan: dpoptim.Plan) -> None:
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        dpoptim.attach(plan, model, optimizer, data, persons=persons, loss_reduction="mean")
+
+    shape: dict[str, Any] = {"n": n, "batch_size": 20, "steps": 4, "epsilon": 2.0, "delta": 1e-5}
+    attached(made["HalvesSGD"](clip_norm=1.0).plan(**shape, neighboring="zero-out"))
+    with pytest.raises(ValueError, match="not offered for persons"):
+        attached(made["HalvesSGD"](clip_norm=1.0).plan(**shape, neighboring="replace-one"))

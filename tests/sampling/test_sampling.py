@@ -195,3 +195,24 @@ def test_fixed_batches_of_other_data_are_refused() -> None:
         FixedBatches(10, 3, "sorted")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="whole number of passes"):
         FixedBatches(10, 3).steps(1.5)
+
+
+def test_a_sampler_of_others_does_not_inherit_that_places_do_not_matter() -> None:
+    """It may draw by places; only what it says itself counts, and only for itself."""
+
+    class Drawn(PoissonSampling):
+        pass
+
+    class SaysSo(PoissonSampling):
+        def goes_by_places(self, *, sharded: bool) -> bool:
+            return False
+
+    class Later(SaysSo):
+        pass
+
+    assert Drawn(0.5).by_places(sharded=False)
+    assert not SaysSo(0.5).by_places(sharded=False)
+    assert Later(0.5).by_places(sharded=False)
+    assert not PoissonSampling(0.5).by_places(sharded=True)
+    assert not FixedBatches(4, 2).by_places(sharded=False)
+    assert FixedBatches(4, 2).by_places(sharded=True)

@@ -10,6 +10,7 @@ from dpoptim.accounting.accountant import (
 from dpoptim.accounting.calibration import calibrate_event, calibrate_noise_multiplier
 from dpoptim.accounting.event_json import event_from_json, event_to_json
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon, gdp_mu
+from dpoptim.accounting.group_privacy import group_delta
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",
+    "group_delta",
     "neighboring_name",
     "parse_neighboring",
     "privacy_curve",

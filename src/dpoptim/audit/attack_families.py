@@ -14,10 +14,11 @@ from typing import ClassVar
 
 from dpoptim import registry
 from dpoptim.audit.error_feedback import dice_sgd_as_published, dice_sgd_plan
-from dpoptim.audit.finding import DELTA, Finding
+from dpoptim.audit.finding import DELTA, MU, Finding
 from dpoptim.audit.named_audits import AUDITS, Audit
+from dpoptim.audit.own_parts import with_own_parts
 from dpoptim.audit.selected_rows import selected_rows
-from dpoptim.audit.side_by_side import RUNS
+from dpoptim.audit.side_by_side import RUNS, without_canary
 from dpoptim.audit.solvers import adaptive, solver, srgd, sums
 from dpoptim.audit.step_methods import (
     BY_BINS,
@@ -27,10 +28,13 @@ from dpoptim.audit.step_methods import (
     mu_of,
     two_worlds_finding,
 )
+from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.mechanisms.mechanism import StepMechanism
 from dpoptim.methods import TrainingMethod, WholeRun
+from dpoptim.methods.sensitive_state import SensitiveState
+from dpoptim.origins import of_this_library
 from dpoptim.plan import Plan
-from dpoptim.sampling import FixedBatches, Sampler
+from dpoptim.sampling import FixedBatches, PoissonSampling, Sampler
 
 Attack = Callable[[Plan, int, int], Finding]  # (plan, trials, seed)
 
@@ -39,19 +43,25 @@ Attack = Callable[[Plan, int, int], Finding]  # (plan, trials, seed)
 class PlainlyClipped(TrainingMethod):
     """A method's sampler and mechanism with flat clipping, to attack these alone.
 
+    Rule and state of other code are kept: nobody else attacks them.
+
     Args:
         method: whose they are. clip_norm: its norm bound.
         given_order: fixed batches come in the data set's own order, so that canaries know their
             place.
+        everybody: all records take part in each step, whatever the sampler.
     """
 
     method: TrainingMethod
     clip_norm: float
     given_order: bool = False
+    everybody: bool = False
     name: ClassVar[str] = "plainly clipped"
     summary: ClassVar[str] = "for audits"
 
     def sampler(self, n: int, batch_size: int) -> Sampler:
+        if self.everybody:
+            return PoissonSampling(1.0)
         sampler = self.method.sampler(n, batch_size)
         return (
             replace(sampler, order="given")
@@ -63,15 +73,38 @@ class PlainlyClipped(TrainingMethod):
     def mechanism(self) -> StepMechanism:
         return self.method.mechanism
 
+    def rule_of(self, clip_norm: float) -> ClippingRule:
+        if not own_rule(self.method):
+            return Clipping(clip_norm)
+        moves = self.method.policy is not None
+        return self.method.rule_of(clip_norm) if moves else self.method.rule
 
-def with_flat_clipping(plan: Plan, *, given_order: bool = False) -> Plan:
-    """Return the plan with flat clipping."""
+    def sensitive_state(self, plan: Plan) -> SensitiveState | None:
+        if of_this_library(type(self.method)):
+            return None
+        return self.method.sensitive_state(replace(plan, method=self.method))
+
+
+def own_rule(method: TrainingMethod) -> bool:
+    """Whether a method of other code clips by more than the usual rule, which others attack."""
+    return not of_this_library(type(method)) and type(method.rule) is not Clipping
+
+
+def with_flat_clipping(plan: Plan, *, given_order: bool = False, everybody: bool = False) -> Plan:
+    """Return the plan with flat clipping, but for rules and states of other code."""
     assert isinstance(plan.method, TrainingMethod)
-    return replace(plan, method=PlainlyClipped(plan.method, plan.method.norm_bound, given_order))
+    norm_bound = plan.method.norm_bound
+    return replace(plan, method=PlainlyClipped(plan.method, norm_bound, given_order, everybody))
 
 
 def attack(plan: Plan, trials: int, seed: int) -> Finding:
     """Attack a plan by its mechanism's family, at the plan's own noise, steps and relation.
+
+    Clipping rules and states of other code are run as they are: on the canaries, and on adversarial
+    records with the noise off (`audit.own_parts`).
+
+    Returns:
+        the finding; its notes name what was not attacked.
 
     Raises:
         ValueError: the family is unknown, so nothing can be said.
@@ -84,7 +117,7 @@ def attack(plan: Plan, trials: int, seed: int) -> Finding:
             f"{', '.join(map(repr, FAMILIES))}. Fix: name one of them, or an attack of your own as "
             "'package.module:function'."
         )
-    return known(plan, trials, seed)
+    return with_own_parts(known(plan, trials, seed), plan, seed)
 
 
 def attack_elsewhere(family: str) -> Attack | None:
@@ -110,6 +143,20 @@ def two_worlds(plan: Plan, trials: int, seed: int) -> Finding:
 def fixed_order(plan: Plan, trials: int, seed: int) -> Finding:
     """Canaries that take part as early and as often as they can; the claim is one Gaussian."""
     return fixed_order_plan(with_flat_clipping(plan, given_order=True), trials, seed)
+
+
+def everybody(plan: Plan, trials: int, seed: int) -> Finding:
+    """Clipping and noise of a plan whose sampler no attack here knows: all take part in each step.
+
+    So many of its steps as cost about `MU` then, at the price of that; the sampler is not attacked.
+    """
+    apart = 1 - without_canary(plan.neighboring)  # of the two worlds, in norm bounds
+    steps = max(1, min(plan.steps, int((MU * plan.noise_multiplier / apart) ** 2)))
+    scaled = replace(with_flat_clipping(plan, everybody=True), n=trials, batch_size=trials)
+    found = two_worlds_finding(replace(scaled, steps=steps), seed)
+    sampler = type(plan.sampler).__name__
+    unknown = f"not attacked: who takes part, by {sampler}; here all did in each of {steps} steps"
+    return replace(found, notes=(f"{unknown}, at the price of that",))
 
 
 def sampled_by_turns(plan: Plan, trials: int, seed: int) -> Finding:
@@ -160,6 +207,7 @@ def whole_run(plan: Plan, trials: int, seed: int) -> Finding:
 FAMILIES: dict[str, Attack] = {
     "two worlds": two_worlds,
     "fixed order": fixed_order,
+    "everybody": everybody,
     "selected rows": selected_rows,
     "sampled by turns": sampled_by_turns,
     "balls in bins": balls_in_bins,

@@ -54,10 +54,13 @@ def audit_run(directory: Path, *, trials: int, seed: int) -> list[Finding]:
 
 def verdict_text(found: Finding, trials: int) -> str:
     """The verdict for a person, with the ``--trials`` that would do if ``trials`` were too few."""
-    if found.verdict != WEAK:
-        return found.verdict
-    enough = math.ceil(trials * found.trials_needed / max(found.trials, 1))
-    return f"{WEAK}: about --trials {enough} would do"
+    said = found.verdict
+    if not found.as_expected:
+        said = f"{said} (should be {found.expected})"
+    elif said == WEAK:
+        enough = math.ceil(trials * found.trials_needed / max(found.trials, 1))
+        said = f"{WEAK}: about --trials {enough} would do"
+    return "; ".join([said, *found.notes])
 
 
 def save(findings: Sequence[Finding], out: Path, settings: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ class Finding:
         trials_needed: how many of these trials would have a limit of half the claim, if these are
             too few; else 0.
         expected: what the verdict should be: the paper's accounting of DiceSGD is false.
+        notes: what refuted the claim beside the attack, and what was not attacked.
     """
 
     method: str
@@ -44,6 +45,7 @@ class Finding:
     expected: str
     seconds: float
     trials_needed: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def as_expected(self) -> bool:

@@ -156,8 +156,9 @@ def mu_of(plan: Plan) -> float:
     mu = gaussian_mu(canonical(plan.event), parse_neighboring(plan.neighboring))
     if mu is None:
         raise ValueError(
-            f"a plan for {plan.method.name!r} on this sampler is not one Gaussian, as this attack "
-            "supposes."
+            f"a run on batches by {type(plan.sampler).__name__} is not one Gaussian, which the "
+            "attack 'fixed order' supposes. Fix: the mechanism's audit_family names another one, "
+            "such as 'everybody', which leaves the sampler out."
         )
     return mu
 

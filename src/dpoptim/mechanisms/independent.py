@@ -8,7 +8,8 @@ import numpy as np
 
 from dpoptim.gate import GaussianSum
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
-from dpoptim.sampling import Floats, PlannedPoissonSampling, PoissonSampling
+from dpoptim.origins import of_this_library
+from dpoptim.sampling import FixedBatches, Floats, PlannedPoissonSampling, PoissonSampling
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,27 @@ class IndependentNoise(StepMechanism):
     schedule: tuple[float, ...] = field(default=(), kw_only=True)
 
     def audit_family(self, run: RunShape) -> str:
-        coins = PoissonSampling | PlannedPoissonSampling
-        return "two worlds" if isinstance(run.sampler, coins) else "fixed order"
+        if self.says_poisson(run):
+            return "two worlds"
+        own = isinstance(run.sampler, FixedBatches) and of_this_library(type(run.sampler))
+        return "fixed order" if own else "everybody"
+
+    def says_poisson(self, run: RunShape) -> bool:
+        """Whether the run is priced as Poisson batches of the planned size, whoever draws them."""
+        sampler, scales = run.sampler, self.scales(run.steps)
+        if not isinstance(sampler, PoissonSampling | PlannedPoissonSampling):
+            return False
+        if of_this_library(type(sampler)):
+            return True
+        plain = (
+            PoissonSampling(run.batch_size / run.n)
+            if isinstance(sampler, PoissonSampling)
+            else PlannedPoissonSampling(run.batch_size / run.n, sampler.changes)
+        )
+        try:
+            return bool(sampler.event(scales) == plain.event(scales))
+        except ValueError:  # it has no price for noise of several sizes
+            return False
 
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
         return run.sampler.event(noise_multiplier * self.scales(run.steps))

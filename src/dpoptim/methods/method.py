@@ -94,6 +94,7 @@ class TrainingMethod(KnowsOpacus, ABC):
                 "clipping bounds none by itself. Fix: a plain clip norm, or dpoptim.DPSGD."
             )
         if self.policy is None:
+            refuse_unknown_policy(self.clip_norm)
             _ = Clipping(self.clip_norm)  # type: ignore[arg-type]  # validates
             object.__setattr__(self, "clip_norm", float(self.clip_norm))  # type: ignore[arg-type]  # no numpy's: JSON
         _ = self.rule
@@ -200,6 +201,16 @@ class TrainingMethod(KnowsOpacus, ABC):
                 deviation=plan.query.standard_deviation,
             )
         return plan
+
+
+def refuse_unknown_policy(clip_norm: object) -> None:
+    """Refuse what looks like a policy and is of no class that there is, naming those."""
+    if hasattr(clip_norm, "begin"):
+        known = ", ".join(kind.__name__ for kind in CLIP_NORM_POLICIES)
+        raise ValueError(
+            f"clip_norm must be a number above 0, or one of {known}, or of a class derived from "
+            f"one, got a {type(clip_norm).__name__}."
+        )
 
 
 def policy_of(settings: Mapping[str, Any]) -> ClipNormPolicy:

@@ -18,17 +18,18 @@ from dpoptim.clipping import ClippingRule
 from dpoptim.gate import Query
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
 from dpoptim.notebook import as_table
+from dpoptim.origins import of_this_library
+from dpoptim.plan.code import CODE, code_in, kind_listed, packages_of_others, refuse_other_code
 from dpoptim.plan.text import (
     basis_of,
-    packages_of_others,
     plan_in_words,
     read_text,
     refuse_other_promise,
+    say_the_same,
     settings_in,
     text_of,
 )
 from dpoptim.privacy_unit import RECORD, Unit
-from dpoptim.registry import entry
 from dpoptim.sampling import Sampler
 from dpoptim.sampling.sampler import number_of_steps
 
@@ -193,8 +194,10 @@ class Plan:
 
     @property
     def rests_on_places(self) -> bool:
-        """Whether a record's place in the data set says when it may take part again."""
-        return self.sampler.participations(self.steps) < self.steps
+        """Whether a record's place in the data set may say when it takes part."""
+        sampler = self.sampler
+        own_ways = not of_this_library(type(sampler)) and sampler.by_places(sharded=False)
+        return own_ways or sampler.participations(self.steps) < self.steps
 
     @property
     def epochs(self) -> float:
@@ -237,14 +240,15 @@ class Plan:
         """Read a plan, its guarantee computed again; files that promise another are refused.
 
         Raises:
-            ValueError: not a plan, one that was changed since it was written, or a guarantee that
-                is not its settings'.
+            ValueError: not a plan, one that was changed since it was written, a guarantee that is
+                not its settings', or a method or part of other code, whose class is not registered
+                here, or not the one that was meant.
         """
         data = read_text(text)
         try:
-            method = settings_in(data)
+            method, code = settings_in(data), code_in(data)
             plan = make_plan(
-                entry(method.pop("name")).make(**method),
+                kind_listed(method.pop("name"), code)(**method),
                 n=data["n"],
                 batch_size=data["batch_size"],
                 steps=data["steps"],
@@ -256,6 +260,7 @@ class Plan:
             stored = Guarantee.from_json(data["guarantee"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"text is a damaged plan: {error}; make a new plan.") from None
+        refuse_other_code(code, stored, plan)
         refuse_other_promise(stored, plan.guarantee)
         return plan
 
@@ -321,6 +326,17 @@ def make_plan(
     plan = Plan(method, n, batch_size, steps, noise_multiplier, relation, delta)
     _ = plan.guarantee  # refuses what no accountant can evaluate, here and not later
     return plan
+
+
+def same_plan(theirs: str, ours: str) -> bool:
+    """Whether a document is of this plan: made of the same classes, by the same settings.
+
+    One that names no class may be of an earlier version, and is read. One that does is compared as
+    it stands: its class need not be registered. ValueError if one stands for no plan here.
+    """
+    if CODE in read_text(theirs):
+        return say_the_same(theirs, ours)
+    return Plan.from_json(theirs) == Plan.from_json(ours)
 
 
 def require_plan(plan: object) -> None:

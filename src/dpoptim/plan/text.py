@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dpoptim.accounting.guarantee import Guarantee, rounded_up
 from dpoptim.assumptions import METHOD_OF_OTHERS, PLACES_ARE_KEPT, Assumption, enforced, trusted
 from dpoptim.documents import DIGEST, dump, load, with_digest
+from dpoptim.plan.code import CODE, code_of, packages_of_others
 from dpoptim.privacy_unit import RECORD
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ PLAN_KEYS = {
         "neighboring",
         "unit",
         "guarantee",
+        CODE,
     ),
     DIGEST,
 }
@@ -45,6 +47,7 @@ def text_of(plan: Plan) -> str:
         "neighboring": plan.neighboring,
         **({} if plan.unit == RECORD else {"unit": asdict(plan.unit)}),
         "guarantee": plan.guarantee.to_json(),
+        **({CODE: code} if (code := code_of(plan)) else {}),
     }
     return dump(with_digest(document))
 
@@ -68,15 +71,30 @@ def settings_in(data: dict[str, Any]) -> dict[str, Any]:
     return {key: math.inf if value == "inf" else value for key, value in data["method"].items()}
 
 
+def told(data: dict[str, Any]) -> dict[str, Any]:
+    """What a document says beside its guarantee: one flat list, the classes of others included."""
+    rest = {key: data[key] for key in data.keys() - {"format", "guarantee", CODE, DIGEST}}
+    settings = {key: value for key, value in data["method"].items() if key != "name"}
+    classes = {f"class of the {part}": kind for part, kind in (data.get(CODE) or {}).items()}
+    return {**rest, "method": data["method"]["name"], **settings, **classes}
+
+
+def say_the_same(one: str, other: str) -> bool:
+    """Whether two documents are of one plan, by what they say: their classes need not be at hand.
+
+    Their guarantees may differ as much as versions of a numerical library do.
+    """
+    first, second = (read_text(text) for text in (one, other))
+    if told(first) != told(second):
+        return False
+    a, b = (Guarantee.from_json(data["guarantee"]) for data in (first, second))
+    same = a.delta == b.delta and (a.status, a.unit) == (b.status, b.unit)
+    return same and same_number(a.epsilon, b.epsilon)
+
+
 def differing_entries(one: str, other: str) -> str:
     """Name what two documents say differently; their guarantees only where all else is alike."""
     first, second = (read_text(text) for text in (one, other))
-
-    def told(data: dict[str, Any]) -> dict[str, Any]:
-        rest = {key: data[key] for key in data.keys() - {"format", "guarantee", DIGEST}}
-        method = {key: value for key, value in data["method"].items() if key != "name"}
-        return {**rest, "method": data["method"]["name"], **method}
-
     a, b = (told(data) for data in (first, second))
     if a == b:
         a, b = first["guarantee"], second["guarantee"]
@@ -145,15 +163,6 @@ def relation_on_trust(n: int, neighboring: str, unit: str) -> Assumption:
             "replace-one": f"n={n} is public; a neighbour has one {unit} of another value",
         }[neighboring]
     )
-
-
-def packages_of_others(plan: Plan) -> list[str]:
-    """The packages but this one whose code says who takes part, with which noise, at what price."""
-    method = plan.method
-    settings = (getattr(method, field.name) for field in fields(method))  # type: ignore[arg-type]
-    parts = (method, plan.sampler, plan.mechanism, method.rule, *settings)
-    packages = dict.fromkeys(type(part).__module__.partition(".")[0] for part in parts)
-    return [package for package in packages if package not in ("dpoptim", "builtins")]
 
 
 def of_each(unit: str, text: str) -> str:

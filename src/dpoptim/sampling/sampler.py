@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dpoptim.arguments import positive_number, whole_number
 from dpoptim.noise.stream import KeyStream
+from dpoptim.origins import of_this_library
 
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -91,10 +92,19 @@ class Sampler(ABC):
         for neighbours in which everybody keeps the place. Where coins of its own decide, or a
         uniformly random permutation, who replaces another takes over its steps, wherever it stands.
 
+        A class of other code does not inherit the answer of one of this library, which knows how
+        its own records are drawn: see `by_places`.
+
         Args:
             sharded: whether each process draws of records that it alone has.
         """
         return True
+
+    def by_places(self, *, sharded: bool) -> bool:
+        """Return `goes_by_places`, or True where a class of other code has not said so itself."""
+        kind = type(self)
+        says_itself = of_this_library(kind) or "goes_by_places" in vars(kind)
+        return not says_itself or self.goes_by_places(sharded=sharded)
 
     def participations(self, steps: int) -> int:
         """Steps of a run that one record takes part in, at most."""

@@ -20,6 +20,7 @@ from dpoptim.gradients.watch.contents import Contents
 from dpoptim.gradients.watch.model_watch import refuse_frozen_or_unfrozen
 from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import draws_on
+from dpoptim.origins import of_this_library
 from dpoptim.plan import Plan, require_plan
 from dpoptim.privacy_unit import RECORD
 from dpoptim.runtime.torch_internals import global_step_hooks, gradient_hooks
@@ -182,9 +183,16 @@ def refuse_places_of_persons(plan: Plan, units: Units, *, sharded: bool) -> None
     A person stands where the first of their rows does. Whoever takes another's place in a table
     has rows of their own elsewhere, and everybody between would move to another batch.
     """
-    moves = plan.neighboring == "replace-one" and plan.sampler.goes_by_places(sharded=sharded)
+    moves = plan.neighboring == "replace-one" and plan.sampler.by_places(sharded=sharded)
     if units.persons is None or not moves:
         return
+    if not of_this_library(kind := type(plan.sampler)) and "goes_by_places" not in vars(kind):
+        raise ValueError(
+            f"neighboring='replace-one' is not offered for persons in batches by {kind.__name__}, "
+            "which does not say whether they go by places: who replaces a person has rows at other "
+            "places. Fix: neighboring='zero-out'; or, where each unit joins by coins of its own "
+            f"wherever it stands, {kind.__name__}.goes_by_places, which says False."
+        )
     raise ValueError(
         "neighboring='replace-one' is not offered for persons in batches that go by their order "
         "(order='given', or sharded=True on fixed batches): who replaces a person has rows at "

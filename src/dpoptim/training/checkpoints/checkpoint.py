@@ -28,6 +28,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.files import remove_litter, write_atomically
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
+from dpoptim.plan.plan import same_plan
 from dpoptim.plan.text import differing_entries
 from dpoptim.printable import printable
 from dpoptim.training.batches.privacy_units import Units
@@ -258,7 +259,7 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
         ValueError: naming what differs; nothing has been changed.
     """
     theirs = checkpoint["identity"]
-    if Plan.from_json(theirs["plan"]) != Plan.from_json(ours["plan"]):
+    if not same_plan(theirs["plan"], ours["plan"]):
         raise ValueError(
             "resume: the checkpoint belongs to another plan: "
             f"{differing_entries(theirs['plan'], ours['plan'])}. Fix: make the plan with the same "
