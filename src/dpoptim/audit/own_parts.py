@@ -50,7 +50,7 @@ def spread(count: int) -> Tensor:
 
 
 def first_query(plan: Plan, model: nn.Module, batch: Batch, scale: float) -> list[Tensor]:
-    """What the first step asks the gate to release of these records: as `training.steps` does."""
+    """Return the first step's request to the gate on these records; see `training.steps`."""
     method = plan.method
     assert isinstance(method, TrainingMethod)
     adaptive = method.adaptive_clip_norm(plan)

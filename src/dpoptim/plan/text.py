@@ -72,7 +72,7 @@ def settings_in(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def told(data: dict[str, Any]) -> dict[str, Any]:
-    """What a document says beside its guarantee: one flat list, the classes of others included."""
+    """Entries of a document beside its guarantee, in one flat list, classes of others included."""
     rest = {key: data[key] for key in data.keys() - {"format", "guarantee", CODE, DIGEST}}
     settings = {key: value for key, value in data["method"].items() if key != "name"}
     classes = {f"class of the {part}": kind for part, kind in (data.get(CODE) or {}).items()}
