@@ -33,6 +33,7 @@ from dpoptim.training.prepared import Prepared
 from dpoptim.training.randomness.run_streams import RunStreams
 from dpoptim.training.reentry import (
     refuse_another_program,
+    refuse_other_weights,
     refuse_several_processes,
     say_how_to_go_on,
 )
@@ -205,6 +206,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             )
         if not self._attached.on:  # left: a step that was begun is done again
             refuse_several_processes(self._ranks)
+            refuse_other_weights(same=self._attached.is_as_left)
             self._steps.restart()
             if self.steps_done < self.plan.steps:
                 self._steps.gate.reenter()
@@ -247,7 +249,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
 
         **Guarantee.** That of the run: the iterate was released, and coins chose it.
         """
-        self._iterates.swap()
+        self._attached.swap_iterate()
 
     # ---- ending ---------------------------------------------------------------------------------
 
