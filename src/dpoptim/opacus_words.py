@@ -9,6 +9,10 @@ from typing import ParamSpec, Self, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
+LOSS_TAKES = (
+    "loss takes (model, batch) and returns one value a record: def loss(model, batch): x, y = "
+    "batch; return F.cross_entropy(model(x), y, reduction='none')"
+)
 NAMES = {
     "PrivacyEngine": "plan = dpoptim.DPSGD(clip_norm=...).plan(...), then dpoptim.attach(plan, "
     "model, optimizer, train_set)",
