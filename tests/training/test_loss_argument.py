@@ -1,4 +1,4 @@
-"""``loss=``: what is no ``loss(model, batch)`` is refused in those words, before a record is read."""
+"""What is no ``loss(model, batch)`` is refused in those words, before a record is read."""
 
 from typing import Any
 

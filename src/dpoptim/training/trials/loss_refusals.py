@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
-from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.watch.values import Values
 from dpoptim.training.batches.user_code import shows_private
 from dpoptim.training.losses.meeting_places import refuse_meeting
