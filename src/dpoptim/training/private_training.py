@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from dpoptim.distributed.rank_signals import FINISH, SAVE
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
-from dpoptim.opacus_words import LOOP, hint_of_attribute
 from dpoptim.plan import Plan
 from dpoptim.training.attached import Attached
 from dpoptim.training.batch_loop import BatchLoop
@@ -118,7 +117,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         self._other_runs = OtherRuns(
             self, plan, told, gate, ledger.id, found.units.name, earlier.reservation
         )
-        self._steps = Steps(plan, self._engine, queue, gate, ranks)
+        self._steps = self._handed_over.steps = Steps(plan, self._engine, queue, gate, ranks)
         self._loader = BatchLoader(
             plan,
             train_set,
@@ -322,19 +321,6 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             "be stored. Save model.state_dict() and optimizer.state_dict(), which hold released "
             "numbers only; private.save(path) writes a secret file to go on from."
         )
-
-    def __iter__(self) -> NoReturn:
-        """Refuse to be a loader, or the three things that others return."""
-        raise TypeError(LOOP)
-
-    if not TYPE_CHECKING:  # which would let any name pass
-
-        def __getattr__(self, name: str) -> NoReturn:
-            """Say what others' words are called here."""
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}."
-                f"{hint_of_attribute(name)}"
-            )
 
     def __enter__(self) -> Self:
         """Attach the training, a left one again where it stopped, on the same charge."""
