@@ -8,6 +8,7 @@ import torch
 
 from dpoptim.distributed.user_collectives import inside_of, user_collectives_refused
 from dpoptim.distributed.wrapping import Wrapping
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.runtime.torch_internals import checkpointing_served
 from dpoptim.runtime.watched_calls import backward_watched, scaling_watched
@@ -98,6 +99,20 @@ class Attached:
     def is_as_left(self) -> bool:
         """Whether the model holds what it held when the run was left, or the run is not left."""
         return self.on or self._left_as is None or self._left_as.is_in(self._engine.model)
+
+    def refuse_other_weights(self) -> None:
+        """Refuse what a checkpoint may not hold: the random iterate, or weights that others made.
+
+        Raises:
+            PrivacyError: the model has it, or was changed after the run was left.
+        """
+        self._iterates.refuse_swapped()
+        if not self.is_as_left:
+            raise PrivacyError(
+                "the model is not as the run left it, and private.save writes what the run's "
+                "guarantee covers. Fix: save before anything else changes the model; or "
+                "model.load_state_dict(...) of what the run had left."
+            )
 
     def swap_iterate(self) -> None:
         """Exchange the model's parameters with the iterate that is kept: both are the run's."""

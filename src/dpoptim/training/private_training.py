@@ -33,7 +33,6 @@ from dpoptim.training.prepared import Prepared
 from dpoptim.training.randomness.run_streams import RunStreams
 from dpoptim.training.reentry import (
     refuse_another_program,
-    refuse_other_weights,
     refuse_several_processes,
     say_how_to_go_on,
 )
@@ -198,7 +197,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
                 written. What was there is unchanged.
         """
         self._steps.refuse_interrupted()
-        self._iterates.refuse_swapped()
+        self._attached.refuse_other_weights()
         if self._steps.gate.ended:
             raise PrivacyError(
                 "private.save was called after private.finish: an ended run cannot go on. Fix: "
@@ -206,7 +205,6 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             )
         if not self._attached.on:  # left: a step that was begun is done again
             refuse_several_processes(self._ranks)
-            refuse_other_weights(same=self._attached.is_as_left)
             self._steps.restart()
             if self.steps_done < self.plan.steps:
                 self._steps.gate.reenter()

@@ -71,17 +71,3 @@ def say_how_to_go_on(error: BaseException, done: int, steps: int) -> None:
             f"dpoptim: {done} of {steps} steps are done, and the whole run is charged; attaching "
             "anew charges another. In this process `with private:` goes on with this one."
         )
-
-
-def refuse_other_weights(*, same: bool) -> None:
-    """A checkpoint is of what the run left: its weights are covered by the run's guarantee.
-
-    Args:
-        same: whether the model is as the run left it.
-    """
-    if not same:
-        raise PrivacyError(
-            "the model is not as the run left it, and private.save writes what the run's guarantee "
-            "covers. Fix: save before anything else changes the model; or "
-            "model.load_state_dict(...) of what the run had left."
-        )

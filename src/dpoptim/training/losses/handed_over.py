@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from dpoptim.errors import PrivacyError, SamplesInteractError, axes_of
-from dpoptim.gradients.backward_pass import BY_INPUTS
+from dpoptim.gradients.backward_pass import BOTH_LOSSES, BY_INPUTS
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.hooks.hook_manager import HookManager
 from dpoptim.losses import without_single_axes
@@ -277,8 +277,8 @@ def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
         return not_one_each(f"{axes_of(losses)} of another length")
     return PrivacyError(
         "private.backward was called again for rows that went through it already, or without a "
-        "batch from private.batches(): their gradients would count twice. Fix: add the losses of a "
-        "row, and call private.backward(first + second) once for each batch; iterate over "
+        "batch from private.batches(): their gradients would count twice. Fix: "
+        f"{BOTH_LOSSES}, private.backward(first + second); iterate over "
         f"private.batches() in place of a loader of your own; {BY_INPUTS}."
     )
 

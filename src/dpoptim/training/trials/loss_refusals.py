@@ -23,8 +23,9 @@ DRAWS_ELSEWHERE = (
 
 OF_OTHERS = "losses of the records depend on other records of the batch"
 PADDED = (
-    ", to whose length they are padded. If you average over the padded length, divide by each "
-    "record's own count: dpoptim.losses.per_sample_mean(losses, mask). Else "
+    ", to whose length they are padded. The shortest fix: let collate_fn pad each record to one "
+    "public length, F.pad(x, (0, LENGTH - x.shape[1])). If you average over the padded length, "
+    "divide by each record's own count: dpoptim.losses.per_sample_mean(losses, mask). Else "
 )
 CAUSES = (
     "usual causes are mixup, pairs inside the batch (CLIP, SigLIP), a count, mean or maximum over "
