@@ -3,7 +3,7 @@
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
@@ -162,7 +162,9 @@ def hint_of_keyword(name: str, known: list[str]) -> str:
     return f" Fix: {similar[0]}=...?" if similar else ""
 
 
-def refuse_other_places(function: Callable[P, R], args: P.args, kwargs: P.kwargs) -> None:
+def refuse_other_places(
+    function: Callable[..., object], args: Iterable[object], kwargs: Mapping[str, object]
+) -> None:
     """Refuse arguments that are missing, or too many, with the order in which they come.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a model held when its run was left: whether it holds the same still."""
+"""The contents of a model when its run was left, to see whether they are the same still."""
 
 from collections.abc import Mapping
 from typing import Any

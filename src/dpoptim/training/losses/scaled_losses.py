@@ -21,7 +21,7 @@ ACCUMULATES = (
 
 
 class Microbatches(Protocol):
-    """What `Steps` tells of where a step is."""
+    """Where a step is, as `Steps` tells it."""
 
     microbatches: int
 
