@@ -5,17 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim import opacus_words
 
 
-@pytest.mark.parametrize("name", opacus_words.NAMES)
+@pytest.mark.parametrize("name", [*opacus_words.NAMES, *opacus_words.NOT_NEEDED])
 def test_names_lead_on(name: str) -> None:
-    with pytest.raises(AttributeError, match="Fix: what Opacus calls"):
+    said = f"Fix: (what others call {name} is here|leave {name} out)"
+    with pytest.raises(AttributeError, match=said):
         getattr(dpoptim, name)
     assert not hasattr(dpoptim, name)
-    with pytest.raises(ImportError, match="Fix: what Opacus calls"):
+    with pytest.raises(ImportError, match=said):
         exec(f"from dpoptim import {name}")
 
 
@@ -30,6 +32,70 @@ def test_keywords_lead_on() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(TypeError, match="train_set"):
         dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), data_loader=[])  # type: ignore[call-arg]
+
+
+def private_training() -> dpoptim.PrivateTraining:
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=10, batch_size=2, steps=1, epsilon=1.0, delta=1e-3)
+    model, data = nn.Linear(2, 2), TensorDataset(torch.randn(10, 2))
+    return dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), data)
+
+
+def test_words_of_peers_lead_on() -> None:
+    """Of JAX-Privacy, fastDP, private-transformers, dp-transformers and TensorFlow Privacy."""
+    method = dpoptim.DPSGD(clip_norm=1.0)
+    for words, ours in (
+        ({"sample_size": 64}, "is here n="),
+        ({"num_examples": 64}, "is here n="),
+        ({"expected_batch_size": 8}, "is here batch_size="),
+        ({"iterations": 8}, "is here steps="),
+        ({"sample_rate": 0.1}, r"batch_size=n \* sample_rate"),
+    ):
+        with pytest.raises(TypeError, match=ours):
+            method.plan(steps=1, epsilon=1.0, delta=1e-3, **words)  # type: ignore[arg-type]
+    for word in ("num_microbatches", "rescale_to_unit_norm", "numerical_stability_constant"):
+        with pytest.raises(TypeError, match=f"Fix: leave {word} out: "):
+            dpoptim.DPSGD(clip_norm=1.0, **{word: 1})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Fix: leave shuffle out: the plan's method says"):
+        private_training().batches(shuffle=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"loss=loss\), where loss takes \(model, batch\)"):
+        dpoptim.attach(None, None, None, None, criterion=nn.CrossEntropyLoss())  # type: ignore[call-arg, arg-type]
+
+
+def test_a_private_training_is_no_engine_and_no_loader() -> None:
+    private = private_training()
+    with pytest.raises(AttributeError, match=r"no attribute 'get_epsilon'. Fix: private.spent\("):
+        private.get_epsilon(1e-5)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'.$"):
+        private.nothing  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(TypeError, match=r"for batch in private.batches\(\)"):
+        for _ in private:
+            pass
+    with pytest.raises(TypeError, match="not several things to unpack"):
+        _model, _optimizer, _loader = private
+
+
+def test_arguments_in_other_places_are_told_the_order() -> None:
+    model, data = nn.Linear(2, 2), TensorDataset(torch.randn(10, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(TypeError, match=r"Fix: attach\(plan, model, optimizer, train_set, "):
+        dpoptim.attach(model, optimizer, data)  # type: ignore[call-arg, arg-type]
+    with pytest.raises(TypeError, match=r"Fix: plan\(.*n=\.\.\."):
+        dpoptim.DPSGD(clip_norm=1.0).plan(1000, 100)  # type: ignore[call-arg, misc]
+
+
+def test_steps_of_private_transformers_lead_on() -> None:
+    private = private_training()
+    (optimizer,) = private.optimizers
+    with pytest.raises(AttributeError) as raised, private:
+        optimizer.virtual_step()  # type: ignore[attr-defined]
+    assert "physical_batch_size" in raised.value.__notes__[0]
+    private = private_training()
+    (optimizer,) = private.optimizers
+    with private, pytest.raises(dpoptim.PrivacyError, match="Fix: private.backward"):
+        for (x,) in private.batches():
+            private.backward(private.model(x).sum(1))
+            optimizer.step(loss=1.0)  # type: ignore[call-arg]
+    assert private.reservation is None
 
 
 def test_only_what_is_similar_is_proposed() -> None:

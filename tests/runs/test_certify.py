@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import dpoptim
 from dpoptim.audit.command import audit_run
+from dpoptim.runs.assumptions import OTHER_WEIGHTS
 from dpoptim.runs.verify import verify_run
 from dpoptim.training.private_training import PrivateTraining
 
@@ -28,7 +29,7 @@ def trained(
     method: Any = None, *, steps: int | None = None, batches: Any = None, **options: Any
 ) -> PrivateTraining:
     torch.manual_seed(0)
-    model = nn.Linear(4, 3)
+    model = options.pop("model", None) or nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = options.pop("plan", {"n": N, "batch_size": 10})
     plan = (method or dpoptim.DPSGD(clip_norm=1.0)).plan(
@@ -109,14 +110,44 @@ def test_an_edit_is_seen(tmp_path: Path) -> None:
         verify_run(folder)
 
 
+def other_weights_in(folder: Path, *, voucher: str = "by nobody's word") -> bool:
+    """Whether the weights are listed on trust: in certificate, report and what verify says."""
+    said = OTHER_WEIGHTS.text in read(folder)["basis"]["trusted"]
+    shown = f"on trust: {OTHER_WEIGHTS.text}" in (folder / "report.html").read_text()
+    named = f"that {OTHER_WEIGHTS.text}: {voucher}" in verify_run(folder).open
+    assert said == shown == named == ("weights" in read(folder)["training"])
+    return said
+
+
 def test_what_the_loop_releases_instead_is_said(tmp_path: Path) -> None:
     """A mean of iterates, say: whether it is one is the loop's word."""
     private = trained()
     mean = {name: torch.zeros_like(w) for name, w in private.model.state_dict().items()}
-    folder = dpoptim.certify(private, tmp_path / "run", data="made up", weights=mean)
+    with pytest.warns(UserWarning, match="not known to be those that the run left"):
+        folder = dpoptim.certify(
+            private, tmp_path / "run", data="made up", weights=mean, vouched_by="Ada"
+        )
     assert not torch.load(folder / "model.pt", weights_only=True)["weight"].any()
-    assert "not those that the run left" in read(folder)["training"]["weights"]
-    verify_run(folder)
+    assert other_weights_in(folder, voucher="vouched for by Ada")
+
+
+def test_the_runs_own_weights_handed_over_are_its_own(tmp_path: Path) -> None:
+    private = trained()
+    own = {name: w.clone() for name, w in private.model.state_dict().items()}
+    folder = dpoptim.certify(private, tmp_path / "run", data="made up", weights=own)
+    assert not other_weights_in(folder)
+
+
+def test_the_random_iterate_is_the_runs_own(tmp_path: Path) -> None:
+    private = trained(random_iterate=True)
+    private.swap_random_iterate()
+    assert not other_weights_in(dpoptim.certify(private, tmp_path / "one", data="made up"))
+    private.model.bias.data += 1  # type: ignore[operator,union-attr]
+    private.swap_random_iterate()  # what was changed is kept now
+    private.swap_random_iterate()
+    with pytest.warns(UserWarning, match="not known"):
+        folder = dpoptim.certify(private, tmp_path / "two", data="made up")
+    assert other_weights_in(folder)
 
 
 def test_a_repeatable_run_is_not_for_release(tmp_path: Path) -> None:
@@ -147,15 +178,51 @@ def test_it_is_audited(tmp_path: Path) -> None:
     assert not any("refuted" in str(each).lower() for each in found)
 
 
-def test_a_model_that_was_changed_since_is_not_said_to_be_the_runs(tmp_path: Path) -> None:
+def plain_epochs(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in DataLoader(TensorDataset(X, Y), 10):
+        optimizer.zero_grad()
+        loss(model, batch).mean().backward()
+        optimizer.step()
+
+
+def another_layer(model: nn.Module) -> None:
+    """Trained elsewhere, without privacy; the run's own parameters stay as they were."""
+    model[0] = nn.Linear(4, 3)  # type: ignore[operator]
+
+
+def a_buffer(model: nn.Module) -> None:
+    model.register_buffer("mean", X.mean(0))
+
+
+def one_more_layer(model: nn.Module) -> None:
+    model.append(nn.Linear(3, 3))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("change", [plain_epochs, another_layer, a_buffer, one_more_layer])
+def test_a_model_that_was_changed_since_is_not_said_to_be_the_runs(
+    change: Any, tmp_path: Path
+) -> None:
+    private = trained(model=nn.Sequential(nn.Linear(4, 3)))
+    folder = dpoptim.certify(private, tmp_path / "one", data="made up", settings={"a": "b"})
+    assert not other_weights_in(folder)
+    change(private.model)
+    with pytest.warns(UserWarning, match="one step without privacy undoes it"):
+        folder = dpoptim.certify(private, tmp_path / "two", data="made up")
+    assert other_weights_in(folder)
+    with pytest.raises(dpoptim.PrivacyError, match="not as the run left it"):
+        private.save(tmp_path / "checkpoint")
+
+
+def test_what_holds_the_same_is_as_left(tmp_path: Path) -> None:
+    """In other memory, as on another device, or loaded again."""
     private = trained()
-    assert (
-        "weights"
-        not in read(dpoptim.certify(private, tmp_path / "one", data="made up"))["training"]
-    )
-    private.model.bias.data += 1  # type: ignore[operator,union-attr]
-    folder = dpoptim.certify(private, tmp_path / "two", data="made up", settings={"weights": "own"})
-    assert "not those that the run left" in read(folder)["training"]["weights"]
+    kept = {name: w.clone() for name, w in private.model.state_dict().items()}
+    private.model._apply(lambda t: t.clone())  # as .to(device) does
+    assert not other_weights_in(dpoptim.certify(private, tmp_path / "one", data="made up"))
+    plain_epochs(private.model)
+    private.model.load_state_dict(kept)
+    assert not other_weights_in(dpoptim.certify(private, tmp_path / "two", data="made up"))
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from dpoptim.runtime.torch_internals import (
     pytree,
 )
 
+BOTH_LOSSES = "of two losses on one batch (a GAN's) add both losses and make one pass"
 BY_INPUTS = "for gradients by inputs (FGSM, PGD), torch.autograd.grad(loss, x)"
 CALLED_AGAIN = (
     "was called with different numbers of rows in one step, as with a public batch beside the "
@@ -136,9 +137,9 @@ class BackwardRecorder:
             )
         if finished.entries and finished.reached:
             raise PrivacyError(
-                "a backward pass ran on rows that private.batches() did not deliver, or a "
-                f"second time on rows that it did. Fix: {BY_INPUTS}; for a loss that only trains "
-                "another model through this one (a GAN's generator), "
+                "a backward pass ran on rows that private.batches() did not deliver, or a second "
+                f"time on rows that it did. Fix: {BOTH_LOSSES}; {BY_INPUTS}; for a loss that only "
+                "trains another model through this one (a GAN's generator), "
                 "loss.backward(inputs=[*generator.parameters()]); no backward() inside custom "
                 "functions (reversible layers); else draw every batch from private.batches(), and "
                 "call private.backward(losses) once for each."

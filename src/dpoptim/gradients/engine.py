@@ -233,9 +233,9 @@ class Engine:
                 raise PrivacyError(
                     "a backward pass did not cover exactly the rows that were delivered. Fix: one "
                     "pass on the whole batch, records on the first axis; where a record has several"
-                    " inputs (pairs, a GAN's real and fake ones), model(a) and model(b), or give "
-                    "attach the loss, which shows how model(torch.cat((a, b))) joins them; for "
-                    "disjoint parts of a batch, partial_backward=True."
+                    " inputs (pairs, a GAN's real and fake ones), model(a) and model(b): add both "
+                    "losses and make one pass; or give attach the loss, which shows how "
+                    "model(torch.cat((a, b))) joins them; for parts, partial_backward=True."
                 )
             if self._common_factor:
                 self.recorder.refuse_rounding()

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError, RankError
+from dpoptim.integrations.attach_options import take_options
 from dpoptim.integrations.lightning_checkpoints import KEY, PrivateFiles
 from dpoptim.integrations.lightning_options import (
     leave_out_scaler,
@@ -26,13 +26,13 @@ from dpoptim.integrations.lightning_options import (
 )
 from dpoptim.integrations.loaders import PlanLoader
 from dpoptim.integrations.loggers import is_public, names_of_figures
-from dpoptim.opacus_words import KnowsOpacus
+from dpoptim.opacus_words import KnowsOpacus, refuse_unknown
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
 from dpoptim.training.batches.logical_steps import NO_BATCH, LogicalStep
 from dpoptim.training.private_training import PrivateTraining
 
-Collate = Callable[[list[Any]], Any]
+OWN_NAMES = {"resume": "trainer.fit(..., ckpt_path=...)"}  # of what `attach` takes
 
 
 def nothing() -> None:
@@ -52,14 +52,15 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         plan: from ``dpoptim.DPSGD(...).plan(...)``.
         train_set: the records; a map-style data set.
         physical_batch_size: rows that memory holds; None: a whole step at once.
-        collate_fn, num_workers: as for ``torch.utils.data.DataLoader``.
-        loss: ``loss(module, batch)`` returns one loss a record: `attach` then checks that records
-            are not mixed.
-        ledger, label, noise_seed, projection, random_iterate: as for `dpoptim.attach`; after fit,
-            ``self.private.swap_random_iterate()``.
+        num_workers: as for ``torch.utils.data.DataLoader``.
+        label: public text for the ledger's entry.
         public_figures: names that ``self.log`` may be given in training: you vouch that no private
             record takes part in them. Scores on public records, logged in validation, need not be
             named.
+        options: all else that `dpoptim.attach` takes, as there: ``loss``, ``collate_fn``,
+            ``ledger``, ``persons``, ``rows_per_record``, ``isolation``, ``noise_seed``,
+            ``projection``, ``random_iterate``, ... With a ``loss``, ``loss(module, batch)``, it
+            checks that records are not mixed.
 
     Example::
 
@@ -80,24 +81,19 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         train_set: Dataset[Any],
         *,
         physical_batch_size: int | None = None,
-        collate_fn: Collate | None = None,
         num_workers: int = 0,
-        loss: Callable[..., Tensor] | None = None,
-        ledger: Ledger | None = None,
         label: str = "lightning trainer",
-        noise_seed: int | None = None,
-        projection: float | None = None,
-        random_iterate: bool = False,
         public_figures: Collection[str] = (),
+        **options: Any,
     ) -> None:
+        self._options = take_options(type(self), OWN_NAMES, options)
+        refuse_unknown(attach, options)
         require_plan(plan)
         self.plan, self._public = plan, names_of_figures(public_figures)
         self.loader = PlanLoader(plan)
         self.private: PrivateTraining | None = None
-        self._train_set, self._physical, self._collate = train_set, physical_batch_size, collate_fn
-        self._workers, self._loss, self._ledger = num_workers, loss, ledger
-        self._label, self._noise_seed = label, noise_seed
-        self._projection, self._random_iterate = projection, random_iterate
+        self._train_set, self._physical = train_set, physical_batch_size
+        self._workers, self._label = num_workers, label
         self._resume: Path | None = None
         self._files, self._unfollow = PrivateFiles(), nothing
         self._left = False  # whether the run has ended, or failed
@@ -134,14 +130,9 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
             pl_module if trainer.model is None else trainer.model,  # wrapped in several processes
             list(trainer.optimizers),
             self._train_set,
-            loss=self._loss,
-            collate_fn=self._collate,
-            ledger=self._ledger,
             label=self._label,
-            noise_seed=self._noise_seed,
-            projection=self._projection,
-            random_iterate=self._random_iterate,
             resume=self._resume,
+            **self._options,
         )
         self._left = False
         self._unfollow()

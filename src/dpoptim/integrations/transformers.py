@@ -10,8 +10,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
+from dpoptim.integrations.attach_options import refuse_rows_twice, take_options
 from dpoptim.integrations.language import losses_from_labels
 from dpoptim.integrations.loaders import EpochLoader, SealedStep
 from dpoptim.integrations.loggers import is_public, names_of_figures
@@ -37,6 +37,15 @@ USUAL = (
     "mean_token_accuracy",
 )  # and private
 
+OWN_NAMES = {  # what `attach` takes, and a Trainer says in its own way
+    "loss": "losses=fn(model, inputs), one loss a record",
+    "collate_fn": "data_collator=",
+    "label": "ledger_label=",
+    "resume": "train(resume_from_checkpoint=...)",
+    "loss_reduction": "losses=fn(model, inputs), one loss a record",
+    "partial_backward": "leave it out: each microbatch takes one pass",
+}
+
 Losses = Callable[[nn.Module, Any], Tensor]
 
 
@@ -54,15 +63,19 @@ class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints, PlanEpochs):
         losses: ``losses(model, inputs)`` returns one loss a record, shape (rows,). None: from the
             batch's labels, as the model's own loss but averaged over each record's own tokens (see
             `losses_from_labels`).
-        ledger, ledger_label, noise_seed, checkpoint_key, projection, random_iterate: as for
-            `dpoptim.attach`; after training, ``self.private.swap_random_iterate()``.
+        ledger_label: public text for the ledger's entry.
         fixed_shape: as for `PrivateTraining.batches`; for collators that always pad to one length.
         debug_private: also log the training loss and all else that is private: never for release.
         public_figures: names of further figures that may be logged: you vouch that no private
             record takes part in them.
+        trainer: the Trainer's own arguments; and those of `dpoptim.attach`, as there: ``ledger``,
+            ``persons``, ``rows_per_record``, ``isolation``, ``checkpoint_key``, ``noise_seed``,
+            ``projection``, ``random_iterate``, ... ``per_device_train_batch_size`` counts records,
+            or persons, of ``rows_per_record`` rows each.
 
     Raises:
         ValueError: options that cannot be kept, named with the fix.
+        TypeError: an argument of `attach` that has another name here.
 
     **Guarantee.** That of `dpoptim.attach` for the plan. What is logged is public: steps, learning
     rate, the epsilon that is reserved, and the Trainer's scores on ``eval_dataset``, which must be
@@ -79,12 +92,7 @@ class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints, PlanEpochs):
         *args: Any,
         plan: Plan,
         losses: Losses | None = None,
-        ledger: Ledger | None = None,
         ledger_label: str = "transformers trainer",
-        noise_seed: int | None = None,
-        checkpoint_key: bytes | None = None,
-        projection: float | None = None,
-        random_iterate: bool = False,
         fixed_shape: bool | None = None,
         debug_private: bool = False,
         public_figures: Collection[str] = (),
@@ -94,12 +102,14 @@ class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints, PlanEpochs):
         self.plan, self.debug_private = plan, debug_private
         self._public, self._left_out = names_of_figures(public_figures), set(USUAL)
         self.private = None
-        self._losses = losses
-        self._ledger, self._label = ledger, ledger_label
-        self._fixed_shape = fixed_shape
-        self._noise_seed = noise_seed
-        self._key = checkpoint_key
-        self._projection, self._random_iterate = projection, random_iterate
+        self._losses, self._label, self._fixed_shape = losses, ledger_label, fixed_shape
+        self._options = take_options(type(self), OWN_NAMES, trainer)
+        refuse_rows_twice(self._options, self.rows_per_record)
+        if self.rows_per_record > 1:
+            self._options |= {"rows_per_record": self.rows_per_record, "rows_reduction": "sum"}
+        self._rows = self._options.get("rows_per_record", 1)
+        self._noise_seed = self._options.get("noise_seed")
+        self._key = self._options.get("checkpoint_key")
         super().__init__(
             *(with_steps_of(plan, each) for each in args),
             **{name: with_steps_of(plan, each) for name, each in trainer.items()},
@@ -140,19 +150,13 @@ class PrivateTrainerMixin(KnowsOpacus, PrivateCheckpoints, PlanEpochs):
             dataset,
             loss=self.per_sample_losses,
             collate_fn=collate,
-            ledger=self._ledger,
             label=self._label,
-            noise_seed=self._noise_seed,
-            checkpoint_key=self._key,
-            projection=self._projection,
-            random_iterate=self._random_iterate,
             resume=None if resume is None else Path(resume) / SECRET,
-            rows_per_record=self.rows_per_record,
-            rows_reduction="sum",
+            **self._options,
         )
         args = self.args  # type: ignore[attr-defined]
         self._loader.steps = self.private.steps(
-            physical_batch_size=args.per_device_train_batch_size * self.rows_per_record,
+            physical_batch_size=args.per_device_train_batch_size * self._rows,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
             prefetch_factor=args.dataloader_prefetch_factor,

@@ -7,6 +7,10 @@ from dpoptim.data import Data, Schema
 from dpoptim.printable import printable
 from dpoptim.training.assumptions import of_own_program
 
+OTHER_WEIGHTS = trusted(
+    "the weights in model.pt, which are not known to be those that the run left, were made of what "
+    "this run released and of public things alone"
+)
 BY_THE_CLOCK = trusted("how many steps a clock left time for tells nothing about the records")
 PUBLIC_WEIGHTS = trusted(
     "the weights of the classes are public: nobody counted these records for them"

@@ -3,6 +3,7 @@
 import datetime
 import hashlib
 import io
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import singledispatch
@@ -17,6 +18,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.estimators.repeats import CountsFits
 from dpoptim.files import write_atomically
 from dpoptim.printable import printable
+from dpoptim.runs.assumptions import OTHER_WEIGHTS
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.certify_fit import fit_handed_over
 from dpoptim.runs.outcome import try_writing
@@ -24,7 +26,17 @@ from dpoptim.runs.report import report
 from dpoptim.runs.result import LedgerEntry, RunResult
 from dpoptim.runs.train import package_versions
 from dpoptim.runs.vouching import vouchers
+from dpoptim.training.assumptions import in_order
+from dpoptim.training.model_as_left import same_entries
 from dpoptim.training.private_training import PrivateTraining
+
+NOT_AS_LEFT = (
+    "these weights are not known to be those that the run left, and the run's guarantee is not of "
+    "what other training on its records makes: one step without privacy undoes it. The certificate "
+    f"lists on trust: {OTHER_WEIGHTS.text}. Fix: certify the model before anything else changes "
+    "it; of a mean of the run's iterates, say, let somebody who knows what went into it vouch for "
+    "that line (vouched_by=)."
+)
 
 
 def certify(
@@ -48,9 +60,10 @@ def certify(
             `PrivatePipeline` or `DPSearchCV`, pickled as ``model.pkl`` without its ledger.
         folder: made if it is not there; files of an earlier certificate are replaced.
         data: the data set's name, for people.
-        weights: what is to be released, as a state dict; None: the model's, as it is now (the
-            certificate says so if it was changed since the run was left). Of a model spread by
-            ``fully_shard``, a whole one.
+        weights: what is to be released, as a state dict; None: the model's, as it is now. If
+            these are not the weights that the run left (nor its random iterate), what they are
+            made of is taken on trust: a line of the basis says so, for somebody to vouch for, and
+            a warning. Of a model spread by ``fully_shard``, a whole one.
         settings: other settings for people, all public: learning rate, schedule, preparation.
         vouched_by: who vouches for what is taken on trust: one name for all of it, or names by a
             part of the line that each vouches for. The report has a place for those not named.
@@ -68,7 +81,7 @@ def certify(
     **Guarantee.** That of the run, which `PrivateTraining.spent` or ``privacy_`` says, for
     everything in the folder: model and figures are what was released, or public. What
     ``settings``, and weights that are not those that the run left, are made of is the caller's
-    word, and stands so there.
+    word: of the weights it stands among what is taken on trust.
 
     Examples:
         >>> import torch
@@ -92,6 +105,8 @@ def certify(
         raise TypeError("settings: names and values are text, such as {'learning rate': '0.1'}.")
     name, content, result = handed_over(trained, data, weights, said)
     result = replace(result, vouched_by=vouchers(result.basis, vouched_by))
+    if OTHER_WEIGHTS in result.basis:
+        warnings.warn(NOT_AS_LEFT, stacklevel=2)
     page, folder = report(result), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try_writing(folder)
@@ -138,8 +153,10 @@ def _(
             "dpoptim.certify was called before the run released anything: there is no model to "
             "certify yet. Fix: call it after the last optimizer.step()."
         )
-    own = weights is None and trained.model_is_as_left
     content = file_of(trained.model.state_dict() if weights is None else weights)
+    own = trained.model_is_as_left and (
+        weights is None or same_entries(weights, trained.model.state_dict())
+    )
     digest = hashlib.sha256(content).hexdigest()
     return "model.pt", content, result_of(trained, data, settings, digest, own)
 
@@ -165,7 +182,7 @@ def result_of(
     """Public figures of the run.
 
     Args:
-        own: whether the file has the weights that the run left.
+        own: whether the file is known to have the weights that the run left.
     """
     optimizers = ", ".join(type(each).__name__ for each in private.optimizers)
     done, planned = private.steps_done, private.plan.steps
@@ -176,7 +193,7 @@ def result_of(
         **(
             {}
             if own
-            else {"weights": "of the loop, not those that the run left, such as a mean of iterates"}
+            else {"weights": "not known to be those that the run left: see what is on trust"}
         ),
         **({} if done == planned else {"ended": f"after {done} of {planned} steps"}),
     }
@@ -187,7 +204,7 @@ def result_of(
         parameters=sum(p.numel() for p in private.model.parameters()),
         plan=private.stated_plan,
         guarantee=private.spent(),
-        basis=private.basis,
+        basis=private.basis if own else in_order((*private.basis, OTHER_WEIGHTS)),
         settings=said,
         seconds=None,
         ledger=entry_of(private),

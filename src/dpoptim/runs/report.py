@@ -12,6 +12,7 @@ from dpoptim.plan import Plan
 from dpoptim.plan.text import of_each
 from dpoptim.runs import page as html
 from dpoptim.runs import report_figures as figures
+from dpoptim.runs.assumptions import OTHER_WEIGHTS
 from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.runs.drawing import power_of_ten
 from dpoptim.runs.evaluation_section import NO_EVALUATION
@@ -67,6 +68,8 @@ def _hero(result: RunResult, facts: dict[str, Any]) -> str:
         *([f"per {guarantee.unit}"] if guarantee.unit != "record" else []),
     ]
     remarks = ([] if guarantee.status == "proven" else [guarantee.status]) + list(guarantee.notes)
+    if OTHER_WEIGHTS.text in facts["basis"]["trusted"]:
+        remarks.append(f"on trust: {OTHER_WEIGHTS.text}")
     notes = "".join(
         f'<p class="note">{html.escape(note)}</p>'
         for note in remarks

@@ -5,6 +5,7 @@ from typing import Any
 
 from dpoptim.assumptions import Assumption
 from dpoptim.printable import printable
+from dpoptim.runs.assumptions import OTHER_WEIGHTS
 
 
 def vouchers(
@@ -49,8 +50,13 @@ def vouched_in(written: dict[str, Any]) -> dict[str, str] | None:
 
 
 def who_vouches(written: dict[str, Any]) -> Iterator[str]:
-    """How many of the lines that are taken on trust somebody vouches for, and who."""
+    """How many lines on trust somebody vouches for, and who; first who does for the weights."""
     lines, named = written["basis"]["trusted"], written.get("vouched_by", {})
+    if (line := OTHER_WEIGHTS.text) in lines:
+        who = (
+            f"vouched for by {printable(str(named[line]))}" if line in named else "by nobody's word"
+        )
+        yield f"that {line}: {who}"
     if without := sum(line not in named for line in lines):
         yield (
             f"{without} of {len(lines)} lines that are taken on trust: the certificate names "

@@ -19,6 +19,7 @@ from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan
 from dpoptim.training.batches.loading import Collate
 from dpoptim.training.batches.streams import is_stream, records_of_stream
+from dpoptim.training.losses.loss_argument import require_loss
 from dpoptim.training.other_libraries import (
     innermost,
     refuse_accumulation,
@@ -172,6 +173,8 @@ def attach(
         >>> private.spent().epsilon <= 4.0
         True
     """
+    if loss is not None:
+        require_loss(loss)
     optimizers = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
     for each in optimizers:
         refuse_accumulation(each)

@@ -8,12 +8,13 @@ import torch
 
 from dpoptim.distributed.user_collectives import inside_of, user_collectives_refused
 from dpoptim.distributed.wrapping import Wrapping
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.watch.values import Values
 from dpoptim.runtime.torch_internals import checkpointing_served
 from dpoptim.runtime.watched_calls import backward_watched, scaling_watched
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.losses.bare_losses import BareLosses
+from dpoptim.training.model_as_left import ModelAsLeft
 from dpoptim.training.optimizer_hooks import OptimizerHooks
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
@@ -51,7 +52,7 @@ class Attached:
         self._engine, self._chosen = engine, chosen
         self._steps, self._gradients, self._iterates = steps, gradients, iterates
         self._hooks: OptimizerHooks | None = None
-        self._left_as: Values | None = None
+        self._left_as: ModelAsLeft | None = None
         self._meanwhile = ExitStack()
 
     @property
@@ -92,16 +93,33 @@ class Attached:
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
-            self._left_as = self._values()
-
-    def _values(self) -> Values:
-        model = self._engine.model
-        return Values([*model.named_buffers(), *model.named_parameters()])
+            self._left_as = ModelAsLeft(self._engine.model)
 
     @property
     def is_as_left(self) -> bool:
         """Whether the model holds what it held when the run was left, or the run is not left."""
-        return self.on or self._left_as is None or self._left_as.changed() is None
+        return self.on or self._left_as is None or self._left_as.is_in(self._engine.model)
+
+    def refuse_other_weights(self) -> None:
+        """Refuse what a checkpoint may not hold: the random iterate, or weights that others made.
+
+        Raises:
+            PrivacyError: the model has it, or was changed after the run was left.
+        """
+        self._iterates.refuse_swapped()
+        if not self.is_as_left:
+            raise PrivacyError(
+                "the model is not as the run left it, and private.save writes what the run's "
+                "guarantee covers. Fix: save before anything else changes the model; or "
+                "model.load_state_dict(...) of what the run had left."
+            )
+
+    def swap_iterate(self) -> None:
+        """Exchange the model's parameters with the iterate that is kept: both are the run's."""
+        own = self.is_as_left
+        self._iterates.swap()
+        if own and not self.on:
+            self._left_as = ModelAsLeft(self._engine.model)
 
     def state(self) -> dict[str, Any]:
         """Model, optimizers, iterates, unused releases, for a checkpoint.

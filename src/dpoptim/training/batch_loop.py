@@ -1,13 +1,13 @@
 """The calls of a loop in every step: batches out, losses in."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 
 from dpoptim.gradients.graphed_pass import GraphedPass
 from dpoptim.losses import without_single_axes
-from dpoptim.opacus_words import knows_opacus
+from dpoptim.opacus_words import LOOP, hint_of_attribute, knows_opacus
 from dpoptim.training.batches.epochs import Epoch, EpochEnds, epochs_of
 from dpoptim.training.batches.loading import Batches, Collate, LoaderOptions
 from dpoptim.training.batches.logical_steps import LogicalSteps
@@ -19,6 +19,19 @@ class BatchLoop(PublicFigures):
     """The loop's side of `PrivateTraining`."""
 
     _handed_over: HandedOver
+
+    def __iter__(self) -> NoReturn:
+        """Refuse to be a loader, or the three things that others return."""
+        raise TypeError(LOOP)
+
+    if not TYPE_CHECKING:  # which would let any name pass
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what others' words are called here."""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}."
+                f"{hint_of_attribute(name)}"
+            )
 
     @knows_opacus
     def batches(
@@ -73,6 +86,7 @@ class BatchLoop(PublicFigures):
             timeout,
         )
         self._require_attached()
+        self._handed_over.cut = physical_batch_size is not None
         return self._loader.batches(physical_batch_size, options, fixed_shape)
 
     @knows_opacus

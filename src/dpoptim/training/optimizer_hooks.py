@@ -18,6 +18,10 @@ from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.same_on_ranks import SameOnRanks
 from dpoptim.training.steps import Steps
 
+STEP_TAKES_NO_LOSS = (
+    "optimizer.step(loss=...): losses are private, and reach no optimizer. Fix: "
+    "private.backward(losses), then optimizer.step()."
+)
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -78,6 +82,8 @@ class OptimizerHooks:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Arguments | None:
+        if "loss" in kwargs:
+            raise PrivacyError(STEP_TAKES_NO_LOSS)
         self._iterates.refuse_swapped()
         # another one let the gate release; this one's share is in .grad
         if self._gradients.take(optimizer):

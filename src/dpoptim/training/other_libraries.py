@@ -73,6 +73,9 @@ HINTS_BY_TEXT = {
     "grad can be implicitly created only for scalar outputs": "a vector of losses, one for each "
     "record, goes to private.backward(losses) as it is, and needs no .backward() of its own. What "
     "calls loss.backward() for you (Accelerate, Lightning) takes losses.sum().",
+    "has no attribute 'virtual_step'": "the optimizer stays your own. Fix: for batch in "
+    "private.batches(physical_batch_size=...), and private.backward(losses), optimizer.step() for "
+    "each: it moves after the last microbatch of a step.",
     "not have been used in the graph": "gradients of an attached model's parameters do not exist "
     "outside of optimizer.step(), so nothing can be computed from them (inner steps, as in MAML; "
     "SAM, gradient norms, influence). Fix: for those by parameters use the noisy mean, "

@@ -116,7 +116,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         self._other_runs = OtherRuns(
             self, plan, told, gate, ledger.id, found.units.name, earlier.reservation
         )
-        self._steps = Steps(plan, self._engine, queue, gate, ranks)
+        self._steps = self._handed_over.steps = Steps(plan, self._engine, queue, gate, ranks)
         self._loader = BatchLoader(
             plan,
             train_set,
@@ -197,7 +197,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
                 written. What was there is unchanged.
         """
         self._steps.refuse_interrupted()
-        self._iterates.refuse_swapped()
+        self._attached.refuse_other_weights()
         if self._steps.gate.ended:
             raise PrivacyError(
                 "private.save was called after private.finish: an ended run cannot go on. Fix: "
@@ -247,7 +247,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
 
         **Guarantee.** That of the run: the iterate was released, and coins chose it.
         """
-        self._iterates.swap()
+        self._attached.swap_iterate()
 
     # ---- ending ---------------------------------------------------------------------------------
 

@@ -42,7 +42,9 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
         raise PrivacyError(
             f"module {label!r} already has a forward pass of its own on the instance: it is "
             "attached elsewhere, compiled, or wrapped by another library. Fix: leave the other "
-            "`with dpoptim.attach(...)` first, or attach the module inside the wrapper."
+            "`with dpoptim.attach(...)` first, or, attached without `with` (a notebook's cell that "
+            "ran before), call private.detach() of the other training; or attach the module "
+            "inside the wrapper."
         )
 
 

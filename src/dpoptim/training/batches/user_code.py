@@ -29,6 +29,11 @@ def folder_of(package: ModuleType) -> str:
 OURS, TORCHS = folder_of(dpoptim), folder_of(torch)
 
 
+def shows_private() -> bool:
+    """Whether the environment asks for errors as they are."""
+    return os.environ.get(SWITCH, "0") != "0"
+
+
 def without_text(error: Exception, doing: str) -> PrivacyError | None:
     """The error that is raised in the place of another; None: that may be seen.
 
@@ -38,7 +43,7 @@ def without_text(error: Exception, doing: str) -> PrivacyError | None:
     **Guarantee.** The new error holds the class's name, and a file and a line of the program.
     """
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    if os.environ.get(SWITCH, "0") != "0" or places[-1][0].startswith(OURS):
+    if shows_private() or places[-1][0].startswith(OURS):
         return None  # this package's messages quote no record
     own = [place for place in places if not place[0].startswith((OURS, TORCHS))]
     file, line = (own or places)[-1]

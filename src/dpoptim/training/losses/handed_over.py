@@ -1,6 +1,5 @@
 """Losses as a loop hands them over: one for each record, or a scalar made of them."""
 
-import warnings
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -8,8 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from dpoptim.errors import PrivacyError, SamplesInteractError, axes_of
-from dpoptim.gradients.arithmetic.products import COMMON_FACTOR_ERROR
-from dpoptim.gradients.backward_pass import BY_INPUTS
+from dpoptim.gradients.backward_pass import BOTH_LOSSES, BY_INPUTS
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.hooks.hook_manager import HookManager
 from dpoptim.losses import without_single_axes
@@ -18,9 +16,15 @@ from dpoptim.training.losses.label_means import LabelMeans, own_means
 from dpoptim.training.losses.meeting_places import compares_outputs, refuse_broadcast
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import IN_PARTS, ONE_BY_ONE, Reading, read_reduction
+from dpoptim.training.losses.scaled_losses import (
+    Lengths,
+    Microbatches,
+    warn_of_divided_losses,
+    warn_of_divided_means,
+    warn_of_large_means,
+)
 from dpoptim.training.trials.made_up_records import Returned
 
-MOST_LOST = 0.02  # of the clip norm, by a mean, without a word
 UNSEEN = (
     "the loss that attach was given has a mean over labels, in which how much a record weighs "
     "depends on the others (class weights, labels that are not ignored); the graph of this one "
@@ -52,6 +56,10 @@ class HandedOver:
         whole: whether every record is in every batch, so that no other length will show itself.
         returned: where records were found in what the model returns.
         means: over labels, that the checked loss has; see `label_means`.
+
+    Attributes:
+        steps: where a step is; None: each batch is whole.
+        cut: whether batches were asked for that are cut to fit memory.
     """
 
     def __init__(
@@ -68,7 +76,9 @@ class HandedOver:
         self._means = means  # over labels, in the loss; unless checked, of the first batch; private
         self.returned = returned
         self._factors: tuple[float, ...] | None = None  # of the first scalar; private
-        self._warned = False
+        self._warned = self._warned_of_vector = False
+        self._lengths, self.cut = Lengths(), False
+        self.steps: Microbatches | None = None
 
     def backward(self, engine: Engine, losses: Tensor) -> None:
         """Let the engine differentiate losses; see `BatchLoop.backward`."""
@@ -83,6 +93,8 @@ class HandedOver:
         elif losses.dim() != 1:
             raise not_one_each(axes_of(losses))
         else:
+            if self.cut and not self._warned_of_vector:
+                self._warned_of_vector = warn_of_divided_losses(losses)
             vector_backward(engine, losses)
 
     def refuse_coupled(self, engine: Engine, losses: Tensor) -> None:
@@ -161,7 +173,8 @@ class HandedOver:
         reduction = self._agreed(reading)
         means = self._means_in(engine, loss, reading)
         if reading is not None and self._whole and not self.checked:
-            refuse_lengths(reading, {engine.rows_open, engine.rows_open // engine.rows.per_record})
+            rows, records = engine.rows_open, engine.rows_open // engine.rows.per_record
+            self._lengths.refuse(reading, {rows, records}, self.steps)
         return Scalar(reading, reduction, means)
 
     def _means_in(self, engine: Engine, loss: Tensor, reading: Reading | None) -> int:
@@ -237,31 +250,6 @@ def refuse_complex_losses(losses: Tensor) -> None:
         )
 
 
-def warn_of_large_means(engine: Engine) -> None:
-    """Warn of what rounding takes from the clip norm of large means: see `products.margin`."""
-    lost = 0.0 if engine.fixed_shape else engine.capacity * COMMON_FACTOR_ERROR
-    if lost > MOST_LOST:
-        warnings.warn(
-            "the loss is a mean over the batch, which rounds every record's gradient by how many "
-            f"others there are. Batches of this plan may be so large that {lost:.0%} of the clip "
-            "norm are left to that, and clipped away, while the noise stays. Fix: hand over the "
-            'losses as they are, one for each record (reduction="none"), or their sum.',
-            stacklevel=6,
-        )
-
-
-def warn_of_divided_means() -> None:
-    """Warn of a habit of plain loops that accumulate gradients."""
-    warnings.warn(
-        "the loss is a mean over the batch that was divided by a whole number, as loops do that "
-        "accumulate gradients: each record's gradient is so much smaller before it is clipped, "
-        "while the noise stays. Fix: leave the number out; to fit memory, "
-        "private.batches(physical_batch_size=...) cuts the plan's batches, and their gradients are "
-        "added up. If it belongs to the loss, a clip norm as much smaller makes up for it.",
-        stacklevel=6,
-    )
-
-
 def vector_backward(engine: Engine, losses: Tensor) -> None:
     """Let the engine differentiate losses, one for each row or record."""
     if one_for_each_record(engine, losses.shape[0]):
@@ -289,8 +277,8 @@ def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
         return not_one_each(f"{axes_of(losses)} of another length")
     return PrivacyError(
         "private.backward was called again for rows that went through it already, or without a "
-        "batch from private.batches(): their gradients would count twice. Fix: add the losses of a "
-        "row, and call private.backward(first + second) once for each batch; iterate over "
+        "batch from private.batches(): their gradients would count twice. Fix: "
+        f"{BOTH_LOSSES}, private.backward(first + second); iterate over "
         f"private.batches() in place of a loader of your own; {BY_INPUTS}."
     )
 
@@ -300,18 +288,6 @@ def not_one_each(got: str) -> PrivacyError:
         f"private.backward takes one loss for each delivered record, shape (rows,); got {got}. "
         f"{ONE_BY_ONE}"
     )
-
-
-def refuse_lengths(reading: Reading, lengths: set[int]) -> None:
-    """Refuse factors that are the length of the batch, where all batches have the same."""
-    by_length = {float(each) for each in lengths if each > 1}
-    by_length |= {1 / each for each in by_length}
-    if by_length.intersection(reading.factors):
-        raise PrivacyError(
-            "the loss was multiplied or divided by a number that is also the length of this batch, "
-            "which has all records: one record more would scale the gradients of all. "
-            f"{ONE_BY_ONE} Or loss.mean(), which needs no length."
-        )
 
 
 def unclear_factor(*, checked: bool) -> PrivacyError:

@@ -263,6 +263,18 @@ def _of_multiple(node: Any) -> Reading | None:
     )
 
 
+def divided_by_a_number(node: Any) -> bool:
+    """Whether what it makes was, as a whole, divided by a whole number last."""
+    while node is not None and node_name(node) in UNCHANGED and len(children_of(node)) == 1:
+        (node,) = children_of(node)
+    if node is None or node_name(node) != "DivBackward0":
+        return False
+    number = node._saved_other
+    if isinstance(number, Tensor):
+        number = float(number) if number.numel() == 1 and not number.requires_grad else None
+    return number is not None and number >= 2 and float(number).is_integer()
+
+
 def _of_labels(node: Any) -> Reading | None:
     """Cross-entropy and NLL, whose means weigh by classes and leave out ignored labels."""
     labels = math.prod(node._saved_target.shape)

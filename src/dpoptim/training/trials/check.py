@@ -9,6 +9,7 @@ from dpoptim.opacus_words import knows_opacus
 from dpoptim.runtime.torch_internals import checkpointing_served
 from dpoptim.training.batches import records as forms
 from dpoptim.training.batches.loading import Collate
+from dpoptim.training.losses.loss_argument import require_loss
 from dpoptim.training.other_libraries import refuse_nothing_to_train, uncompiled
 from dpoptim.training.trials.deciding_numbers import refuse_deciding_numbers
 from dpoptim.training.trials.program import CheckResult, Program, compare, compare_if_possible
@@ -49,6 +50,7 @@ def check(
         the reduction, and how many records were compared.
 
     Raises:
+        TypeError: loss is no function of ``(model, batch)``.
         SamplesInteractError: the gradient of a record depends on the others, or a layer's first
             axis is not the record: the message names the parameter where it shows.
         ValueError: a batch without a common first axis.
@@ -64,6 +66,7 @@ def check(
         >>> dpoptim.check(torch.nn.Linear(5, 2), loss, batch).records
         8
     """
+    require_loss(loss)
     model = uncompiled(model)
     refuse_nothing_to_train(model)
     records, collate = (

@@ -23,7 +23,9 @@ from dpoptim.training.batches.loading import Collate
 from dpoptim.training.batches.privacy_units import Units
 from dpoptim.training.batches.records import made_up, refuse_sparse, with_finite_numbers
 from dpoptim.training.batches.streams import StreamRecords
+from dpoptim.training.batches.user_code import SWITCH, shows_private
 from dpoptim.training.losses.handed_over import disagreement, unclear_factor
+from dpoptim.training.losses.loss_argument import refuse_other_arguments
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.other_libraries import hint_of
 from dpoptim.training.trials.alone import refuse_nothing_to_learn, refuse_other_meaning
@@ -193,8 +195,8 @@ def refuse_what_fails_alone(
             engine_sums(model, summed, batch, 1, Clipping(1.0), "sum", way, placement=placement)
         except PrivacyError:
             raise
-        except Exception:  # whatever the user's code raises on made-up records
-            return
+        except Exception as error:  # whatever the user's code raises on made-up records
+            refuse_other_arguments(error, model)
 
 
 def refuse_sparse_batches(collate: Collate, row: Any) -> None:
@@ -274,9 +276,13 @@ def compare_private(
         hint = hint_of(error, error.__traceback__)
         if hint is not None:
             raise PrivacyError(hint) from None
+        refuse_other_arguments(error, program.model)
+        if shows_private():
+            raise
         raise PrivacyError(
             f"loss or collate_fn raised {type(error).__name__} on records of train_set, and what "
-            "it says might quote one. Fix: try loss(model, collate_fn([record, record])) on a "
-            "record that is public; the loss takes the batch as the loop does, and moves it to the "
-            "model's device."
+            "it says might quote one. Fix: try loss(model, collate_fn([record, record])), and of "
+            "one record, on records that are public; the loss takes the batch as the loop does, "
+            "and moves it to the model's device. Where nobody else reads what the program prints, "
+            f"{SWITCH}=1 in the environment shows what was raised."
         ) from None

@@ -1,14 +1,15 @@
 """Refusals of losses that are not the records' own, before their gradients are compared."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
-from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.watch.values import Values
+from dpoptim.training.batches.user_code import shows_private
 from dpoptim.training.losses.meeting_places import refuse_meeting
 from dpoptim.training.trials.compared_batches import Batches, shapes_in
 from dpoptim.training.trials.first_passes import refuse_written
@@ -22,8 +23,9 @@ DRAWS_ELSEWHERE = (
 
 OF_OTHERS = "losses of the records depend on other records of the batch"
 PADDED = (
-    ", to whose length they are padded. If you average over the padded length, divide by each "
-    "record's own count: dpoptim.losses.per_sample_mean(losses, mask). Else "
+    ", to whose length they are padded. The shortest fix: let collate_fn pad each record to one "
+    "public length, F.pad(x, (0, LENGTH - x.shape[1])). If you average over the padded length, "
+    "divide by each record's own count: dpoptim.losses.per_sample_mean(losses, mask). Else "
 )
 CAUSES = (
     "usual causes are mixup, pairs inside the batch (CLIP, SigLIP), a count, mean or maximum over "
@@ -68,20 +70,30 @@ def refuse_other_losses(losses: Tensor, allowed: Sequence[int], *, on_private: b
         )
 
 
-def refuse_single_failures(loss: Loss, model: nn.Module, record: Any) -> None:
-    """Refuse a loss that takes many records, but not one of them alone."""
+@contextmanager
+def single_failures_refused(
+    many: Callable[[], object], count: int, *, on_private: bool
+) -> Iterator[None]:
+    """Around what takes records alone: refuse a loss that takes many, but not one of them.
+
+    Args:
+        many: takes a batch of ``count`` the same way; what fails there, too, is raised as it is.
+        on_private: whether the records are; ``count`` may then be read off their lengths.
+    """
     try:
-        loss(model, record)
+        yield
     except PrivacyError:
         raise
     except Exception as error:  # whatever the user's code raises; what it says might quote a record
+        many()
+        several = "several" if on_private else count
         raise SamplesInteractError(
-            f"the loss of several records was computed, but {type(error).__name__} was raised on "
-            "one of them alone: it needs others, as where it standardises by the batch or "
-            "compares records (or a batch of one loses its first axis in squeeze()). Fix: let "
-            "each record's loss depend on that record alone, in batches of any size, one "
-            "included."
-        ) from None
+            f"the loss of {several} records was computed, but {type(error).__name__} was raised on "
+            "a batch of one of them: squeeze() without an axis drops the first axis of a batch of "
+            "one, which sampling delivers, too (squeeze(-1) names one); or the loss needs others, "
+            "as where it standardises by the batch or compares records. Fix: let each record's "
+            "loss depend on that record alone, in batches of any size, one included."
+        ) from (error if shows_private() else None)
 
 
 def refuse_losses_lost_beside_others(losses: Tensor, alone: Sequence[Tensor]) -> None:

@@ -273,4 +273,4 @@ def saying(where: str) -> Iterator[None]:
     except NotByThisWayError as error:
         raise NotByThisWayError(f"{where}: {error}", reason=error.reason, fix=error.fix) from None
     except SamplesInteractError as error:
-        raise SamplesInteractError(f"{where}: {error}") from None
+        raise SamplesInteractError(f"{where}: {error}") from error.__cause__

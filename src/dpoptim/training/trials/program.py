@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
@@ -36,8 +37,8 @@ from dpoptim.training.trials.loss_refusals import (
     refuse_losses_moved,
     refuse_other_losses,
     refuse_other_order,
-    refuse_single_failures,
     same_losses,
+    single_failures_refused,
 )
 from dpoptim.training.trials.made_up_batches import odd_batch_size
 from dpoptim.training.trials.tolerances import computed_dtypes, tolerance_of
@@ -209,7 +210,9 @@ def compare_drawn(
         losses = same_losses(model, lambda: loss(model, together), seen.last(quieted), values)
         refuse_complex_losses(losses)
         refuse_other_parameters(losses, model, program.placement)
-        dtypes = computed_dtypes(model, lambda: refuse_single_failures(loss, model, alone[0]))
+        private = program.on_private
+        with single_failures_refused(lambda: loss(model, together), count, on_private=private):
+            dtypes = computed_dtypes(model, lambda: loss(model, alone[0]))
         refuse_no_numbers(losses, lambda: [loss(model, each) for each in alone])
         tolerance = tolerance_of(model, program.placement, dtypes)
         how = program.ways, program.placement, program.on_private, tolerance
@@ -223,11 +226,16 @@ def compare_drawn(
             refuse_other_losses(losses, (count, count * per_record), on_private=program.on_private)
             each = EachLoss(loss)
             compared = Comparison(model, each.summed, batches, *how)
-            try:
-                compared.take_alone("sum")
-            finally:  # whatever their gradients raise
-                own, private = each.seen(model, alone), program.on_private
-                refuse_other_order(losses, own, batches, tolerance, on_private=private)
+            with single_failures_refused(
+                lambda: differentiated(model, each.summed(model, together)),
+                count,
+                on_private=private,
+            ):
+                try:
+                    compared.take_alone("sum")
+                finally:  # whatever their gradients raise
+                    own = each.seen(model, alone)
+                    refuse_other_order(losses, own, batches, tolerance, on_private=private)
             if tolerance > LOSSES_AGREE:  # what it hides is no rounding in batches of one shape
                 refuse_losses_moved(losses, lambda batch: loss(model, batch), batches)
             compared.reduction(("sum",))
@@ -257,6 +265,12 @@ def refuse_no_numbers(losses: Tensor, alone: Callable[[], list[Tensor]]) -> None
     refuse_losses_lost_beside_others(losses, own)
     if losses.dim() or sum(bool(each.isfinite()) for each in own) < 2:
         raise NotFiniteError
+
+
+def differentiated(model: nn.Module, loss: Tensor) -> None:
+    """Raise what autograd does."""
+    held = [p for p in model.parameters() if p.requires_grad]
+    torch.autograd.grad(loss, held, allow_unused=True)
 
 
 def in_turn(records: int, count: int) -> list[int]:
