@@ -230,7 +230,7 @@ def reproduce(
             cifar,
             model,
             device,
-            console.print,
+            say,
         )
         with shown(experiment, out, console):
             EXPERIMENTS[experiment](request)

@@ -105,6 +105,27 @@ def test_adaptive_gd_takes_the_long_steps_of_a_flattening_loss() -> None:
     assert model.fit(x, y).score(x, y) > 0.85
 
 
+@pytest.mark.parametrize("last_steps", [None, 0], ids=["as it is", "the paper's"])
+def test_adaptive_gd_does_not_rest_on_one_noisy_norm(last_steps: int | None) -> None:
+    """The worst of eight fits of ten classes: one norm lost in its noise was the end of them."""
+    rng = np.random.default_rng(11)
+    centres, y = rng.normal(size=(10, 40)), rng.integers(0, 10, 600)
+    x = np.clip((centres[y] + 1.2 * rng.normal(size=(600, 40))) / 6, -1, 1)
+    worst = min(
+        DPLogisticRegression(
+            *(1.0, 1e-5),
+            classes=range(10),
+            solver="adaptive-gd",
+            solver_options={} if last_steps is None else {"last_steps": last_steps},
+            noise_seed=seed,
+        )
+        .fit(x, y)
+        .score(x, y)
+        for seed in range(8)
+    )
+    assert (worst > 0.8) == (last_steps is None)
+
+
 def test_what_was_taken_on_trust_is_said() -> None:
     x, y, *_ = digits()
     with pytest.warns(ReadOffWarning, match=r"Fix: classes=\[") as warned:

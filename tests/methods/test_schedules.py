@@ -149,7 +149,7 @@ def test_batches_follow_their_schedule_and_so_does_the_charge() -> None:
     assert [each.count for each in plan.event_of_part(3).events] == [2, 1]  # type: ignore[attr-defined]
     assert plan.epochs == pytest.approx(3.5)
     assert growing(steps=None, epochs=3.5).steps == 6
-    assert growing(steps=None, epochs=0.6).steps == 3
+    assert growing().sampler.steps(0.6) == 3  # a plan so short would never see the last change
 
 
 def test_sums_are_those_of_growing_batches_over_their_own_expected_size(
@@ -210,6 +210,24 @@ def test_the_attack_knows_growing_batches() -> None:
                 noise_multiplier=2.0, **PLAN
             ),
             "at most one a step",
+        ),
+        (
+            lambda: dpoptim.DPSGD(1.0, noise_schedule=(2,) * 6 + (1,)).plan(
+                noise_multiplier=2.0, **PLAN
+            ),
+            "noise_schedule plans more stretches than the 6 steps",
+        ),
+        (
+            lambda: dpoptim.SparseSGD(1.0, share=0.2, noise_schedule=(2,) * 7).plan(
+                noise_multiplier=2.0, **PLAN
+            ),
+            "noise_schedule plans more stretches than the 6 steps",
+        ),
+        (
+            lambda: dpoptim.DPSGD(1.0, batch_schedule=((2, 0.5), (6, 1.0))).plan(
+                epsilon=1.0, **PLAN
+            ),
+            "batch_schedule changes the batches from step 6 on",
         ),
     ],
 )

@@ -484,7 +484,12 @@ def test_a_solver_that_stops_early_leaves_the_rest_and_keeps_its_own_guarantee()
     ledger = Ledger(epsilon=4.0, delta=1e-5, neighboring="zero-out")
     budget = SolverBudget(delta=1e-5, epsilon=1.0)
     result = adaptive_gd(
-        objective, None, budget, lipschitz=1.0, smoothness=1.0, ledger=ledger, noise_seed=0
+        *(objective, None, budget),
+        lipschitz=1.0,
+        smoothness=1.0,
+        last_steps=0,
+        ledger=ledger,
+        noise_seed=0,
     )
     spent = sum(2 * step.rho for step in result.trace)
     assert spent < 0.9 * budget.gdp**2

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpoptim.accounting.filters import selection_mu
+from dpoptim.accounting.guarantee import neighbours_differ_by
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.audit.side_by_side import CanaryProblem
 from dpoptim.errors import PrivacyError
@@ -309,6 +310,16 @@ def test_a_negative_norm_is_undercharged_by_the_paper_and_stops_our_run(
     monkeypatch.setattr(
         FilteredGate, "release_norm", lambda self, total, **k: (self._pay(k["mu"]), -200.0)[1]
     )
-    result = adaptive_gd(logistic(), None, BUDGET, lipschitz=1.0, smoothness=1.0, noise_seed=1)
+    common = {"lipschitz": 1.0, "smoothness": 1.0, "noise_seed": 1}
+    result = adaptive_gd(logistic(), None, BUDGET, last_steps=0, **common)
     assert [step.kind for step in result.trace] == ["norm"]
     assert result.weights.equal(torch.zeros(FEATURES + 1, dtype=torch.float64))
+
+    # the last steps are plain ones, which pay from what the norm has left
+    result = adaptive_gd(logistic(), None, BUDGET, last_steps=7, **common)
+    assert [step.kind for step in result.trace] == ["norm"] + 7 * ["gradient"]
+    bound, n, relation = 1.0, logistic().n, logistic().neighboring
+    for step in result.trace:
+        price = (neighbours_differ_by(relation) * bound / (n * step.noise)) ** 2 / 2
+        assert price == pytest.approx(step.rho, rel=1e-6)
+    assert 0.999 < result.rho_spent / (BUDGET.gdp**2 / 2) <= 1

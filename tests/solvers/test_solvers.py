@@ -193,7 +193,9 @@ def test_algorithm_4_is_what_the_paper_prints() -> None:
 
 
 def test_adaptive_noise_is_in_proportion_to_the_gradient() -> None:
-    result = adaptive_gd(logistic(), None, Budget(delta=1e-5, rho=100.0), smoothness=1.0, **COMMON)
+    result = adaptive_gd(
+        *(logistic(), None, Budget(delta=1e-5, rho=100.0)), smoothness=1.0, last_steps=0, **COMMON
+    )
     pairs = [
         (a, b)
         for a, b in zip(result.trace[::2], result.trace[1::2], strict=False)

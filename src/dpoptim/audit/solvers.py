@@ -256,12 +256,17 @@ def from_norms(
 def attacked_run(
     records: Tensor, dimension: int, slope: Tensor, budget: Budget, neighboring: str, seed: int
 ) -> Result:
-    """A run with steps of size 1, and all its points."""
+    """A run with steps of size 1, and all its points; the last is a plain one."""
     objective = Objective(
         CanaryProblem(dimension, len(records), slope), (records,), neighboring=neighboring
     )
     return adaptive_gd(
-        objective, None, budget, lipschitz=1.0, smoothness=0.5, keep_iterates=True, noise_seed=seed
+        *(objective, None, budget),
+        lipschitz=1.0,
+        smoothness=0.5,
+        last_steps=1,
+        keep_iterates=True,
+        noise_seed=seed,
     )
 
 

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from dpoptim.runs.options import JsonOption, Relation, SettingOption
-from dpoptim.terminal import clear_errors, console
+from dpoptim.terminal import clear_errors, console, say
 
 RecordsOption = Annotated[
     int, typer.Option("--n", help="Number of records; a public number.", min=1)
@@ -135,7 +135,7 @@ def calibrate(
     console.print(
         f"steps             {plan.steps} (about {plan.epochs:.4g} epochs)", highlight=False
     )
-    console.print(f"guarantee         {plan.guarantee}", highlight=False)
+    say(f"guarantee         {plan.guarantee}")
 
 
 def positive_noise(name: str, value: float) -> float:

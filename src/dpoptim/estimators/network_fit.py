@@ -32,7 +32,7 @@ from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.table import ClippedRows, clipped_to, data_set_of, public_norm, table
 from dpoptim.estimators.weights import notes_of_weights, weights_of_rows
 from dpoptim.iterate import Iterate
-from dpoptim.methods import TrainingMethod
+from dpoptim.methods import DiceSGD, TrainingMethod
 from dpoptim.optimizers import OptimizerSettings, optimizer
 from dpoptim.plan import Plan
 from dpoptim.planning.choice import effective_noise, taken_back
@@ -56,6 +56,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "ge
 # benchmarks/choose_defaults.py.
 CLIP = 1.2
 LEAST_CLIP, MOST_CLIP = 1.0, 6.0
+# Of DiceSGD, which feeds back what is clipped off and pays noise for each unit of it: the least
+# regret on made-up tables (docs/methods/dice-sgd.md).
+FEEDBACK_CLIP = 0.4
 ROWS_AT_A_TIME = 4096  # in training and in prediction, at most
 
 
@@ -191,7 +194,7 @@ class NetworkFit(PrivateSettings):
 
     def _default_clip(self, n: int, parameters: int, mu: float) -> float:
         """The clip norm that nobody has set, from public numbers; see `clip_by_noise`."""
-        return clip_by_noise(n, parameters, mu)
+        return FEEDBACK_CLIP if self.method == DiceSGD.name else clip_by_noise(n, parameters, mu)
 
     def _plan(
         self,

@@ -20,14 +20,17 @@ from dpoptim.estimators.repeats import label_of
 from dpoptim.estimators.table import (
     bounded_targets,
     public_classes,
+    public_norm,
     public_weights,
 )
 from dpoptim.estimators.target_spread import WHOLE
+from dpoptim.methods import DiceSGD
 from dpoptim.optimizers import OptimizerSettings
 from dpoptim.plan import Plan
 from dpoptim.target_range import TargetBound, TargetRange
 from dpoptim.training.batches.privacy_units import Persons
 
+STABLE = 1.5  # over (1 + momentum) / curvature, which is 2 where a squared loss begins to diverge
 REGRESSION_CLIP = 0.3  # of a squared error; from benchmarks/choose_defaults.py
 
 
@@ -58,7 +61,8 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
         momentum: of SGD; None: 0.9.
         betas: of Adam and AdamBC; None: (0.9, 0.999).
         clip_norm: bound on each record's gradient. None: from public numbers, 1 to 6, more where
-            there is less noise, since clipping makes probabilities too sure.
+            there is less noise, since clipping makes probabilities too sure; 0.4 for
+            ``"dice-sgd"``, which undoes clipping and pays for it by its noise.
         iterate: what the network ends with: ``"average"``, the mean of the last half of the
             iterates; ``"last"``; or ``"random"``, one that coins choose among those that steps
             left.
@@ -239,7 +243,14 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         rate = super()._learning_rate(plan, parameters, by)
         clip_norm = self._chosen_for(plan, by)
         longest = max(1.0, plan.steps / self._steps_to_swing)
-        return rate if clip_norm is None else min(rate, longest * (1 - by.momentum) / clip_norm)
+        if clip_norm is None:
+            return rate
+        rate = min(rate, longest * (1 - by.momentum) / clip_norm)
+        if self.method == DiceSGD.name:
+            # What clipping takes off comes back, so that it does not keep long steps from diverging
+            curvature = 2 * (public_norm(self.data_norm, self.n_features_in_) ** 2 + 1)
+            rate = min(rate, STABLE * (1 + by.momentum) / curvature)
+        return rate
 
     def _new(self, features: int, outputs: int) -> nn.Sequential:
         """A network that predicts 0: those of random weights are further off than the mean."""

@@ -4,13 +4,14 @@ Das et al. Alg. 1, Fang et al. Alg. 1 and Zhang et al. Alg. 1 are this algorithm
 three places.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from dpoptim.arguments import positive_number, whole_number
 from dpoptim.clipping import Groups, Style
 from dpoptim.mechanisms.independent import IndependentNoise
+from dpoptim.mechanisms.mechanism import RunShape
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.private_quantile import PrivateQuantile
 from dpoptim.methods.sensitive_state import ClipNormPolicy
@@ -31,11 +32,11 @@ class DPSGD(TrainingMethod):
             such as {"encoder": 1, "": 3}: the layers below the module "encoder" together, and all
             others together, to norms in this proportion that make up C.
         noise_schedule: the noise in equal stretches of the run, over the plan's noise multiplier:
-            (2, 1) is twice as much in the first half. Accounted step by step. Empty: the same
-            throughout.
+            (2, 1) is twice as much in the first half; at most one for each step. Accounted step by
+            step. Empty: the same throughout.
         batch_schedule: pairs (s, f): from step s on, counted from 0, batches are f times
-            ``batch_size``; s >= 1 and ascending. Each step's noisy sum is divided by its own
-            expected batch, and accounted at its own rate.
+            ``batch_size``; s >= 1, ascending, and within the run. Each step's noisy sum is divided
+            by its own expected batch, and accounted at its own rate.
         largest_batch: as a multiple of ``batch_size``, >= 1: larger batches lose a random part
             (`TruncatedPoissonSampling`; n must be exact), so that memory is known beforehand. None:
             they are as large as they come.
@@ -97,6 +98,26 @@ class DPSGD(TrainingMethod):
     @property
     def mechanism(self) -> IndependentNoise:
         return IndependentNoise(schedule=self.noise_schedule)
+
+    def settled(self, run: RunShape, *, epsilon: float | None, delta: float | None) -> "DPSGD":
+        """Return the method itself. ValueError: a part of a schedule would never come."""
+        refuse_unused_noise(self.noise_schedule, run.steps)
+        late = [step for step, _ in self.batch_schedule if step >= run.steps]
+        if late:
+            raise ValueError(
+                f"batch_schedule changes the batches from step {late[0]} on, counted from 0, but "
+                f"the run has {run.steps} steps. Fix: leave that change out, or train longer."
+            )
+        return self
+
+
+def refuse_unused_noise(schedule: Sequence[float], steps: int) -> None:
+    """Refuse a noise schedule of more stretches than steps, of which some would be dropped."""
+    if len(schedule) > steps:
+        raise ValueError(
+            f"noise_schedule plans more stretches than the {steps} steps of the run. Fix: at most "
+            "one a step."
+        )
 
 
 def changes_of(schedule: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

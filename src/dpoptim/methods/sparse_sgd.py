@@ -10,7 +10,9 @@ from typing import ClassVar
 
 from dpoptim.arguments import positive_number, proportion
 from dpoptim.clipping import Groups, Style
+from dpoptim.mechanisms.mechanism import RunShape
 from dpoptim.mechanisms.selected_rows import RowSelection
+from dpoptim.methods.dp_sgd import refuse_unused_noise
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.sampling import PoissonSampling
 
@@ -86,3 +88,8 @@ class SparseSGD(TrainingMethod):
     @property
     def mechanism(self) -> RowSelection:
         return RowSelection(self.share, self.false_positives, schedule=self.noise_schedule)
+
+    def settled(self, run: RunShape, *, epsilon: float | None, delta: float | None) -> "SparseSGD":
+        """Return the method itself. ValueError: a part of the schedule would never come."""
+        refuse_unused_noise(self.noise_schedule, run.steps)
+        return self

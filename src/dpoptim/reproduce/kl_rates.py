@@ -127,7 +127,7 @@ def experiments() -> list[Experiment]:
                 lambda n, k=kappa, d=large if rho is None else 100: tilted(power(k, d), n),  # type: ignore[misc]
                 2,
                 lambda o, b, s: adaptive_gd(
-                    o, None, b, lipschitz=1.5, smoothness=4.0, noise_seed=s
+                    o, None, b, lipschitz=1.5, smoothness=4.0, last_steps=0, noise_seed=s
                 ),
                 largest=0.03,
                 smallest=3e-3 if kappa == 2 else 3e-4 if rho is None else 1e-3,
@@ -162,7 +162,9 @@ def experiments() -> list[Experiment]:
             -2.0,
             lambda n: tilted(steep_valley(100_000), n),
             2,
-            lambda o, b, s: adaptive_gd(o, None, b, lipschitz=1.5, smoothness=1.0, noise_seed=s),
+            lambda o, b, s: adaptive_gd(
+                o, None, b, lipschitz=1.5, smoothness=1.0, last_steps=0, noise_seed=s
+            ),
             largest=0.2,
             smallest=0.02,
             counts_steps=True,

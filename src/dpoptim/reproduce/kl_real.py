@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -156,7 +157,7 @@ METHODS: dict[str, tuple[Method, list[dict[str, float]]]] = {
         ),
     ),
     "adaptive GD": (
-        solver_method(adaptive_gd),
+        solver_method(partial(adaptive_gd, last_steps=0)),  # the paper's
         candidates(lipschitz=[1, 1, 3, 3], smoothness=[0.25, 1, 2, 4], max_steps=[300]),
     ),
     "stationary point": (

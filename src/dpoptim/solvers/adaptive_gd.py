@@ -15,6 +15,7 @@ from dpoptim.solvers.releases import Releases, Result, starting_point
 from dpoptim.theory.kl_schedules import CONSTANTS, Constants
 
 MOST_STEPS = 10_000
+LAST_STEPS = 100
 LARGEST_RAISE = 4.0  # the last step may be this many times cheaper than wanted (twice the noise)
 
 
@@ -28,6 +29,7 @@ def adaptive_gd(
     beta: float = 0.05,
     constants: Constants = "practical",
     max_steps: int = MOST_STEPS,
+    last_steps: int = LAST_STEPS,
     keep_iterates: bool = False,
     ledger: Ledger | None = None,
     label: str = "adaptive gradient descent",
@@ -50,6 +52,9 @@ def adaptive_gd(
         constants: ``"theorem"`` (noise of length N_t / sqrt(log(n sqrt(rho) / beta))) or
             ``"practical"`` (N_t / 2).
         max_steps: public cap on the number of steps, at least 1.
+        last_steps: once a step would cost more than this part of what is left, or its norm is lost
+            in the noise, what is left goes into so many plain noisy steps; ours. 0: the paper's
+            algorithm, which ends there, and moves nowhere if that is the first norm.
         keep_iterates: return all points visited, which costs memory only.
         ledger, label, noise_seed: see `Releases`.
 
@@ -60,9 +65,9 @@ def adaptive_gd(
         ValueError: a setting out of range.
 
     **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss: the filter is
-    asked before each norm and again before each gradient, and charged what is really drawn. (The
-    paper charges by a formula in N_t^2, which asks too little when N_t is negative, and under
-    replace-one.)
+    asked before each norm and again before each gradient, those of the last steps included, and
+    charged what is really drawn. (The paper charges by a formula in N_t^2, which asks too little
+    when N_t is negative, and under replace-one.)
 
     Examples:
         >>> import torch
@@ -88,6 +93,7 @@ def adaptive_gd(
         beta=beta,
         constants=constants,
         max_steps=max_steps,
+        last_steps=last_steps,
         keep_iterates=keep_iterates,
     )
     return releases.result(w, iterates)
@@ -103,12 +109,14 @@ def descend_adaptively(
     beta: float,
     constants: Constants,
     max_steps: int,
+    last_steps: int,
     keep_iterates: bool,
 ) -> tuple[Tensor, list[Tensor]]:
     """Algorithm 3 for ``rho`` of the budget: the last point, and all of them if they are kept."""
     lipschitz = positive_number("lipschitz", lipschitz)
     smoothness = positive_number("smoothness", smoothness)
     max_steps = whole_number("max_steps", max_steps, least=1)
+    last_steps = whole_number("last_steps", last_steps, least=0)
     proportion("beta", beta)
     one_of("constants", constants, CONSTANTS)
     n, size = releases.n, 1 / (2 * smoothness)
@@ -117,21 +125,30 @@ def descend_adaptively(
     of_norm = min(math.sqrt(rho) / (2 * n), rho / 2)
     kept = releases.rho_left - rho  # not ours to spend
     iterates = [w] if keep_iterates else []
-    for _ in range(max_steps):
+
+    def step(price: float) -> None:
+        nonlocal w
+        w = w - size * releases.gradient(w, lipschitz=lipschitz, rho=price)
+        releases.moved(size)
+        if keep_iterates:
+            iterates.append(w)
+
+    for taken in range(max_steps):
         if releases.rho_left - kept <= of_norm:
             break
         norm = releases.gradient_norm(w, lipschitz=lipschitz, rho=of_norm)
         left = releases.rho_left - kept
-        if norm <= 0:
-            break  # the gradient is lost in the norm's noise
-        wanted = releases.price(lipschitz, norm / math.sqrt(releases.dimension * log))
+        wanted = math.inf  # the gradient is lost in the norm's noise
+        if norm > 0:
+            wanted = releases.price(lipschitz, norm / math.sqrt(releases.dimension * log))
+        if last_steps and wanted > left / last_steps:
+            count = min(last_steps, max_steps - taken)
+            for _ in range(count):
+                step(left / count)
+            break
         if wanted > LARGEST_RAISE * left:
             break  # what is left would buy a direction that is mostly noise
-        gradient = releases.gradient(w, lipschitz=lipschitz, rho=min(wanted, left))
-        w = w - size * gradient
-        releases.moved(size)
-        if keep_iterates:
-            iterates.append(w)
+        step(min(wanted, left))
         if wanted >= left:
             break
     return w, iterates
@@ -148,6 +165,7 @@ def select_stationary(
     beta: float = 0.05,
     constants: Constants = "practical",
     max_steps: int = MOST_STEPS,
+    last_steps: int = 0,
     ledger: Ledger | None = None,
     label: str = "stationary point",
     noise_seed: int | None = None,
@@ -162,6 +180,7 @@ def select_stationary(
             leaves is added.
         objective, w0, budget, lipschitz, smoothness, beta: as for `adaptive_gd`.
         constants, max_steps, ledger, label, noise_seed: as for `adaptive_gd`.
+        last_steps: as there; by default none, since the choice gets what is left.
 
     Returns:
         the weights, the guarantee and a trace of all that was released.
@@ -198,6 +217,7 @@ def select_stationary(
         beta=beta,
         constants=constants,
         max_steps=max_steps,
+        last_steps=last_steps,
         keep_iterates=True,
     )
     chosen = releases.least_gradient(iterates, lipschitz=lipschitz, rho=releases.rho_left)
