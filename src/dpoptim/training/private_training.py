@@ -1,7 +1,7 @@
 """A model in private training: batches out, clipped sums in, only the gate's answers beyond."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -131,6 +131,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             sharded=self._sharded,
             checked=None if self._loss is None else self._loss.collate_fn,
             loss=request.loss,
+            lengths=self._lengths(),
         )
         self._caveats, self._saved_at, self._left = earlier.caveats, earlier.steps_done, False
         self._attached = Attached(
@@ -154,6 +155,14 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._attached.put_on()
             self._attached.redo(earlier.contents["unfinished"])
         ranks.arrive("dpoptim.attach")
+
+    def _lengths(self) -> Callable[[Any], None] | None:
+        """Tries the lengths of a batch of the loop; None: none are to be tried."""
+        lengths = None if self._loss is None else self._loss.lengths
+        # what gathers parts of a model waits for all processes, of which each has its own lengths
+        if lengths is None or self._engine.isolation.alone or self._prepared.wrapping.spread:
+            return None
+        return lambda batch: lengths.see(batch, self._attached.set_aside)
 
     @property
     def _own_records(self) -> int | None:

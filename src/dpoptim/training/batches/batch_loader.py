@@ -1,7 +1,7 @@
 """A run's batches, one microbatch after the other, and whose turn it is."""
 
 import atexit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -43,6 +43,8 @@ class BatchLoader:
         ranks: the processes that train together.
         loss: that `attach` checked; it may hold random generators.
         streams: of the coins that deal records into groups.
+        lengths: told of each batch before it is delivered; raises where one is so long, or short,
+            that others' gradients are others. None: nobody is.
 
     Attributes:
         collates_unchecked: whether a collate function was used that `attach` did not check.
@@ -65,6 +67,7 @@ class BatchLoader:
         sharded: bool,
         checked: Collate | None,
         loss: Loss | None,
+        lengths: Callable[[Any], None] | None = None,
     ) -> None:
         self._plan, self._train_set, self._collate_fn, self._units = plan, train_set, collate, units
         self._length, self._ends = len(train_set), EpochEnds.of(plan)  # type: ignore[arg-type]
@@ -73,7 +76,7 @@ class BatchLoader:
         self._steps = steps
         self._gradients = gradients
         self._ranks, self._sharded = ranks, sharded
-        self._checked, self._loss = checked, loss
+        self._checked, self._loss, self._lengths = checked, loss, lengths
         # those of a step, which may be dealt ahead and again
         self._group_coins = streams.of_steps("summation groups")
         self._seeded, self._randomness = streams.seed is not None, KeyStream()
@@ -157,6 +160,7 @@ class BatchLoader:
             alone = self._ranks.size == 1 and not self._engine.partial_backward
             fixed_shape = same_shape and alone and costs_little(self._plan)
         microbatches, fixed_items = self._microbatches(physical_batch_size, fixed_shape)
+        sees = self._lengths if options.collate_fn is self._checked else None
         epoch = -1
         self._loop = loop = self._loop + 1
         for batch, microbatch in load_microbatches(
@@ -183,6 +187,8 @@ class BatchLoader:
             self._gradients.drop()
             if epoch != (epoch := self._ends.number(self._steps.done)):
                 self._refuse_other_length()
+            if sees is not None:
+                sees(batch)
             self._steps.begin(microbatch)
             yield batch
         if self._steps.state == "complete" and not self._ended():
