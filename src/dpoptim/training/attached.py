@@ -9,6 +9,7 @@ import torch
 from dpoptim.distributed.user_collectives import inside_of, user_collectives_refused
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.watch.plain_values import PlainValues
 from dpoptim.gradients.watch.values import Values
 from dpoptim.runtime.torch_internals import checkpointing_served
 from dpoptim.runtime.watched_calls import backward_watched, scaling_watched
@@ -103,6 +104,7 @@ class Attached:
         engine = self._engine
         engine.require_all_closed()
         engine.refuse_changes(everything=True)
+        values = PlainValues(engine.model)
         held = [(p, p.grad) for p in engine.model.parameters() if p.grad is not None]
         for p, _ in held:
             p.grad = None
@@ -114,6 +116,7 @@ class Attached:
                     digits.enter_context(torch.autocast(kind, enabled=False))
                 yield
         finally:
+            values.put(values.before)
             engine.attach()
             show_the_batch_axis(engine.model, self._chosen.sample if engine.hooks else None)
             self._wrapping.settle()

@@ -1,7 +1,7 @@
 """A model in private training: batches out, clipped sums in, only the gate's answers beyond."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -129,9 +129,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             ranks,
             streams,
             sharded=self._sharded,
-            checked=None if self._loss is None else self._loss.collate_fn,
+            check=self._loss,
             loss=request.loss,
-            lengths=self._lengths(),
         )
         self._caveats, self._saved_at, self._left = earlier.caveats, earlier.steps_done, False
         self._attached = Attached(
@@ -145,6 +144,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             BareLosses(self._engine, self._handed_over),
             request.wrappers,
         )
+        self._loader.apart = self._attached.set_aside
         self._other_runs.warn()
         found.warn(released=told is not None and plan.noise_multiplier > 0)
         if earlier.contents is None:
@@ -155,14 +155,6 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._attached.put_on()
             self._attached.redo(earlier.contents["unfinished"])
         ranks.arrive("dpoptim.attach")
-
-    def _lengths(self) -> Callable[[Any], None] | None:
-        """Tries the lengths of a batch of the loop; None: none are to be tried."""
-        lengths = None if self._loss is None else self._loss.lengths
-        # what gathers parts of a model waits for all processes, of which each has its own lengths
-        if lengths is None or self._engine.isolation.alone or self._prepared.wrapping.spread:
-            return None
-        return lambda batch: lengths.see(batch, self._attached.set_aside)
 
     @property
     def _own_records(self) -> int | None:
@@ -183,9 +175,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
 
         **The file is a secret, like the data**: it holds who takes part in coming steps, what
         error feedback remembers, and the noise that correlated mechanisms will take back. To
-        publish a model, save ``model.state_dict()``.
-
-        A run that was left can still be saved: the checkpoint is of where it stopped.
+        publish a model, save ``model.state_dict()``. A run that was left can still be saved: the
+        checkpoint is of where it stopped.
 
         What some of several optimizers have not used yet of the last release is not saved. The run
         may go on from the file if the `with` is left in this state, or not at all (the process

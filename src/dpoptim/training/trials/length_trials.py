@@ -90,23 +90,19 @@ class LengthTrials:
 
     def _longer(self, axes: Axes, work: int | None, anywhere: bool) -> bool:
         """Whether records could be compared of which one is longer along these axes."""
-        whole = length_along(self.records[0][0], axes)
-        for times in (*TIMES_LONGER, 1):
-            most = MOST_WORK // (work or MOST_WORK // 4)  # by the square
-            allowed = times**2 <= most if anywhere else times == 2 and whole <= FEW
-            if times > 1 and not allowed:
-                continue
-            lengths = [max(1, whole) * times, *(max(1, whole // n) for n in (4, 1, 2, 1))]
+        whole = max(1, length_along(self.records[0][0], axes))
+        as_is = self._sizes(all_rows(self.records))
+        for times in times_longer(whole, work, anywhere):
+            lengths = [whole * times, *(max(1, whole // n) for n in (4, 1, 2, 1))]
             changed = of_lengths(self.records, axes, lengths)
             try:
-                sizes = self._sizes([row for rows in changed for row in rows])
+                sizes, shortest = self._sizes(all_rows(changed)), self._sizes(changed[1])
             except Exception:  # whatever the user's function raises: so does any other length
                 return False
-            if sizes == self._sizes([row for rows in self.records for row in rows]):
+            if sizes == as_is:
                 return False
             if not compare_if_possible(self.program, changed):
-                low = self._sizes(changed[1])
-                self.tried = widened(widened(self.tried, sizes), low)
+                self.tried = widened(widened(self.tried, sizes), shortest)
                 return True
         return False
 
@@ -186,6 +182,18 @@ class LengthTrials:
 
     def _sizes(self, rows: Sequence[Any]) -> Sizes:
         return self.shapes.sizes(self.program.collate([*rows]))
+
+
+def times_longer(length: int, work: int | None, anywhere: bool) -> list[int]:
+    """How many times longer a record may be tried; see `LengthTrials.compare_longer`."""
+    if not anywhere:
+        return [2, 1] if length <= FEW else [1]
+    most = MOST_WORK // (work or MOST_WORK // 4)  # all of it may grow by the square
+    return [*(times for times in TIMES_LONGER if times**2 <= most), 1]
+
+
+def all_rows(records: Units) -> list[Any]:
+    return [row for rows in records for row in rows]
 
 
 def changes(row: Any) -> int:

@@ -82,7 +82,8 @@ class LossCheck:
         keeps: what of loss and collate function kept something from call to call, see `KeptValues`.
         labels: that a record has in a mean over them, of which its own is taken, see
             `label_means`; 0: there is no such mean. means: how many of them.
-        lengths: trials of those that batches will have; None: none are to be tried.
+        lengths: trials of those that batches will have; None: none are to be tried, as where what
+            gathers parts of a model waits for all processes, of which each has its own lengths.
     """
 
     loss_reduction: str
@@ -173,7 +174,13 @@ def check_loss(
     if tried.skipped:
         on.append(f"not on made-up ones: {tried.skipped}{READ_OFF}")
     text, means = "; ".join(on), (found.labels, found.means)
-    return LossCheck(found.loss_reduction, collate_fn, text, *means, lengths=tried.lengths)
+    return LossCheck(
+        found.loss_reduction,
+        collate_fn,
+        text,
+        *means,
+        lengths=None if wrapping.spread else tried.lengths,
+    )
 
 
 def refuse_what_fails_alone(

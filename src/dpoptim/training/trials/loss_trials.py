@@ -121,10 +121,7 @@ def try_made_up(
     with saying("on made-up records, one of them large"):
         any(not compare_if_possible(program, large) for large in with_a_large_one(invented))
     watched = watch_loss(program, invented)
-    lengths = LengthTrials.of(program, invented) if sequences else None
-    if lengths is not None:
-        with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
-            lengths.compare_longer(watched.work, anywhere=tries_missing(program.model))
+    lengths = try_lengths(program, invented, watched.work) if sequences else None
     size, not_tried = try_ranges(program, invented, larger(program, watched.work, expected))
     on = ["made-up records" + ", also of unequal lengths" * padded + in_sizes(found.records, size)]
     on += [not_tried] * bool(not_tried)
@@ -138,6 +135,15 @@ def try_made_up(
     with saying("on made-up records, with other numbers of the whole batch"):
         refuse_deciding_numbers(program, invented)
     return MadeUp(found, tuple(on), lengths=lengths)
+
+
+def try_lengths(program: Program, records: Units, work: int | None) -> LengthTrials | None:
+    """Try records that are much longer than others; trials of lengths to come."""
+    lengths = LengthTrials.of(program, records)
+    if lengths is not None:
+        with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
+            lengths.compare_longer(work, anywhere=tries_missing(program.model))
+    return lengths
 
 
 def in_sizes(few: int, more: int | None) -> str:
