@@ -1,7 +1,7 @@
 """Everything that a run hangs on a model and its optimizers, put on and taken off together."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from dpoptim.distributed.user_collectives import inside_of, user_collectives_ref
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.watch.plain_values import PlainValues
 from dpoptim.runtime.torch_internals import checkpointing_served
 from dpoptim.runtime.watched_calls import backward_watched, scaling_watched
 from dpoptim.training.iterates import Iterates
@@ -94,6 +95,34 @@ class Attached:
             self._hooks.remove()
             self._hooks = None
             self._left_as = ModelAsLeft(self._engine.model)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Around a trial of the model between two batches, without the engine's hooks.
+
+        Gradients that the loop left are there again afterwards.
+        """
+        engine = self._engine
+        engine.require_all_closed()
+        engine.refuse_changes(everything=True)
+        values = PlainValues(engine.model)
+        held = [(p, p.grad) for p in engine.model.parameters() if p.grad is not None]
+        for p, _ in held:
+            p.grad = None
+        engine.detach()
+        try:
+            kinds = {p.device.type for p in engine.parameters}
+            with ExitStack() as digits:  # a loop may ask for its batches under autocast
+                for kind in kinds:
+                    digits.enter_context(torch.autocast(kind, enabled=False))
+                yield
+        finally:
+            values.put(values.before)
+            engine.attach()
+            show_the_batch_axis(engine.model, self._chosen.sample if engine.hooks else None)
+            self._wrapping.settle()
+            for p, grad in held:
+                p.grad = grad
 
     @property
     def is_as_left(self) -> bool:

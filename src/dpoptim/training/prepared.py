@@ -22,6 +22,7 @@ from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation, require_choice
 from dpoptim.gradients.watch.contents import Contents
 from dpoptim.gradients.watch.plain_attributes import PlainAttributes
+from dpoptim.gradients.watch.plain_values import PlainValues
 from dpoptim.plan import Plan
 from dpoptim.runtime.torch_internals import checkpointing_served, pytree
 from dpoptim.training.agreed import agree_on_run
@@ -36,6 +37,7 @@ from dpoptim.training.refusals import (
 )
 from dpoptim.training.request import Request
 from dpoptim.training.tables import totals_of_tables
+from dpoptim.training.trials.carried_values import passes, refuse_carried
 from dpoptim.training.trials.costs import with_cost
 from dpoptim.training.trials.deterministic_runs import same_made_up_records
 from dpoptim.training.trials.first_passes import BY_LOSS, OutputsMixedError
@@ -108,7 +110,7 @@ class Prepared:
     def _tried(self) -> tuple[Chosen, LossCheck | None, dict[str, int]]:
         """Try the model and the loss on made-up records."""
         attributes = PlainAttributes(Contents.of(self.model))
-        with self._trying():
+        with self._trying() as values:
             try:
                 chosen = self._chosen_isolation(self._row, self._request.batch_axis)
                 loss = self._checked_loss(chosen)
@@ -129,6 +131,10 @@ class Prepared:
             attributes.compare(Contents.of(self.model), everything=False)
             if attributes.change:
                 chosen = replace(chosen, basis=by_what_changed(chosen.basis))
+            if not self.wrapping.spread:
+                asked, rows = self._request, self.units.rows.per_record
+                runs = passes(self.model, asked.loss, asked.collate_fn, self._row, rows, chosen)
+                refuse_carried(self.model, values, [*runs])
             chosen = with_cost(chosen, self.model, self.wrapping, batch, self.plan.steps)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
 
@@ -206,7 +212,9 @@ class Prepared:
         )
 
     @contextmanager
-    def _trying(self) -> Iterator[None]:
+    def _trying(self) -> Iterator[PlainValues]:
+        """Around trials of the model, which leave nothing in it; with the values it has before."""
+        values = PlainValues(self.model)
         drawn = same_made_up_records(self.model) if self.wrapping.spread else nullcontext()
         with (
             user_collectives_refused("the model, loss or collate_fn"),
@@ -214,7 +222,10 @@ class Prepared:
             drawn,
             checkpointing_served(),
         ):
-            yield
+            try:
+                yield values
+            finally:
+                values.put(values.before)
 
     def _a_row(self) -> Any:
         """A row for its form: rank 0's, since in shards others may have another form.

@@ -129,7 +129,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             ranks,
             streams,
             sharded=self._sharded,
-            checked=None if self._loss is None else self._loss.collate_fn,
+            check=self._loss,
             loss=request.loss,
         )
         self._caveats, self._saved_at, self._left = earlier.caveats, earlier.steps_done, False
@@ -144,6 +144,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             BareLosses(self._engine, self._handed_over),
             request.wrappers,
         )
+        self._loader.apart = self._attached.set_aside
         self._other_runs.warn()
         found.warn(released=told is not None and plan.noise_multiplier > 0)
         if earlier.contents is None:
@@ -174,9 +175,8 @@ class PrivateTraining(BatchLoop, HoldOutScores):
 
         **The file is a secret, like the data**: it holds who takes part in coming steps, what
         error feedback remembers, and the noise that correlated mechanisms will take back. To
-        publish a model, save ``model.state_dict()``.
-
-        A run that was left can still be saved: the checkpoint is of where it stopped.
+        publish a model, save ``model.state_dict()``. A run that was left can still be saved: the
+        checkpoint is of where it stopped.
 
         What some of several optimizers have not used yet of the last release is not saved. The run
         may go on from the file if the `with` is left in this state, or not at all (the process

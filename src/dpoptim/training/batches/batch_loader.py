@@ -1,8 +1,8 @@
 """A run's batches, one microbatch after the other, and whose turn it is."""
 
 import atexit
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from dpoptim.training.randomness.saved_states import own_states_saved
 from dpoptim.training.randomness.secret_randomness import SecretInWorker, secret_randomness
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
+from dpoptim.training.trials.loss_check import LossCheck
 
 
 class BatchLoader:
@@ -43,9 +44,11 @@ class BatchLoader:
         ranks: the processes that train together.
         loss: that `attach` checked; it may hold random generators.
         streams: of the coins that deal records into groups.
+        check: what `attach` found of the loss, if it was given one.
 
     Attributes:
         collates_unchecked: whether a collate function was used that `attach` did not check.
+        apart: a ``with`` for trials of the model, in which it is not attached.
         shapes_vary: whether a physical batch had, or may have, a number of rows that others decide.
     """
 
@@ -63,7 +66,7 @@ class BatchLoader:
         streams: RunStreams,
         *,
         sharded: bool,
-        checked: Collate | None,
+        check: LossCheck | None,
         loss: Loss | None,
     ) -> None:
         self._plan, self._train_set, self._collate_fn, self._units = plan, train_set, collate, units
@@ -73,7 +76,9 @@ class BatchLoader:
         self._steps = steps
         self._gradients = gradients
         self._ranks, self._sharded = ranks, sharded
-        self._checked, self._loss = checked, loss
+        self._checked, self._loss = None if check is None else check.collate_fn, loss
+        self._lengths = None if check is None else check.lengths
+        self.apart: Callable[[], AbstractContextManager[object]] = nullcontext
         # those of a step, which may be dealt ahead and again
         self._group_coins = streams.of_steps("summation groups")
         self._seeded, self._randomness = streams.seed is not None, KeyStream()
@@ -183,12 +188,22 @@ class BatchLoader:
             self._gradients.drop()
             if epoch != (epoch := self._ends.number(self._steps.done)):
                 self._refuse_other_length()
+            self._try_lengths(batch, options)
             self._steps.begin(microbatch)
             yield batch
         if self._steps.state == "complete" and not self._ended():
             raise PrivacyError(
                 "the last batch was delivered, but optimizer.step() was not called after it."
             )
+
+    def _try_lengths(self, batch: Any, options: LoaderOptions) -> None:
+        """Try lengths that were not tried, of what the collate function makes that was checked.
+
+        Raises:
+            SamplesInteractError: beside records of such a length others have other gradients.
+        """
+        if self._lengths is not None and options.collate_fn is self._checked:
+            self._lengths.see(batch, self.apart)
 
     def _refuse_other_length(self) -> None:
         if len(self._train_set) != self._length:  # type: ignore[arg-type]

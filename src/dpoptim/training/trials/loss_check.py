@@ -30,6 +30,7 @@ from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.other_libraries import hint_of
 from dpoptim.training.trials.alone import refuse_nothing_to_learn, refuse_other_meaning
 from dpoptim.training.trials.deterministic_runs import put_back
+from dpoptim.training.trials.length_trials import LengthTrials
 from dpoptim.training.trials.loss_trials import BY_COLLATE, saying, try_made_up
 from dpoptim.training.trials.program import CheckResult, NotFiniteError, Program, compare
 
@@ -83,6 +84,8 @@ class LossCheck:
         keeps: what of loss and collate function kept something from call to call, see `KeptValues`.
         labels: that a record has in a mean over them, of which its own is taken, see
             `label_means`; 0: there is no such mean. means: how many of them.
+        lengths: trials of those that batches will have; None: none are to be tried, as where what
+            gathers parts of a model waits for all processes, of which each has its own lengths.
     """
 
     loss_reduction: str
@@ -91,6 +94,7 @@ class LossCheck:
     labels: int = 0
     means: int = 0
     keeps: tuple[str, ...] = ()
+    lengths: LengthTrials | None = None
 
     @property
     def scalar_reduction(self) -> Reduction | None:
@@ -171,7 +175,14 @@ def check_loss(
         on.append(found.skipped)
     if tried.skipped:
         on.append(f"not on made-up ones: {tried.skipped}{READ_OFF}")
-    return LossCheck(found.loss_reduction, collate_fn, "; ".join(on), found.labels, found.means)
+    text, means = "; ".join(on), (found.labels, found.means)
+    return LossCheck(
+        found.loss_reduction,
+        collate_fn,
+        text,
+        *means,
+        lengths=None if wrapping.spread else tried.lengths,
+    )
 
 
 def refuse_what_fails_alone(

@@ -13,6 +13,7 @@ from dpoptim.errors import NotByThisWayError, SamplesInteractError
 from dpoptim.training.batches.records import made_up
 from dpoptim.training.trials.batch_sizes import larger_size
 from dpoptim.training.trials.deciding_numbers import refuse_deciding_numbers
+from dpoptim.training.trials.length_trials import LengthTrials
 from dpoptim.training.trials.lone_lengths import compare_lone_lengths
 from dpoptim.training.trials.missing_numbers import (
     Missing,
@@ -79,12 +80,14 @@ class MadeUp:
         on: what was compared, and what was not of it.
         skipped: why nothing was, or "".
         zero: whether something was, and no record had a gradient.
+        lengths: trials of lengths to come; None: there are none to try.
     """
 
     found: CheckResult | None = None
     on: tuple[str, ...] = ()
     skipped: str = ""
     zero: bool = False
+    lengths: LengthTrials | None = None
 
 
 def try_made_up(
@@ -118,6 +121,7 @@ def try_made_up(
     with saying("on made-up records, one of them large"):
         any(not compare_if_possible(program, large) for large in with_a_large_one(invented))
     watched = watch_loss(program, invented)
+    lengths = try_lengths(program, invented, watched.work) if sequences else None
     size, not_tried = try_ranges(program, invented, larger(program, watched.work, expected))
     on = ["made-up records" + ", also of unequal lengths" * padded + in_sizes(found.records, size)]
     on += [not_tried] * bool(not_tried)
@@ -130,7 +134,16 @@ def try_made_up(
     on += try_missing(program, invented, missing, padded=padded, cheap=size is not None)
     with saying("on made-up records, with other numbers of the whole batch"):
         refuse_deciding_numbers(program, invented)
-    return MadeUp(found, tuple(on))
+    return MadeUp(found, tuple(on), lengths=lengths)
+
+
+def try_lengths(program: Program, records: Units, work: int | None) -> LengthTrials | None:
+    """Try records that are much longer than others; trials of lengths to come."""
+    lengths = LengthTrials.of(program, records)
+    if lengths is not None:
+        with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
+            lengths.compare_longer(work, anywhere=tries_missing(program.model))
+    return lengths
 
 
 def in_sizes(few: int, more: int | None) -> str:

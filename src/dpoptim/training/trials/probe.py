@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.layers.geometry import Convolution
 from dpoptim.gradients.layers.linear import is_transposed_linear
+from dpoptim.gradients.watch.plain_values import PlainValues
 from dpoptim.runtime.freed_memory import freed_memory_given_back
 from dpoptim.training.trials.deterministic_runs import quiet, quiet_as_before
 from dpoptim.training.trials.made_up_records import Sample
@@ -59,12 +60,17 @@ def positions_in(module: nn.Module, args: tuple[Any, ...], output: Any, rows: in
 
 
 def show_the_batch_axis(model: nn.Module, sample: Sample | None) -> None:
-    """Show vectorised modules which tensors have records, by made-up ones of an odd number."""
+    """Show vectorised modules which tensors have records, by made-up ones of an odd number.
+
+    Nothing of these stays in the model's plain attributes.
+    """
     if sample is not None:
+        values = PlainValues(model)
         # Whatever the user's model raises on made-up input, it will tell on the first batch, or
         # there is nothing to tell.
         with suppress(Exception), quiet_on(model, sample):
             sample.call(model)
+        values.put(values.before)
 
 
 def quiet_on(model: nn.Module, sample: Sample) -> AbstractContextManager[object]:
