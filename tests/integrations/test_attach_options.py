@@ -96,5 +96,5 @@ def test_records_that_are_several_rows_already_have_no_persons(tmp_path: Path) -
         rows_per_record = 2
 
     for options in ({"persons": OWNERS}, {"rows_per_record": 2}):
-        with pytest.raises(ValueError, match="makes 2 rows of a batch of each record"):
+        with pytest.raises(ValueError, match="makes several rows of a batch of each record"):
             Pairs(Bag(), arguments(tmp_path), train_dataset=Sentences(20), plan=plan(20), **options)

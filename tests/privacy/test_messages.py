@@ -32,6 +32,7 @@ ALLOWED = {
     ("gradients/layers/fallback.py", "len(tensors)"): "inputs of a module",
     ("runs/interrupted.py", "error.strerror"): "of the operating system, about the disk",
     ("methods/low_quantile.py", "len(numbers)"): "n is public under the relations that it takes",
+    ("opacus_words.py", "error"): "of names of arguments, by Python",
     ("plan/plan.py", "error"): "of a plan's text",
     ("plan/plan.py", "min(1e-05, 10.0 ** (-math.ceil(math.log10(n) + 1)))"): "n of the plan",
     ("registry.py", "error"): "of an entry point",

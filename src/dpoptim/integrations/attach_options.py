@@ -38,7 +38,7 @@ def refuse_rows_twice(options: Mapping[str, Any], rows: int) -> None:
     named = [name for name in ("persons", "rows_per_record") if options.get(name) is not None]
     if rows > 1 and named:
         raise ValueError(
-            f"{named[0]}: this trainer makes {rows} rows of a batch of each record, which are "
+            f"{named[0]}: this trainer makes several rows of a batch of each record, which are "
             f"clipped as one, and has no place for it. Fix: leave it out; give each person one "
             "record, if anybody has several."
         )
