@@ -38,7 +38,7 @@ TEACHER = (
 
 
 def fix_of_kept(name: str) -> str:
-    """What to do about a buffer or parameter of this name that forward passes write into."""
+    """Fix for a buffer or parameter of this name that forward passes write into."""
     if name.rpartition(".")[2] not in ROTATIONS:
         return NOTHING_KEPT
     return (
