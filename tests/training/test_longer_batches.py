@@ -229,3 +229,46 @@ def test_axes_of_one_size_are_varied_together_and_without_those_of_an_image() ->
     longer = resized((image, boxes, labels), first[1], 7)
     assert [tuple(t.shape) for t in longer] == [(3, 8, 8), (7, 4), (7,)]
     assert torch.equal(longer[1][3:6], boxes)
+
+
+# ---- what refusals say --------------------------------------------------------------------------
+
+
+class Dynamic(Attention):
+    """Frequencies that the longest record sets, as in RoPE of a dynamic kind."""
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__(threshold)
+        self.register_buffer("inv_freq", torch.ones(1))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        self.inv_freq = torch.full((1,), 1.0 if ids.shape[1] <= self.threshold else 0.5)
+        return super().forward(ids, mask) * self.inv_freq
+
+
+def test_frequencies_that_the_longest_record_sets_are_refused_with_what_helps() -> None:
+    with pytest.raises(dpoptim.SamplesInteractError, match="original_max_position_embeddings"):
+        attach(Dynamic(threshold=40.0), sentences(6), loss=loss, collate_fn=collate)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own
+def test_a_module_compiled_inside_of_a_model_is_refused_with_what_helps() -> None:
+    model = Attention(threshold=math.inf)
+    model.head = torch.compile(model.head)  # type: ignore[assignment]
+    with pytest.raises(dpoptim.PrivacyError, match=r"m\[0\].compile\(\)"):
+        attach(model, sentences(6), loss=loss, collate_fn=collate)
+
+
+def test_a_loss_by_which_nothing_alone_is_learnt_is_not_told_to_go_alone() -> None:
+    class Embeds(Attention):
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            h = F.normalize(super().forward(ids, mask), dim=1)
+            return h @ h.T
+
+    def contrastive(model: nn.Module, batch: Any) -> Tensor:
+        scores = model(*batch)
+        return F.cross_entropy(scores, torch.arange(len(scores)))
+
+    with pytest.raises(dpoptim.SamplesInteractError, match="nothing would be learnt") as found:
+        attach(Embeds(threshold=math.inf), sentences(6), loss=contrastive, collate_fn=collate)
+    assert "isolation=" not in str(found.value)

@@ -41,6 +41,7 @@ from dpoptim.training.trials.carried_values import passes, refuse_carried
 from dpoptim.training.trials.costs import with_cost
 from dpoptim.training.trials.deterministic_runs import same_made_up_records
 from dpoptim.training.trials.first_passes import BY_LOSS, OutputsMixedError
+from dpoptim.training.trials.interactions import NothingAloneError
 from dpoptim.training.trials.isolation import (
     Chosen,
     IsolationWarning,
@@ -119,6 +120,10 @@ class Prepared:
                     raise
                 try:
                     chosen, loss = self._alone_by_loss()
+                except (
+                    NothingAloneError
+                ):  # records alone, which `mixed` offers, would learn nothing
+                    raise
                 except SamplesInteractError as error:
                     seen = str(mixed).replace(BY_LOSS, "")  # it was tried
                     raise SamplesInteractError(f"{seen} The loss uses them: {error}") from None

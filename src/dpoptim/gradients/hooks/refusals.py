@@ -39,6 +39,12 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
         )
     own = has_own_forward(module) and computed_weights(module) is None
     if own and not (serve_containers and runs_as_it_is(module)):
+        if "_orig_mod" in module._modules:
+            raise PrivacyError(
+                f"module {label!r} is a compiled one inside of the model, whose own layers no hook "
+                "would reach. Fix: compile it in place, m[0].compile() instead of m[0] = "
+                "torch.compile(m[0]); or compile the whole model, torch.compile(model)."
+            )
         raise PrivacyError(
             f"module {label!r} already has a forward pass of its own on the instance: it is "
             "attached elsewhere, compiled, or wrapped by another library. Fix: leave the other "

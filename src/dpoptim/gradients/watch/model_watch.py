@@ -26,6 +26,7 @@ from dpoptim.runtime.torch_internals import (
 # bytes of constants that are read at each release, at least; of more, some in turn
 READ_AT_ONCE = 1 << 26
 WITHOUT_NOISE = "it would carry private statistics out of the model without noise"
+ROTATIONS = ("inv_freq", "original_inv_freq")  # Hugging Face's buffers of RoPE
 NOTHING_KEPT = (
     "use layers that keep no running statistics; a code book that is learnt by gradients in place "
     "of averages (VQ-VAE), a centre that is fixed or of public data (DINO), negatives from public "
@@ -34,6 +35,18 @@ NOTHING_KEPT = (
 TEACHER = (
     "; keep a teacher that follows the model as a plain object outside of it, updated after step()"
 )
+
+
+def fix_of_kept(name: str) -> str:
+    """Fix for a buffer or parameter of this name that forward passes write into."""
+    if name.rpartition(".")[2] not in ROTATIONS:
+        return NOTHING_KEPT
+    return (
+        "pad each record in collate_fn to one public length, on one side of "
+        "original_max_position_embeddings: by RoPE of a dynamic or longrope kind the longest "
+        "record of a batch sets the frequencies for all; or a rope_scaling that does not depend "
+        "on it (linear, yarn)"
+    )
 
 
 class ModelWatch:
@@ -179,7 +192,7 @@ class ModelWatch:
     def _changed(self, kind: str, name: str) -> PrivacyError:
         return PrivacyError(
             f"{kind} {name!r} was changed during private training: {WITHOUT_NOISE}. Fix: "
-            f"{NOTHING_KEPT}{TEACHER}; or change it before attaching."
+            f"{fix_of_kept(name)}{TEACHER}; or change it before attaching."
         )
 
     def _extra_digests(self) -> list[bytes]:

@@ -1,6 +1,6 @@
 """Values in plain attributes of a model, to be put back: numbers, strings, flags, small tensors.
 
-Also those inside of lists, dictionaries and objects such as configurations, and which modules a
+Those inside of lists, dictionaries and objects such as configurations, and which modules a
 model has at its places. Trials run a model on made-up records, of which nothing may stay in it.
 """
 
@@ -44,7 +44,7 @@ class PlainValues:
         self.before = self._all()
 
     def taken(self) -> Kept:
-        """What is held now; of places that got a module where there was none, what was before."""
+        """Values held now; of places that got a module where there was none, what was before."""
         now = self._all()
         for place in [place for place, (value, _) in now.items() if isinstance(value, nn.Module)]:
             if not isinstance(self.before.get(place, (None,))[0], nn.Module):
@@ -130,7 +130,7 @@ def is_opened(value: Any) -> bool:
 
 
 def inside_of(name: str, holder: Any) -> list[tuple[str, Any]]:
-    """What a holder has, by name."""
+    """Contents of a holder, by name."""
     found = holder.items() if isinstance(holder, dict) else enumerate(holder)
     prefix = f"{name}." if name else ""
     return [(f"{prefix}{key}", each) for key, each in found]

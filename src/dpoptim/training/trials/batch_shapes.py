@@ -59,7 +59,7 @@ def beyond(sizes: Mapping[Axis, tuple[int, int]], tried: Sizes) -> set[Axis]:
 
 
 def widened(tried: Sizes, sizes: Sizes) -> Sizes:
-    """What has been tried once these sizes were, too."""
+    """Sizes that have been tried once these were, too."""
     found = dict(tried)
     for axis, (low, high) in sizes.items():
         least, most = found.get(axis, (low, high))

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.gradients.hooks.computed_weights import follows_weights
-from dpoptim.gradients.watch.model_watch import NOTHING_KEPT
+from dpoptim.gradients.watch.model_watch import fix_of_kept
 from dpoptim.gradients.watch.values import Values
 from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.randomness.secret_randomness import same_randomness
@@ -175,8 +175,8 @@ def refuse_written(values: Values, model: nn.Module) -> None:
     if written is not None:
         raise SamplesInteractError(
             f"the forward pass writes into {written!r}: records would be mixed through it, and it "
-            f"would carry them out of the model without noise. Fix: {NOTHING_KEPT}; a counter of "
-            "passes as a plain number, self.steps = 0, which attach's trials count up, too; what "
+            f"would carry them out of the model without noise. Fix: {fix_of_kept(written)}; a "
+            "counter of passes as a plain number, self.steps = 0; what "
             "the first batch initialises (ActNorm, say), initialise from public or made-up records "
             "before attaching; a masked weight, self.weight.data *= mask, is computed anew, "
             "F.conv2d(x, self.weight * self.mask)."

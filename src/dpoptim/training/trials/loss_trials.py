@@ -13,6 +13,7 @@ from dpoptim.errors import NotByThisWayError, SamplesInteractError
 from dpoptim.training.batches.records import made_up
 from dpoptim.training.trials.batch_sizes import larger_size
 from dpoptim.training.trials.deciding_numbers import refuse_deciding_numbers
+from dpoptim.training.trials.interactions import NothingAloneError
 from dpoptim.training.trials.length_trials import LengthTrials
 from dpoptim.training.trials.lone_lengths import compare_lone_lengths
 from dpoptim.training.trials.missing_numbers import (
@@ -285,5 +286,7 @@ def saying(where: str) -> Iterator[None]:
         yield
     except NotByThisWayError as error:
         raise NotByThisWayError(f"{where}: {error}", reason=error.reason, fix=error.fix) from None
+    except NothingAloneError as error:
+        raise NothingAloneError(f"{where}: {error}") from None
     except SamplesInteractError as error:
         raise SamplesInteractError(f"{where}: {error}") from error.__cause__
