@@ -237,7 +237,7 @@ def test_a_model_under_hooks_is_not_one_graph(compiled_anew: list[str]) -> None:
 
 def test_a_compiled_model_is_refused_with_the_fix() -> None:
     compiled = torch.compile(nn.Linear(5, 3), backend="eager")
-    with pytest.raises(PrivacyError, match="attach the module inside the wrapper"):
+    with pytest.raises(PrivacyError, match="compile it in place"):
         Engine(compiled, Clipping(1.0), capacity=ROWS).attach()
 
 
