@@ -39,6 +39,7 @@ from dpoptim.training.trials import (
 )
 from dpoptim.training.trials.deterministic_runs import Quieted
 from dpoptim.training.trials.isolation import Chosen
+from dpoptim.training.trials.length_trials import LengthTrials
 from dpoptim.training.trials.numbers_of_batches import Change
 
 
@@ -68,6 +69,8 @@ def padding_unseen() -> Iterator[None]:
     with (
         patch.object(loss_trials, "with_padding", lambda records, *, sequences: iter(())),
         patch.object(loss_check, "compare", compare),
+        patch.object(LengthTrials, "compare_longer", lambda *_, **__: None),
+        patch.object(LengthTrials, "see", lambda *_: None),
     ):
         yield
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 import dpoptim
+from dpoptim.gradients.engine import Engine
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.trials import length_trials
 from dpoptim.training.trials.axes_of_records import axes_of, resized
@@ -109,6 +111,53 @@ def test_a_length_beyond_all_that_were_tried_is_tried_before_it_is_passed(
         next(private.batches())
     assert "200" not in str(found.value)
     assert private.steps_done == 0
+
+
+def test_a_loop_that_begins_again_is_refused_again() -> None:
+    """As a notebook's cell does that runs twice."""
+    torch.manual_seed(0)
+    model = Attention(threshold=100.0)
+    with attach(model, sentences(200), steps=3, loss=loss, collate_fn=collate) as private:
+        for _ in range(3):
+            with pytest.raises(dpoptim.SamplesInteractError, match="another length"):
+                next(private.batches())
+    assert private.steps_done == 0
+
+
+@pytest.mark.parametrize("normalised", [parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_trials_within_a_step_iterate_no_spectral_norm(normalised: Any) -> None:
+    """How often it was, public weights would tell."""
+
+    def run(longest: int) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Attention(threshold=math.inf)
+        model.head = normalised(model.head)
+        private = attach(model, sentences(longest), steps=1, loss=loss, collate_fn=collate)
+        trained(private, model, physical_batch_size=2)
+        return [b.clone() for name, b in model.named_buffers() if name.endswith("_u")]
+
+    ours, others = run(200), run(12)
+    assert ours
+    # `head` has other weights after a step, and is iterated before
+    for one, other in zip(ours, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_model_that_cannot_be_attached_again_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Attention(threshold=math.inf)
+    with attach(model, sentences(200), loss=loss, collate_fn=collate) as private:
+
+        def fail(*_: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(Engine, "attach", fail)
+        with pytest.raises(MemoryError):
+            next(private.batches())
+        monkeypatch.undo()
+        with pytest.raises((dpoptim.PrivacyError, RuntimeError)):
+            next(private.batches())
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_such_a_length_in_a_later_microbatch_is_found() -> None:

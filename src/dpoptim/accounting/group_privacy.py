@@ -42,8 +42,9 @@ def group_delta(
     epsilon, size = check_epsilon(epsilon), whole_number("size", size, least=1)
     each = epsilon / size
     delta = compute_delta(event, each, neighboring).delta
-    if size == 1 or delta == 0:
+    if size == 1:
         return delta
     if epsilon > LARGEST_EXPONENT:
         return 1.0
+    delta = max(delta, math.ulp(0.0))  # which may have been too small for a number
     return min(1.0, delta * math.expm1(epsilon) / math.expm1(each) * ROUNDED_UP)

@@ -105,11 +105,13 @@ class Attached:
         engine = self._engine
         engine.require_all_closed()
         engine.refuse_changes(everything=True)
-        values = PlainValues(engine.model)
+        assert engine.state is not None
+        begins = engine.state.step_begins
         held = [(p, p.grad) for p in engine.model.parameters() if p.grad is not None]
         for p, _ in held:
             p.grad = None
         engine.detach()
+        values = PlainValues(engine.model)  # without the hooks, which hold values of their own
         try:
             kinds = {p.device.type for p in engine.parameters}
             with ExitStack() as digits:  # a loop may ask for its batches under autocast
@@ -118,7 +120,12 @@ class Attached:
                 yield
         finally:
             values.put(values.before)
-            engine.attach()
+            try:
+                engine.attach()
+            except BaseException:  # nothing may go on with a model that nobody watches
+                self.take_off()
+                raise
+            engine.state.step_begins = begins  # a trial begins no step
             show_the_batch_axis(engine.model, self._chosen.sample if engine.hooks else None)
             self._wrapping.settle()
             for p, grad in held:

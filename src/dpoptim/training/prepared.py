@@ -139,7 +139,7 @@ class Prepared:
             if not self.wrapping.spread:
                 asked, rows = self._request, self.units.rows.per_record
                 runs = passes(self.model, asked.loss, asked.collate_fn, self._row, rows, chosen)
-                refuse_carried(self.model, values, [*runs])
+                refuse_carried(self.model, values, runs)
             chosen = with_cost(chosen, self.model, self.wrapping, batch, self.plan.steps)
             return chosen, loss, positions_per_layer(self.model, chosen.sample)
 

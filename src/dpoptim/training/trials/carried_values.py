@@ -4,7 +4,7 @@ A running maximum, what the first batch initialises, a switch that stays where a
 one record moves the losses of all that come in later batches, also where records pass alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -34,14 +34,15 @@ NAMED = 8  # attributes that are tried one by one
 Run = Callable[[], Tensor]
 
 
-def refuse_carried(model: nn.Module, values: PlainValues, runs: Sequence[Run]) -> None:
+def refuse_carried(model: nn.Module, values: PlainValues, runs: Iterable[Run]) -> None:
     """Refuse a model that reads what passes over other records have left; put values back.
 
     A count of passes is the same whatever records are, and what nobody reads moves no loss.
 
     Args:
         values: as they were before trials.
-        runs: passes over made-up records of several kinds, which return losses or outputs.
+        runs: passes over made-up records of several kinds, which return losses or outputs; made
+            only if they are needed.
 
     Raises:
         SamplesInteractError: by the attribute's name.
@@ -52,7 +53,7 @@ def refuse_carried(model: nn.Module, values: PlainValues, runs: Sequence[Run]) -
         return
     try:
         with put_back(model):
-            found = carried(model, values, left, runs)
+            found = carried(model, values, left, [*runs])
     finally:
         values.put(values.before)
     if found is not None:
@@ -75,13 +76,12 @@ def carried(model: nn.Module, values: PlainValues, left: Kept, runs: Sequence[Ru
     changed = values.changed(left)
     if values.replaced(left):  # by what attaching has not tried
         return values.name_of(changed[0])
-    places = [place for place in changed if differ(place, ends)]
-    if not places:
-        return None
-
     within = max(
         ROUNDS * torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()
     )
+
+    def apart(first: Tensor, other: Tensor) -> bool:
+        return not torch.allclose(first, other, rtol=within, atol=within, equal_nan=True)
 
     def moved(only: Sequence[Place], found: Kept) -> bool:
         own = {place: found[place] for place in only if place in found}
@@ -89,14 +89,31 @@ def carried(model: nn.Module, values: PlainValues, left: Kept, runs: Sequence[Ru
         for run, first in firsts.items():
             with suppress(Exception):
                 other = passed(model, values, run, others | own)
-                if not torch.allclose(first, other, rtol=within, atol=within, equal_nan=True):
+                if apart(first, other):
                     return True
         return False
 
-    if not any(moved(places, found) for found in (left, *ends)):
-        return None
-    by_itself = (place for place in places[:NAMED] if moved([place], left))
-    return values.name_of(next(by_itself, places[0]))
+    places = [place for place in changed if differ(place, ends)]
+    if places and any(moved(places, found) for found in (left, *ends)):
+        by_itself = (place for place in places[:NAMED] if moved([place], left))
+        return values.name_of(next(by_itself, places[0]))
+    # A flag is the same after any pass, and what it stands for may lie where nothing is put back.
+    after = [*losses_after_others(model, values, [*firsts])]
+    return values.name_of(changed[0]) if any(apart(after[0], each) for each in after[1:]) else None
+
+
+def losses_after_others(
+    model: nn.Module, values: PlainValues, runs: Sequence[Run]
+) -> Iterator[Tensor]:
+    """Losses of the first pass after each of the others, which begins with the values before."""
+    for other in runs[1:]:
+
+        def both(other: Run = other) -> Tensor:
+            other()
+            return runs[0]()
+
+        with suppress(Exception):  # whatever the user's model raises on made-up input
+            yield passed(model, values, both, values.before)
 
 
 def passed(model: nn.Module, values: PlainValues, run: Run, kept: Kept) -> Tensor:

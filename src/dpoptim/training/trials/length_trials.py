@@ -121,11 +121,15 @@ class LengthTrials:
             sizes = self.shapes.sizes(batch)
         except Exception:  # whatever a batch's own classes raise when they are looked at
             return
-        new = beyond(sizes, self.tried)
-        self.tried = widened(self.tried, sizes)
+        new, before = beyond(sizes, self.tried), self.tried
+        self.tried = widened(before, sizes)
         if new:
-            with apart(), put_back(self.program.model):
-                self._compare(new)
+            try:
+                with apart(), put_back(self.program.model):
+                    self._compare(new)
+            except BaseException:  # the batch waits, and its lengths are not tried yet
+                self.tried = before
+                raise
 
     def _compare(self, new: set[Axis]) -> None:
         for candidates in self.axes:
