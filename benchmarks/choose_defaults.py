@@ -93,6 +93,13 @@ def auto_regressor(settings: Settings) -> Any:
     return (patch.object(solving, "SHARP", settings["sharp"]), {})
 
 
+def feedback(settings: Settings) -> Any:
+    """DiceSGD, on networks of no hidden layer and of one, in the settings' hands."""
+    arguments: dict[str, Any] = {"method": "dice-sgd", "random_state": 0, **settings}
+    hidden = int(arguments.pop("hidden"))
+    return (arguments | {"hidden_layer_sizes": (hidden,) if hidden else ()},)
+
+
 def network(settings: Settings, optimizer: str = "sgd") -> Any:
     arguments = {
         "hidden_layer_sizes": (32,),
@@ -152,6 +159,17 @@ STUDIES: Mapping[str, tuple[Any, bool, Shapes, Any, dict[str, tuple[float, ...]]
         network,
         {"rate": (0.25, 0.5, 1, 2), "clip_norm": (0.3, 1), "epochs": (20, 40)},
     ),
+    **{
+        f"{estimator.__name__}, dice-sgd, {kind}": (
+            estimator,
+            estimator is DPSGDClassifier,
+            NETWORK_SHAPES,
+            feedback,
+            {"hidden": (hidden,), "clip_norm": (0.2, 0.3, 0.4, 0.6, 1.2, 2.4)},
+        )
+        for estimator in (DPSGDClassifier, DPSGDRegressor)
+        for kind, hidden in (("linear", 0), ("network", 32))
+    },
     **{
         f"{estimator.__name__}, {name}": (
             estimator,

@@ -3,6 +3,7 @@
 import numpy as np
 
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor
+from dpoptim.estimators.network_fit import FEEDBACK_CLIP
 
 DICE = {"method": "dice-sgd", "hidden_layer_sizes": (), "random_state": 0, "noise_seed": 1}
 
@@ -31,6 +32,6 @@ def test_a_classifier_clips_to_less_than_dp_sgd_would() -> None:
         )
         .fit(x, classes)
         .score(x, classes)
-        for clip_norm in (None, 0.4, 4.0)
+        for clip_norm in (None, FEEDBACK_CLIP, 6.0)
     }
-    assert fits[None] == fits[0.4] > fits[4.0]
+    assert fits[None] == fits[FEEDBACK_CLIP] > fits[6.0]

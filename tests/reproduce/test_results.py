@@ -218,8 +218,14 @@ def test_constants_of_defaults_are_those_that_were_chosen() -> None:
     from dpoptim.estimators import linear_fit, network_fit, networks, solving
 
     best: dict[str, dict[str, float]] = {}
+    feedback: dict[str, dict[float, float]] = {}  # of networks of no hidden layer and of one
     for row in rows_of("choose_defaults.csv"):
         words = dict(word.split("=") for word in row["setting"].split())
+        if "dice-sgd" in row["estimator"]:
+            kind, clip_norm = row["estimator"].partition(",")[0], float(words["clip_norm"])
+            regrets = feedback.setdefault(kind, {})
+            regrets[clip_norm] = regrets.get(clip_norm, 0.0) + float(row["mean_regret"])
+            continue
         best.setdefault(row["estimator"], {name: float(value) for name, value in words.items()})
     step = solving.MOMENTUM_STEP
     assert best == {
@@ -247,6 +253,10 @@ def test_constants_of_defaults_are_those_that_were_chosen() -> None:
         },
         **{f"DPSGDClassifier, {name}": {"rate": network_fit.NetworkFit._rate} for name in ADAPTIVE},
         **{f"DPSGDRegressor, {name}": {"rate": networks.DPSGDRegressor._rate} for name in ADAPTIVE},
+    }
+    assert {kind: min(each, key=lambda c: each[c]) for kind, each in feedback.items()} == {
+        "DPSGDClassifier": network_fit.FEEDBACK_CLIP,
+        "DPSGDRegressor": networks.REGRESSION_FEEDBACK_CLIP,
     }
 
 

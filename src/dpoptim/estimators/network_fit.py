@@ -56,9 +56,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "ge
 # benchmarks/choose_defaults.py.
 CLIP = 1.2
 LEAST_CLIP, MOST_CLIP = 1.0, 6.0
-# Of DiceSGD, which feeds back what is clipped off and pays noise for each unit of it: the least
-# regret on made-up tables (docs/methods/dice-sgd.md).
-FEEDBACK_CLIP = 0.4
+# Of DiceSGD, which feeds back what is clipped off, and pays noise for each unit of it; chosen there.
+FEEDBACK_CLIP = 1.2
 ROWS_AT_A_TIME = 4096  # in training and in prediction, at most
 
 

@@ -32,6 +32,7 @@ from dpoptim.training.batches.privacy_units import Persons
 
 STABLE = 1.5  # over (1 + momentum) / curvature, which is 2 where a squared loss begins to diverge
 REGRESSION_CLIP = 0.3  # of a squared error; from benchmarks/choose_defaults.py
+REGRESSION_FEEDBACK_CLIP = 0.6  # of DiceSGD, which undoes clipping; from there, too
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -61,7 +62,7 @@ class DPSGDClassifier(FitsClasses, NetworkFit):
         momentum: of SGD; None: 0.9.
         betas: of Adam and AdamBC; None: (0.9, 0.999).
         clip_norm: bound on each record's gradient. None: from public numbers, 1 to 6, more where
-            there is less noise, since clipping makes probabilities too sure; 0.4 for
+            there is less noise, since clipping makes probabilities too sure; 1.2 for
             ``"dice-sgd"``, which undoes clipping and pays for it by its noise.
         iterate: what the network ends with: ``"average"``, the mean of the last half of the
             iterates; ``"last"``; or ``"random"``, one that coins choose among those that steps
@@ -237,7 +238,7 @@ class DPSGDRegressor(FitsNumbers, NetworkFit):
         return fit.event, guarantee
 
     def _default_clip(self, n: int, parameters: int, mu: float) -> float:
-        return REGRESSION_CLIP
+        return REGRESSION_FEEDBACK_CLIP if self.method == DiceSGD.name else REGRESSION_CLIP
 
     def _learning_rate(self, plan: Plan, parameters: int, by: OptimizerSettings) -> float:
         rate = super()._learning_rate(plan, parameters, by)
