@@ -56,7 +56,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "ge
 # benchmarks/choose_defaults.py.
 CLIP = 1.2
 LEAST_CLIP, MOST_CLIP = 1.0, 6.0
-# Of DiceSGD, which feeds back what is clipped off, and pays noise for each unit of it; chosen there.
+# Of DiceSGD, which feeds back what is clipped off and pays noise for each unit of it; from there.
 FEEDBACK_CLIP = 1.2
 ROWS_AT_A_TIME = 4096  # in training and in prediction, at most
 
