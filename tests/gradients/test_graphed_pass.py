@@ -241,8 +241,9 @@ def test_a_capture_that_adds_something_else_is_refused() -> None:
         lambda model, engine: model.train(),
         lambda model, engine: setattr(model.first.weight, "data", model.first.weight.data.clone()),
         lambda model, engine: setattr(model, "scale", torch.full((1,), 3.0, device=DEVICE)),
+        lambda model, engine: (engine.detach(), engine.attach()),
     ],
-    ids=["clip norm", "phase", "weights elsewhere", "a plain tensor"],
+    ids=["clip norm", "phase", "weights elsewhere", "a plain tensor", "attached again"],
 )
 def test_a_pass_that_has_become_another_is_not_replayed(
     change: Callable[[Net, Engine], None],

@@ -14,6 +14,7 @@ import dpoptim
 from dpoptim.audit.command import audit_run
 from dpoptim.runs.assumptions import OTHER_WEIGHTS
 from dpoptim.runs.verify import verify_run
+from dpoptim.training.model_as_left import same_entries
 from dpoptim.training.private_training import PrivateTraining
 
 N = 60
@@ -136,6 +137,14 @@ def test_the_runs_own_weights_handed_over_are_its_own(tmp_path: Path) -> None:
     own = {name: w.clone() for name, w in private.model.state_dict().items()}
     folder = dpoptim.certify(private, tmp_path / "run", data="made up", weights=own)
     assert not other_weights_in(folder)
+
+
+def test_entries_that_are_no_tensors_are_compared_by_what_they_hold() -> None:
+    held = {"extra": [torch.arange(3), {"a": 1}], "words": ("b", 2)}
+    again = {"extra": [torch.arange(3), {"a": 1}], "words": ("b", 2)}
+    assert same_entries(held, again)
+    assert not same_entries(held, again | {"extra": [torch.zeros(3), {"a": 1}]})
+    assert not same_entries(held, again | {"words": torch.ones(2)})
 
 
 def test_the_random_iterate_is_the_runs_own(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def test_a_loss_of_own_pairs_is_served_with_records_alone() -> None:
 
 @pytest.mark.parametrize("scale", [False, True])
 def test_a_loss_of_all_pairs_is_refused(scale: bool) -> None:
-    with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed|compares the records of a batch"):
+    with pytest.raises(
+        dpoptim.SamplesInteractError, match="records are mixed|compares the records of a batch"
+    ):
         released(all_pairs, loss=all_pairs, scale=scale)
     with pytest.raises(dpoptim.SamplesInteractError, match=r"attach\(..., loss=loss\)"):
         released(all_pairs, scale=scale)
@@ -88,7 +90,9 @@ def test_a_loss_of_all_pairs_is_refused(scale: bool) -> None:
 
 def test_rows_of_records_are_not_passed_alone() -> None:
     views = TensorDataset(IMAGES[:, None].expand(-1, 2, -1).clone(), TEXTS[:, None].repeat(1, 2, 1))
-    with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed|compares the records of a batch"):
+    with pytest.raises(
+        dpoptim.SamplesInteractError, match="records are mixed|compares the records of a batch"
+    ):
         released(own_pairs, views, loss=own_pairs, rows_per_record=2)
 
 

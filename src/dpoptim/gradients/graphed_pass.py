@@ -307,6 +307,7 @@ def settings(engine: Engine) -> tuple[Any, ...]:
         *(engine.capacity, engine.physical_records, engine.rows_open, engine.fixed_shape),
         *(engine.clipping, engine.reduction, engine.groups, engine.null, present),
         torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+        engine.hooks,  # held with the graph, which reads memory of theirs: others may come
         tuple(module.training for module in model.modules()),
         tuple(lies(tensor) for tensor in (*model.parameters(), *model.buffers())),
         # one that was put in the place of another would leave the graph with freed memory

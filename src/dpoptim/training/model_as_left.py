@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.watch.model_watch import other_entries
-from dpoptim.gradients.watch.values import Values
+from dpoptim.gradients.watch.values import Values, digest
 
 
 class ModelAsLeft:
@@ -44,14 +44,14 @@ def names_in(values: Values) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
 def same_entries(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two state dicts hold the same numbers under the same names; what is spread differs.
 
-    What is neither number nor tensor (extra state) is compared as Python compares it.
+    What is no tensor (extra state) is compared by its digest.
     """
     return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
 
 
 def same(one: Any, other: Any) -> bool:
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        return type(one) is type(other) and bool(one == other)
+        return digest(one) == digest(other)
     if any(hasattr(each, "full_tensor") for each in (one, other)) or one.dtype != other.dtype:
         return False
     return torch.equal(one.detach().cpu(), other.detach().cpu())

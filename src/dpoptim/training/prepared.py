@@ -120,9 +120,7 @@ class Prepared:
                     raise
                 try:
                     chosen, loss = self._alone_by_loss()
-                except (
-                    NothingAloneError
-                ):  # records alone, which `mixed` offers, would learn nothing
+                except NothingAloneError:  # `mixed` would offer records alone
                     raise
                 except SamplesInteractError as error:
                     seen = str(mixed).replace(BY_LOSS, "")  # it was tried

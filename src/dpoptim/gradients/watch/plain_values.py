@@ -1,6 +1,6 @@
 """Values in plain attributes of a model, to be put back: numbers, strings, flags, small tensors.
 
-Those inside of lists, dictionaries and objects such as configurations, and which modules a
+So are those inside of lists, dictionaries and objects such as configurations, and which modules a
 model has at its places. Trials run a model on made-up records, of which nothing may stay in it.
 """
 
