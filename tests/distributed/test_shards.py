@@ -99,9 +99,9 @@ def test_a_memory_map_is_never_in_memory_as_a_whole(
     """
     most, honest = [0], table.clip_rows
 
-    def counted(x: Any, norm: float) -> Any:
+    def counted(x: Any, norm: float, dtype: Any = None) -> Any:
         most[0] = max(most[0], len(x))
-        return honest(x, norm)
+        return honest(x, norm, dtype)
 
     monkeypatch.setattr(table, "clip_rows", counted)
     x, labels, targets = work.table(30_000)

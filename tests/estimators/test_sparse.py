@@ -203,7 +203,8 @@ def test_several_classes_of_a_wide_table() -> None:
     y = np.arange(ROWS) % 3
     model = DPLogisticRegression(**BUDGET, classes=[0, 1, 2], class_weight={1: 4.0}, l2=0.1)
     told, found = clone(model).fit(X, y), clone(model).fit(scrambled(X), y)
-    np.testing.assert_allclose(found.coef_, told.coef_, rtol=1e-6, atol=1e-8)
+    # dense rows are kept in float32, entries in float64
+    np.testing.assert_allclose(found.coef_, told.coef_, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(found.intercept_, told.intercept_, rtol=1e-6)
 
 

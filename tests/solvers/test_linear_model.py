@@ -3,6 +3,9 @@ records hold.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,10 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dpoptim.solvers import linear_sums
 from dpoptim.solvers.linear_model import LinearModel, Loss, as_rows
 
 LOSSES = [("softmax", 4), ("logistic", 1), ("squared", 1), ("squared", 3), ("huber", 2)]
+WAYS = ["compiled", "operations"]
 EXTREME = [0.0, 1.0, -1.0, 1e-30, 1e30, -1e38, float("inf"), float("nan")]
+
+
+@contextmanager
+def summed(way: str) -> Iterator[None]:
+    """By compiled functions where there are some, or by PyTorch's operations."""
+    honest = linear_sums.serve
+    with patch.object(linear_sums, "serve", lambda *of: way == "compiled" and honest(*of)):
+        yield
 
 
 def data(model: LinearModel, rows: int, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -51,15 +64,23 @@ def by_autograd(
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("terms", [1, 2, 3])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 2e-6), (torch.float32, 1e-2)])
-@pytest.mark.thinned(2)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.thinned(4)
 def test_sums_are_those_of_autograd(
-    loss: str, outputs: int, intercept: bool, terms: int, dtype: torch.dtype, tolerance: float
+    loss: str,
+    outputs: int,
+    intercept: bool,
+    terms: int,
+    dtype: torch.dtype,
+    tolerance: float,
+    way: str,
 ) -> None:
     model = LinearModel(loss, features=6, outputs=outputs, intercept=intercept)
     x, y = data(model, 40, dtype)
     combination = list(zip([1.0, -0.7, 0.3], points(model, 3), strict=True))[:terms]
     for bound in (0.5, 1e3):
-        ours = model.clipped_sum(x, y, combination, bound, capacity=40)
+        with summed(way):
+            ours = model.clipped_sum(x, y, combination, bound, capacity=40)
         truth = by_autograd(model, x, y, combination, bound)
         assert float((ours - truth).norm()) <= tolerance * float(truth.norm())
 
@@ -88,6 +109,7 @@ def test_the_large_batch_path_agrees_and_needs_a_small_margin_only() -> None:
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("capacity", [32, 100_000])
+@pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=60)
 @given(
     record=st.lists(st.sampled_from(EXTREME) | st.floats(width=32), min_size=5, max_size=5),
@@ -99,6 +121,7 @@ def test_the_large_batch_path_agrees_and_needs_a_small_margin_only() -> None:
 def test_one_record_moves_the_sum_by_no_more_than_the_bound(
     dtype: torch.dtype,
     capacity: int,
+    way: str,
     record: list[float],
     label: int,
     bound: float,
@@ -119,14 +142,15 @@ def test_one_record_moves_the_sum_by_no_more_than_the_bound(
         label if model.loss == "softmax" else bad[0].nan_to_num(0).clamp(-9e18, 9e18).to(y.dtype)
     )
     without_x, without_y = torch.cat([x[:5], x[6:]]), torch.cat([y[:5], y[6:]])
-    sums = {
-        name: model.clipped_sum(*rows, terms, bound, capacity=capacity)
-        for name, rows in {
-            "is": (x, y),
-            "other": (other_x, other_y),
-            "without": (without_x, without_y),
-        }.items()
-    }
+    with summed(way):
+        sums = {
+            name: model.clipped_sum(*rows, terms, bound, capacity=capacity)
+            for name, rows in {
+                "is": (x, y),
+                "other": (other_x, other_y),
+                "without": (without_x, without_y),
+            }.items()
+        }
     assert all(bool(torch.isfinite(total).all()) for total in sums.values())
     assert float((sums["is"] - sums["without"]).norm()) <= bound
     assert float((sums["other"] - sums["without"]).norm()) <= bound

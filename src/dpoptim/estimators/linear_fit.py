@@ -18,13 +18,14 @@ from dpoptim.arguments import bound, positive_number, real_number, whole_number
 from dpoptim.data.sparse_rows import SparseRows, rows_at_once
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.chunks import Chunks, over_chunks, refuse_change
+from dpoptim.estimators.narrow_rows import dtype_of_rows
 from dpoptim.estimators.persons import of_persons, per_person, units_in
 from dpoptim.estimators.repeats import FROM_EARLIER, Fit, label_of
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import SINGLE_PASS, is_cross_entropy, solve
 from dpoptim.estimators.table import ClippedRows, clipped_to, public_norm, table
-from dpoptim.estimators.weights import notes_of_weights, parts_of_data
+from dpoptim.estimators.weights import notes_of_weights, parts_of_data, unit_of_weights
 from dpoptim.sampling.sampler import MOST_STEPS
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.linear_model import LinearModel
@@ -133,7 +134,11 @@ class LinearFit(PrivateSettings):
         clip_norm = default if self.clip_norm is None else bound("clip_norm", self.clip_norm)
         start, added = self._start(model, earlier)
         said = (*said, *added, *notes_of_weights(weights))
-        rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
+        norm = public_norm(self.data_norm, features)
+        data = parts_of_data(x, y, shares, weights)
+        unit_of_rows = unit_of_weights(data, self.weight_bound)
+        kept = dtype_of_rows(self.solver, model, n / unit_of_rows, budget, norm=norm)
+        data = (ClippedRows(x, norm, kept).at_hand(), *data[1:])
         label = label_of(self._named, self.epsilon, delta)
         run = partial(
             solve,
@@ -154,7 +159,6 @@ class LinearFit(PrivateSettings):
             noise_seed=self.noise_seed,
         )
         ledger = None if self.ledger is None else self.ledger.of_units(unit.name)
-        data = parts_of_data(rows, y, shares, weights)
         solution, guarantee = self._solved(
             run, data, budget, ledger, ranks, anew=start is None, label=label
         )

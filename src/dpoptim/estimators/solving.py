@@ -9,11 +9,12 @@ from torch import Tensor
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.data.sparse_rows import rows_at_once
+from dpoptim.data.sparse_rows import BLOCK, rows_at_once
 from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.estimators.weights import unit_of_weights, weighted_in_sums
 from dpoptim.noise.correlated import Independent
 from dpoptim.planning.ranking import CURVATURE, learning_rate, noise_to_signal
+from dpoptim.solvers import linear_sums
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.adaptive_gd import adaptive_gd
 from dpoptim.solvers.budget import Budget
@@ -21,7 +22,7 @@ from dpoptim.solvers.kl_spider import kl_spider
 from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.momentum_gd import momentum_gd
 from dpoptim.solvers.noisy_gd import noisy_gd
-from dpoptim.solvers.objective import Objective
+from dpoptim.solvers.objective import Objective, held_in_memory
 from dpoptim.solvers.proximal_point import proximal_point
 from dpoptim.solvers.sparse_problem import problem_of
 from dpoptim.solvers.srgd_settings import SRGD, suggested_settings
@@ -52,6 +53,7 @@ SPIDER_GAMMA = 4.0  # beyond about 10 the steps of a squared loss are so short t
 # benchmarks/choose_defaults.py.
 MOMENTUM_STEP = {"softmax": 256.0, "logistic": 256.0, "squared": 3.0, "huber": 1.0}
 NOISY_STEP = {"softmax": 16.0, "logistic": 8.0, "squared": 1.0, "huber": 1.0}
+CHUNK = 1 << 17  # rows that compiled functions are given at a time, at most
 SHARP = 0.01  # noise in X^T X over its average eigenvalue, at most
 SINGLE_PASS = ("accelerated-srgd", "one-pass-sgd")
 SINGLE_PASS_OPTIONS = ("steps", "batch_size", "beta", "gradient", "accelerated")
@@ -154,7 +156,7 @@ def solve(
         problem_of(data, model, capacity=rows, l2=l2),
         data,
         neighboring=neighboring,
-        chunk=max(1, rows_at_once(model.features) * n // rows),
+        chunk=max(1, rows_in_chunk(data[0], model) * n // rows),
         ranks=ranks,
     )
     function, arguments = iterative(
@@ -172,6 +174,12 @@ def solve(
         objective, start, budget, lipschitz=clip_norm, **{**arguments, **extra}, **common
     )
     return result.weights, result.guarantee
+
+
+def rows_in_chunk(x: Any, model: LinearModel) -> int:
+    """Rows taken at a time: many where compiled functions take a few of them again, in cache."""
+    at_once = held_in_memory(x) and linear_sums.serve(None, model.outputs, model.columns)
+    return rows_at_once(model.features, CHUNK if at_once else BLOCK)
 
 
 def iterative(

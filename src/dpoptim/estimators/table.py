@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite
 from torch import Tensor
@@ -58,17 +58,19 @@ def clipped_to(columns: int) -> str:
     )
 
 
-def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
+def clip_rows(x: NDArray[Any], norm: float, dtype: DTypeLike | None = None) -> NDArray[Any]:
     """Rows scaled down to ``norm``, in a copy; zero where entries or length are not finite.
 
     Args:
         x: shape (..., d), float32 or float64.
         norm: > 0.
+        dtype: of the copy; None: that of x.
     """
-    whole = np.array(x, order="C")
-    clipped = whole.reshape(-1, whole.shape[-1])  # a view
+    whole = np.empty(x.shape, x.dtype if dtype is None else dtype)
+    given, clipped = (each.reshape(-1, x.shape[-1]) for each in (x, whole))  # this one a view
     for start in range(0, len(clipped), BLOCK):
-        rows = clipped[start : start + BLOCK]
+        here = slice(start, start + BLOCK)
+        rows = np.array(given[here], order="C")
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             squared = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
         length = np.sqrt(squared, where=squared > 0, out=np.ones_like(squared))
@@ -76,7 +78,8 @@ def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
         odd = ~((squared > 1e-30) & (squared < 1e30))
         if odd.any():
             rows[odd], length[odd] = measured_with_care(rows[odd])
-        rows *= (norm / np.maximum(length, norm))[:, None].astype(rows.dtype)
+        factors = (norm / np.maximum(length, norm))[:, None].astype(rows.dtype)
+        np.multiply(rows, factors, out=clipped[here], casting="same_kind")
     return whole
 
 
@@ -86,17 +89,18 @@ class ClippedRows:
     Args:
         x: an array, or what slices to one, of shape (n, d) or (n, K, d).
         norm: > 0.
+        dtype: of the slices; None: that of x.
     """
 
-    def __init__(self, x: Any, norm: float) -> None:
-        self._x, self._norm = x, norm
+    def __init__(self, x: Any, norm: float, dtype: DTypeLike | None = None) -> None:
+        self._x, self._norm, self._dtype = x, norm, dtype
         self.shape = x.shape
 
     def __len__(self) -> int:
         return len(self._x)
 
     def __getitem__(self, rows: slice | NDArray[np.intp]) -> NDArray[Any]:
-        return clip_rows(self._x[rows], self._norm)
+        return clip_rows(self._x[rows], self._norm, self._dtype)
 
     def at_hand(self) -> "ClippedRows | EntriesOfRows | NDArray[Any]":
         """All of them now, if the table is in memory, or the entries of a wide sparse one."""

@@ -31,6 +31,7 @@ from dpoptim.gradients.arithmetic.norms import row_squared_norms
 from dpoptim.gradients.arithmetic.precision import exact_arithmetic
 from dpoptim.gradients.arithmetic.products import add_weighted_outer, consecutive_groups, margin
 from dpoptim.gradients.per_sample.per_sample_grads import zero_outside
+from dpoptim.solvers import linear_sums
 
 Loss = Literal["softmax", "logistic", "squared", "huber"]
 
@@ -187,9 +188,28 @@ class LinearModel:
         included, whatever the records hold: what is not finite counts as zero. (`products` proves
         it. It does not cover that a matrix product rounds a row differently beside others. A
         record of several rows has part in as many of its groups; in float64, for which records of
-        several rows are meant, the margin is enough for 10^5 groups.)
+        several rows are meant, the margin is enough for 10^5 groups. Where `linear_sums` serve, all
+        of it is float64, and no row is rounded differently beside others.)
         """
         bound, scale = bound_and_power(bound)
+        if linear_sums.serve(x, self.outputs, self.columns):
+            rows = self.squared_row_norms(x) if squared_row_norms is None else squared_row_norms
+            share = margin(torch.float64, capacity, common_factor=False)
+            total = linear_sums.clipped_sum(
+                x,
+                y if y.dim() == 1 else y.flatten(1),
+                [w for _, w in terms],
+                [c * scale for c, _ in terms],
+                Clipping(bound).in_c(share),
+                loss=self.loss,
+                shape=(self.outputs, self.columns),
+                huber_delta=self.huber_delta,
+                longest=LARGEST_ENTRY**2,
+                squared_row_norms=rows,
+                shares=shares,
+                weights=weights,
+            )
+            return total.view(-1).mul_(1 / scale)
         with torch.no_grad(), exact_arithmetic():
             # the very numbers that are summed
             g = self._combined(x, y, [(c * scale, w) for c, w in terms]).contiguous()
@@ -244,5 +264,15 @@ def as_rows(values: Any) -> Tensor:
 
 
 def as_tensor(values: Any) -> Tensor:
-    """A tensor as it is, anything else as a copy: memory maps may not be written."""
-    return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+    """A tensor as it is, a dense array as one, anything else as a copy: maps may not be written."""
+    if isinstance(values, Tensor):
+        return values
+    return torch.from_numpy(values if held_densely(values) else np.array(values))
+
+
+def held_densely(values: Any) -> bool:
+    """Whether it is an array that PyTorch can read where it lies, and no view of a memory map."""
+    if type(values) is not np.ndarray or not values.dtype.isnative:
+        return False
+    base = values.base
+    return values.flags.carray and (base is None or held_densely(base))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dpoptim.arguments import number_from_zero, whole_number
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
+from dpoptim.solvers import linear_sums
 from dpoptim.solvers.linear_model import LinearModel, as_rows, as_tensor, bound_and_power
 
 KNOWN = ("squared_row_norms", "shares", "weights")  # in a batch, after x and y
@@ -94,6 +95,8 @@ class LinearProblem:
         if x.dim() == 3:  # float64: a record's rows lie in several groups, see `clipped_sum`
             x, y = x.flatten(0, 1).double(), y.flatten(0, 1)
         norms = self.model.squared_row_norms(x)
+        if linear_sums.serve(x, self.model.outputs, self.model.columns):
+            y = y.double()  # once, and not in each pass
         return (x, y, norms, *(part.to(x.device) for part in factors_of(records)))
 
     def clipped_sum(self, batch: tuple[Tensor, ...], terms: Terms, bound: float) -> Tensor:
