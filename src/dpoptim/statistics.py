@@ -24,12 +24,13 @@ from dpoptim.accounting.guarantee import (
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.public_numbers import public_number_of_records, stated_delta
 from dpoptim.arguments import positive_number, real_number
-from dpoptim.data.sparse_rows import SparseRows, rows_at_once
+from dpoptim.data.sparse_rows import SparseRows
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.one_process import refuse_other_ranks
 from dpoptim.noise.stream import key_stream
 
 Floats = NDArray[np.float64]
+IN_CACHE = 1 << 15  # numbers taken at a time
 GRID = 2.0**26  # steps in a norm bound; sums of up to 2^27 records are exact
 
 
@@ -199,12 +200,14 @@ def bounded_sum(rows: Rows, norm_bound: float) -> Floats:
     numbers add up exactly, in any order and whoever else is there, for up to 2^27 records.
     """
     total = np.zeros(rows.shape[1], dtype=np.int64)
-    step = rows_at_once(rows.shape[1], 1 << 14)
+    step = max(1, IN_CACHE // rows.shape[1])
     for start in range(0, len(rows), step):
         part = np.array(rows[start : start + step], dtype=np.float64)
         with np.errstate(all="ignore"):  # a warning would tell of a record
             part /= norm_bound
-            part[~np.isfinite(part).all(1)] = 0.0
+            finite = np.isfinite(part)
+            if not finite.all():
+                part[~finite.all(1)] = 0.0
             # so that no square leaves float64
             largest = np.maximum(part.max(1, initial=1.0), -part.min(1, initial=-1.0))[:, None]
             scaled = part if (largest == 1.0).all() else part / largest
@@ -241,9 +244,14 @@ def sum_of_cells(table: Any, cells: Cells, norm_bound: float) -> Floats:
     def steps(values: Floats, columns: Any) -> NDArray[np.int64]:
         with np.errstate(all="ignore"):  # a warning would tell of a record
             parts = cells(values, columns) / norm_bound
-            parts[:, ~np.isfinite(parts).all(0)] = 0.0
+            finite = np.isfinite(parts)
+            if not finite.all():
+                parts[:, ~finite.all(0)] = 0.0
             length = np.sqrt(np.square(parts).sum(0) * width)
-            return np.trunc(parts / np.maximum(length, 1.0) * GRID).astype(np.int64)
+            if (length > 1.0).any():
+                parts /= np.maximum(length, 1.0)
+            parts *= GRID
+            return parts.astype(np.int64)  # which cuts towards zero
 
     nothing = steps(np.zeros((1, width)), ...)[:, 0]
     total = np.zeros_like(nothing)
@@ -254,7 +262,7 @@ def sum_of_cells(table: Any, cells: Cells, norm_bound: float) -> Floats:
             for part, numbers in zip(total, added, strict=True):
                 np.add.at(part, columns, numbers)
     else:
-        step = rows_at_once(width * len(nothing), 1 << 14)
+        step = max(1, IN_CACHE // width)
         for start in range(0, n, step):
             total += steps(table[start : start + step], ...).sum(1)
     return total.astype(np.float64) * (norm_bound / GRID)

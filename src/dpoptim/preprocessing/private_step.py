@@ -22,6 +22,7 @@ from dpoptim.estimators.repeats import Fit
 from dpoptim.estimators.settings import PrivateSettings
 from dpoptim.statistics import (
     BOUND_ROUNDING,
+    IN_CACHE,
     Cells,
     Floats,
     NoisySum,
@@ -193,15 +194,23 @@ class BoundedColumns(OneToOneFeatureMixin, PrivateStep):
     def _in_range(self, x: Floats, middle: Any, half: Any) -> tuple[Floats, NDArray[np.bool_]]:
         """``x`` in half widths from the middle, cut to [-1, 1], 0 if missing; and what is."""
         missing = np.isnan(x)
+        some = bool(missing.any())
         with np.errstate(over="ignore"):
-            scaled = np.clip((np.where(missing, 0.0, x) - middle) / half, -1.0, 1.0)
-        return np.where(missing, 0.0, scaled), missing
+            scaled = (np.where(missing, 0.0, x) if some else x) - middle
+            scaled /= half
+        np.clip(scaled, -1.0, 1.0, out=scaled)
+        return (np.where(missing, 0.0, scaled) if some else scaled), missing
 
     def _mapped(self, x: Any) -> Any:
         """`_map` of a new table: an array, or a sparse table where 0 stays 0."""
         check_is_fitted(self)
         x = self._numbers(x, reset=False)
-        return x.mapped(self._map) if isinstance(x, SparseRows) else self._map(x, ...)
+        if isinstance(x, SparseRows):
+            return x.mapped(self._map)
+        mapped, step = np.empty(x.shape), max(1, IN_CACHE // x.shape[1])
+        for start in range(0, len(x), step):
+            mapped[start : start + step] = self._map(x[start : start + step], ...)
+        return mapped
 
     @abstractmethod
     def _map(self, x: Floats, columns: Any) -> Floats:

@@ -11,7 +11,7 @@ typedef double d4 __attribute__((vector_size(32), aligned(8)));
 typedef double d8 __attribute__((vector_size(64), aligned(8)));
 
 enum { SOFTMAX, LOGISTIC, SQUARED, HUBER };
-enum { TOGETHER = 32, AT_MOST = 8192, FILLED = 8 }; /* rows, rows of a sum; numbers of a vector */
+enum { TOGETHER = 16, AT_MOST = 8192, FILLED = 8 }; /* rows, rows of a sum; numbers of a vector */
 
 /* As linear_sums.py writes it. Rows of x, `x_step` apart, float64 or else float32; `targets` numbers of
    y a row; norms: squared, of rows with their 1; shares and weights may be NULL. Points: dense
@@ -26,12 +26,14 @@ typedef struct {
     double *out, *room;
 } Sums;
 
-static inline int64_t filled(int64_t columns) { return (columns + FILLED - 1) / FILLED * FILLED; }
+static inline int64_t filled(int64_t columns, int64_t lanes) {
+    return (columns + lanes - 1) / lanes * lanes;
+}
 
 /* Numbers of room for rows, points and a sum, filled up with zeros; for residuals of a point, of all
    points together, and targets. */
 int64_t dpoptim_linear_room(int64_t columns, int64_t outputs, int64_t terms) {
-    return (TOGETHER + (terms + 1) * outputs) * filled(columns) + 3 * outputs * TOGETHER;
+    return (TOGETHER + (terms + 1) * outputs) * filled(columns, FILLED) + 3 * outputs * TOGETHER;
 }
 
 typedef int64_t w4 __attribute__((vector_size(32), aligned(8)));
@@ -224,9 +226,9 @@ static void read_numbers(const Sums *of, int64_t first, int64_t count, double *y
     for (int64_t r = count; r < TOGETHER; r++) norms[r] = __builtin_inf();
 }
 
-#define SUM(NAME, TARGET, WIDTH, TWO_ROWS)                                                         \
+#define SUM(NAME, TARGET, WIDTH, LANES, TWO_ROWS)                                                  \
     TARGET static void NAME(const Sums *of) {                                                      \
-        int64_t outputs = of->outputs, pad = filled(of->columns);                                  \
+        int64_t outputs = of->outputs, pad = filled(of->columns, LANES);                           \
         double *rows = of->room, *points = rows + TOGETHER * pad;                                  \
         double *sum = points + of->terms * outputs * pad, *scores = sum + outputs * pad;           \
         double *together = scores + outputs * TOGETHER, *y = together + outputs * TOGETHER;        \
@@ -248,7 +250,7 @@ static void read_numbers(const Sums *of, int64_t first, int64_t count, double *y
                                     scores + o * TOGETHER + r);                                    \
                 for (int r = 0; o < outputs && r < TOGETHER; r += 8)                               \
                     WIDTH##_one(rows + r * pad, point + o * pad, pad, scores + o * TOGETHER + r);  \
-                WIDTH##_derive(of, y, scores);                                                         \
+                WIDTH##_derive(of, y, scores);                                                     \
                 for (int64_t i = 0; i < outputs * TOGETHER; i++)                                   \
                     together[i] += of->coefficients[term] * scores[i];                             \
             }                                                                                      \
@@ -267,8 +269,8 @@ static void read_numbers(const Sums *of, int64_t first, int64_t count, double *y
             memset(sum, 0, outputs * pad * sizeof(double));                                        \
         }                                                                                          \
     }
-SUM(wide, WIDE, wide, 8)
-SUM(middle, MIDDLE, middle, 4)
+SUM(wide, WIDE, wide, 8, 8)
+SUM(middle, MIDDLE, middle, 4, 4)
 
 void dpoptim_linear_sum(const void *given) {
     const Sums *of = given;
