@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpoptim.gradients.accumulation.sums import Sums
-from dpoptim.gradients.per_sample.joined import SMALL, Joined
+from dpoptim.gradients.per_sample.joined import SMALL, SMALL_HERE, Joined
 from dpoptim.gradients.per_sample.per_sample_grads import Dense
 
 SIZES = {0: (3,), 2: (4, 5), 3: (700,), 7: (1,)}  # of parameters, by place
@@ -58,14 +58,15 @@ def test_records_without_weight_need_not_be_finite() -> None:
         torch.testing.assert_close(sums[place].settle()[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_small_ones_on_accelerators_are_joined() -> None:
+@pytest.mark.parametrize(("device", "most"), [("meta", SMALL), ("cpu", SMALL_HERE)])
+def test_small_ones_of_one_kind_are_joined(device: str, most: int) -> None:
     there = {
-        place: Dense(torch.empty(2, size, device="meta"))
-        for place, size in enumerate((3, SMALL + 1, 4))
+        place: Dense(torch.empty(2, size, device=device))
+        for place, size in enumerate((3, most + 1, 4))
     }
     joined = Joined.among(there, ["all"] * 3)
     assert joined is not None
     assert joined.places == [0, 2]
     assert Joined.among({0: there[0], 1: there[1]}, ["all"] * 2) is None
-    here = {place: Dense(torch.empty(2, 3)) for place in range(3)}
-    assert Joined.among(here, ["all"] * 3) is None
+    of_two_kinds = {0: there[0], 2: Dense(torch.empty(2, 3, device=device, dtype=torch.float64))}
+    assert Joined.among(of_two_kinds, ["all"] * 3) is None

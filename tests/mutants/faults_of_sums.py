@@ -27,8 +27,9 @@ from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hooks.hook_manager import HookManager
 from dpoptim.gradients.layers import convolution, linear, normalisation
-from dpoptim.gradients.per_sample import ghost_norms, native, sequence_outer
+from dpoptim.gradients.per_sample import claimed_layers, ghost_norms, native, sequence_outer
 from dpoptim.gradients.per_sample import per_sample_grads as per_sample_grads_module
+from dpoptim.gradients.per_sample.joined import Joined
 from dpoptim.gradients.per_sample.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
 from dpoptim.gradients.per_sample.sequence_outer import SequenceOuter, one_axis, positions
 from dpoptim.gradients.per_sample.single_rows import SingleRows
@@ -80,7 +81,12 @@ def bias_left_out() -> Iterator[None]:
         "squared_norms",
         lambda self, *how: torch.zeros(len(self.values), dtype=torch.float64),
     )
-    with unmeasured, formed:
+
+    def nothing(self: Joined, block: int) -> dict[str, Tensor]:
+        return {unit: 0 * squared for unit, squared in measure(self, block).items()}
+
+    measure, joined = Joined.measure, patch.object(Joined, "measure", nothing)
+    with unmeasured, formed, joined:
         yield
 
 
@@ -279,7 +285,11 @@ def longer_than_claimed() -> Iterator[None]:
         lambda self, public: replace(self, most=public.most, ghost_norms=True, alone=True),
     )
     as_it_is = patch.object(ghost_norms, "shortening", lambda ghost, squared: squared * 0 + 1)
-    with claimed, as_it_is, patch.object(sequence_outer, "ghost_squared_norms", low):
+    low_together = patch.object(
+        claimed_layers, "with_rounding", lambda squared, lengths, dtype: squared / 16
+    )
+    low_alone = patch.object(sequence_outer, "ghost_squared_norms", low)
+    with claimed, as_it_is, low_alone, low_together:
         yield
 
 

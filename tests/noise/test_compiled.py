@@ -14,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpoptim.noise import KeyStream, add_normal, fill_standard_normal, gaussian, keystream, ziggurat
+from dpoptim.noise import (
+    KeyStream,
+    add_normal,
+    draws_in_place,
+    fill_standard_normal,
+    gaussian,
+    keystream,
+    ziggurat,
+)
 from dpoptim.noise import stream as stream_module
 from dpoptim.noise.ziggurat_layers import EDGES, LAYERS
 from dpoptim.runtime import compiled, compiled_work
@@ -27,14 +35,14 @@ SIZES = st.one_of(st.integers(0, 64), st.sampled_from([16_383, 16_384, 16_385, 5
 
 
 def without(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gaussian, ziggurat):
+    for module in (gaussian, ziggurat, draws_in_place):
         monkeypatch.setattr(module, "functions", lambda: None)
     without_keystream(monkeypatch)
 
 
 def without_keystream(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor that has no instructions for it."""
-    for module in (stream_module, ziggurat):
+    for module in (stream_module, ziggurat, draws_in_place):
         monkeypatch.setattr(module, "compiled_keystream", lambda: None)
 
 

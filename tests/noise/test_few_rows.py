@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpoptim.noise import KeyStream, add_normal, gaussian, ziggurat
+from dpoptim.noise import KeyStream, add_normal, draws_in_place, gaussian, ziggurat
 from dpoptim.noise.few_rows import FewRows, write_out
 
 
@@ -27,7 +27,7 @@ def in_full(few: FewRows) -> Tensor:
 
 
 def without(patch: pytest.MonkeyPatch) -> None:
-    for module in (gaussian, ziggurat):
+    for module in (gaussian, ziggurat, draws_in_place):
         patch.setattr(module, "functions", lambda: None)
 
 

@@ -22,6 +22,18 @@ KEPT_THERE = 1.5
 LARGE_KERNEL = 1 << 15
 
 
+class OverPositions(NamedTuple):
+    """How gradients that are sums over positions are measured.
+
+    Attributes:
+        alone: record by record.
+        claimed: by ghost norms, before they are formed.
+    """
+
+    alone: bool
+    claimed: bool
+
+
 class PublicSizes(NamedTuple):
     """Facts of a backward pass, beside the shapes, devices and dtypes of its layers.
 
@@ -33,6 +45,7 @@ class PublicSizes(NamedTuple):
         in_parts: whether no process has the memory for whole gradients of all parameters.
         common_factor: whether all gradients carry a factor that depends on the pass's other
             records: see `products`.
+        sums: that each record adds to.
     """
 
     capacity: int
@@ -41,6 +54,7 @@ class PublicSizes(NamedTuple):
     positions: int | None = None
     in_parts: bool = False
     common_factor: bool = False
+    sums: int = 1
 
     def small(self, entries: int) -> bool:
         """Whether gradients of so many entries are just formed and kept."""
@@ -77,6 +91,28 @@ class PublicSizes(NamedTuple):
         for_a_number = positions * positions * (p + d) / (p * d)
         short = positions <= CLAIMED_POSITIONS and for_a_number <= CLAIMED_FOR_A_NUMBER
         return short and not self.common_factor
+
+    def over_positions(
+        self, positions: int, p: int, d: int, *, here: bool, compiled: bool
+    ) -> OverPositions | None:
+        """How sums over positions of outer products, p by d, are measured; None: formed and kept.
+
+        Args:
+            here: whether they are float32 on a processor.
+            compiled: whether compiled functions form them, which are for such alone.
+        """
+        claimed = compiled and self.worth_claiming(positions, p, d)
+        if claimed and self.sums == 1:
+            return OverPositions(alone=True, claimed=True)  # all layers in one call
+        entries = p * d
+        by_call = here and self.worth_a_call(positions, entries)
+        fits = by_call and self.whole_fits
+        if self.small(entries) and not (fits and compiled):  # which stays in cache
+            return None
+        if fits and not claimed:
+            return OverPositions(alone=True, claimed=False)
+        ghost_norms = (claimed and by_call) or self.worth_ghost_norms(positions, p, d)
+        return OverPositions(by_call and ghost_norms, ghost_norms)
 
     def worth_claiming_there(self, positions: int, p: int, d: int) -> bool:
         """Whether an accelerator is to be told ghost norms (`fused_outer`).

@@ -11,6 +11,7 @@ from dpoptim.clipping import Units
 from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
+from dpoptim.gradients.per_sample.claimed_layers import ClaimedLayers
 from dpoptim.gradients.per_sample.fused_outer import FusedOuter, fused_among
 from dpoptim.gradients.per_sample.joined import Joined
 from dpoptim.gradients.per_sample.per_sample_grads import Outer, PerSampleGrad
@@ -21,7 +22,7 @@ from dpoptim.gradients.record_by_record import add_record_by_record
 # squared norms of what each unit has of them. Private.
 Observer = Callable[[Tensor, Tensor | None, Mapping[str, Tensor]], None]
 # gradients of several parameters that are taken together
-Together = SingleRows | Joined | FusedOuter
+Together = SingleRows | ClaimedLayers | Joined | FusedOuter
 
 
 @dataclass
@@ -121,8 +122,9 @@ class ClippedSum:
         several: list[Together] = [*fused_among(gradients, units)]
         if (joined := Joined.among(gradients, units)) is not None:
             several.append(joined)
-        elif count == 1 and (rows := SingleRows.among(gradients, units)) is not None:
-            several.append(rows)
+        if count == 1:
+            compiled = (SingleRows.among(gradients, units), ClaimedLayers.among(gradients, units))
+            several += [each for each in compiled if each is not None]
         for each in several:
             for place in each.places:
                 del gradients[place]

@@ -259,7 +259,7 @@ class Engine:
         """The pass's per-sample gradients, by the places of parameters; of ``inputs`` a row."""
         found: dict[int, list[PerSampleGrad]] = {}
         most, of_all = self.physical_records, self._trained.entries
-        others = self.totals.travels, self._common_factor
+        others = self.totals.travels, self._common_factor, len(self.clipping.directions[0])
         for use, places in uses:
             positions = self.positions.get(use.layer, 0) * self.rows.per_record * inputs or None
             public = PublicSizes(self.capacity, most, of_all, positions, *others)

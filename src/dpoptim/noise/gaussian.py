@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpoptim.noise.draws_in_place import put_at, throw_onto, thrown_by_one_call
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of, write_out
 from dpoptim.noise.on_device import DTYPES, add_there, draws_on
 from dpoptim.noise.prefetch import DrawnAhead
@@ -24,11 +25,8 @@ from dpoptim.noise.ziggurat import (
     Scratch,
     Throws,
     functions,
-    put_at,
     settle,
     throw,
-    throw_onto,
-    thrown_by_one_call,
 )
 
 # A chunk is what one thread draws from one branch of the stream. The 0.4 % of draws outside their

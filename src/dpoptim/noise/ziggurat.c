@@ -273,3 +273,16 @@ int64_t dpoptim_outside(const void *given, int64_t parts) {
     }
     return outside;
 }
+
+/* Does some draws one after the other, each in one part, with what lies outside brought together, and
+   writes how many there are up to the end of each. */
+void dpoptim_draw_in_turn(const void *given, int64_t count, int64_t *ends) {
+    int64_t outside = 0;
+    for (int64_t i = 0; i < count; i++) {
+        Draws of = ((const Draws *)given)[i];
+        int64_t found = 0;
+        of.where += outside, of.place += outside, of.layer += outside, of.found = &found;
+        dpoptim_draw(&of, 0, 1, NULL);
+        ends[i] = outside += found;
+    }
+}

@@ -42,7 +42,7 @@ How right it is
 
 import ctypes
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -50,9 +50,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from dpoptim.noise.few_rows import FewRows, Vector, memory_of
 from dpoptim.noise.keystream import compiled_keystream
 from dpoptim.noise.series import ODD_TERMS, TERMS, exponential, logarithm
 from dpoptim.noise.stream import KeyStream
@@ -67,19 +65,15 @@ from dpoptim.noise.ziggurat_layers import (
     Floats,
 )
 from dpoptim.runtime.compiled import PLACE, REAL, WHOLE, function, library
-from dpoptim.runtime.compiled_work import Piece, address
+from dpoptim.runtime.compiled_work import Piece
 
 Indices = NDArray[np.int64]
 Throws = tuple[Indices, Floats, Indices]  # as `throw` returns them
 
 _LAYER_BITS = np.int64(LAYERS - 1)
 
-IN, ADDED_TO, OVER_ROWS, OF_DOUBLES = 0, 1, 2, 4  # ways of `ziggurat.c` to put draws into numbers
-A_DRAW = 100  # multiplications that take as long
 MOST_PARTS = 64
 ENTRY = 8  # bytes of a scratch's numbers
-# `Draws` of `ziggurat.c`: what is said of the keystream, of the target, and of what lies outside
-DRAWS = struct.Struct("=QQQqqQQdQQQQQ")
 CURVE = struct.Struct("=QQQQQd")  # `Curve` of `settle.c`
 
 
@@ -92,6 +86,7 @@ class Functions:
 
     places: Callable[..., int]
     draw: Piece
+    draw_in_turn: Callable[..., None]
     outside: Callable[..., int]
     settle: Callable[..., int]
     add: Mapping[torch.dtype, Callable[..., None]]
@@ -114,6 +109,7 @@ def functions() -> Functions | None:
     return Functions(
         function("dpoptim_places", PLACE, WHOLE, *[PLACE] * 5, result=WHOLE),  # type: ignore[arg-type]
         Piece("dpoptim_draw"),
+        function("dpoptim_draw_in_turn", ctypes.c_char_p, WHOLE, PLACE),  # type: ignore[arg-type]
         function("dpoptim_outside", PLACE, WHOLE, result=WHOLE),  # type: ignore[arg-type]
         function("dpoptim_settle", *key, WHOLE, *[PLACE] * 6, result=WHOLE),  # type: ignore[arg-type]
         of_dtypes("add", PLACE, WHOLE, PLACE, REAL),
@@ -121,7 +117,7 @@ def functions() -> Functions | None:
     )
 
 
-def _at(numbers: NDArray[Any]) -> int:
+def start_of(numbers: NDArray[Any]) -> int:
     """Where they lie, one at least: sooner than numpy says."""
     return ctypes.addressof(ctypes.c_char.from_buffer(numbers.data))
 
@@ -185,87 +181,6 @@ def places_of(words: NDArray[np.uint64], out: Floats, scratch: Scratch) -> Throw
     return where, out[where], layer[where]
 
 
-def thrown_by_one_call(out: Vector) -> bool:
-    """Whether `throw_onto` can: with the library, on a processor with instructions for AES."""
-    served = out.is_cpu and out.dtype in (torch.float32, torch.float64)
-    return served and functions() is not None and compiled_keystream() is not None
-
-
-def throw_onto(
-    stream: KeyStream,
-    targets: Sequence[Vector],
-    std: float | None,
-    scratch: Scratch,
-    threads: int,
-) -> tuple[Throws, list[int]]:
-    """`throw`, and add ``std`` times the draws to all entries in turn, or (None) write them.
-
-    Nothing is added where `settle` has to decide, and 0 is written there.
-
-    Args:
-        targets: each contiguous; as many entries as the scratch has, at most; see
-            `thrown_by_one_call`.
-        threads: to use at most, with the same draws for any number of them.
-
-    Returns:
-        What `throw` returns, in the scratch's memory, with the place of each entry in its target;
-        and how many of them are in the targets up to each.
-    """
-    library = functions()
-    assert library is not None
-    assert sum([each.numel() for each in targets]) <= len(scratch.where)
-    outside, ends = 0, []
-    for target in targets:
-        outside += _throw_onto(library, stream, target, std, scratch, outside, threads)
-        ends.append(outside)
-    return (scratch.where[:outside], scratch.edge[:outside], scratch.layer[:outside]), ends
-
-
-def _throw_onto(
-    library: Functions,
-    stream: KeyStream,
-    target: Vector,
-    std: float | None,
-    scratch: Scratch,
-    before: int,
-    threads: int,
-) -> int:
-    """Add draws in one pass, but where `settle` has to decide; return in how many entries it has.
-
-    Which ones is written into the scratch, after so many ``before``; there, 0 is added or written.
-    """
-    rows, way = None, IN if std is None else ADDED_TO
-    if isinstance(target, FewRows):
-        assert std is not None
-        rows, way = target.rows(), OVER_ROWS
-    (memory,) = memory_of([target])
-    assert memory.is_contiguous()
-    way += OF_DOUBLES if memory.dtype == torch.float64 else 0
-    entries, (*outside, found) = target.numel(), scratch.addresses
-
-    def draw(key: bytes, number: int, start: int) -> tuple[int, int]:
-        given = DRAWS.pack(
-            *(address(key), number, start, entries, way, _at(STEP_AND_INNER)),
-            *(memory.data_ptr(), 0.0 if std is None else std),
-            *[each + ENTRY * before for each in outside],
-            *(found, 0 if rows is None else ctypes.addressof(rows)),
-        )
-        parts = library.draw.run(given, A_DRAW * entries, min(threads, MOST_PARTS))
-        return entries, library.outside(given, parts)
-
-    return stream.spend(draw)
-
-
-def put_at(target: Tensor, where: Indices, z: Floats, std: float | None) -> None:
-    """Add ``std`` times draws to some entries, or (None) write them; see `thrown_by_one_call`."""
-    library = functions()
-    assert library is not None
-    library.put_at[target.dtype](
-        *(target.data_ptr(), len(where), _at(where), _at(z)),
-        *(0.0 if std is None else std, std is not None),
-    )
-
-
 def settle(stream: KeyStream, place: Floats, layer: Indices) -> Floats:
     """Normal draws, (m,), for the m throws outside the inner part of their layer.
 
@@ -298,11 +213,11 @@ def _settled_by_one_call(stream: KeyStream, place: Floats, layer: Indices) -> Fl
     settled, layers = place.copy(), layer.copy()
     room = np.empty((3, n))  # of numbers that are as long as indices
     tables = (STEP_AND_INNER, FLOOR, RISE, TERMS, ODD_TERMS)
-    curve = CURVE.pack(*map(_at, tables), TAIL_START)
+    curve = CURVE.pack(*map(start_of, tables), TAIL_START)
 
     def run(key: bytes, number: int, start: int) -> tuple[int, None]:
-        at, each = _at(room), ENTRY * n
-        given = (_at(settled), _at(layers), at, at + each, at + 2 * each)
+        at, each = start_of(room), ENTRY * n
+        given = (start_of(settled), start_of(layers), at, at + each, at + 2 * each)
         return library.settle(key, number, start, n, *given, curve), None
 
     stream.spend(run)

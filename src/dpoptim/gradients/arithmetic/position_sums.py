@@ -34,6 +34,7 @@ from dpoptim.runtime.compiled_work import A_NUMBER, Piece, Task, run_in_turn
 
 IN_CACHE = 1 << 17  # elements of a temporary
 ROWS = struct.Struct("=14q")  # `Rows` of `position_sums.c`
+NO_FACTORS = (0,) * 5  # addresses and strides of what g is multiplied with
 BLOCK_T, BLOCK_N = 32, 64  # positions and columns that a program takes at a time
 
 
@@ -95,19 +96,47 @@ def never_alone(x: Tensor) -> Tensor:
 def _compiled_sums(
     g: Tensor, x: Tensor | None = None, mean: Tensor | None = None, scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    (records, positions, columns), (piece, level) = g.shape, adds_up()
+    (records, _, columns), (piece, _) = g.shape, adds_up()
     g, x = _row_by_row(g), None if x is None else _row_by_row(x)
     mean, scale = (None if each is None else each.contiguous() for each in (mean, scale))
     sums = torch.zeros(2, records, columns, dtype=torch.float32, device="cpu")
-    places = [0 if each is None else each.data_ptr() for each in (mean, scale)]
-    given = ROWS.pack(
-        *(records, positions, columns, g.data_ptr(), g.stride(0), g.stride(1)),
-        *((0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))),
-        *(*places, sums[0].data_ptr(), sums[1].data_ptr(), level),
-    )
+    of_x = (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))
+    factors = (*of_x, *(0 if each is None else each.data_ptr() for each in (mean, scale)))
     work = A_NUMBER * g.numel() * (1 if x is None else 2)
+    given = _packed(g, factors, sums[0], sums[1])
     run_in_turn(given, [Task(piece, work, 2 * columns)])
     return sums[1], sums[0]
+
+
+def _packed(g: Tensor, factors: Sequence[int], sums: Tensor, scaled: Tensor | None) -> bytes:
+    """Rows of g (B, T, n), and what is multiplied, as the compiled function reads them."""
+    at = (g.data_ptr(), g.stride(0), g.stride(1))
+    results = (sums.data_ptr(), 0 if scaled is None else scaled.data_ptr())
+    return ROWS.pack(*g.shape, *at, *factors, *results, adds_up()[1])
+
+
+def sums_side_by_side(several: Sequence[Tensor]) -> Tensor:
+    """Sums of tensors (B, T, n) over T, side by side, in one call: (B, the sum of n).
+
+    Args:
+        several: of one dtype, on one device, as `served_together`.
+    """
+    if not native.serves(several[0]):
+        return sums_by_triton(several)
+    several, (piece, _) = [_row_by_row(g) for g in several], adds_up()
+    sums = [torch.zeros(len(g), g.shape[2], dtype=torch.float32, device="cpu") for g in several]
+    given = [_packed(g, NO_FACTORS, of, None) for g, of in zip(several, sums, strict=True)]
+    tasks = [
+        Task(piece, A_NUMBER * g.numel(), 2 * g.shape[2], at * ROWS.size)
+        for at, g in enumerate(several)
+    ]
+    run_in_turn(b"".join(given), tasks)
+    return torch.cat(sums, 1)
+
+
+def served_together(g: Tensor) -> bool:
+    """Whether such numbers, (B, T, n), of several layers are summed in one call."""
+    return native.serves(g) or triton_serves(g)
 
 
 def _row_by_row(x: Tensor) -> Tensor:

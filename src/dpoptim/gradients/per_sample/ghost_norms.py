@@ -48,8 +48,16 @@ def ghost_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         squared, lengths, longest = _compiled(g, a).unbind(1)
     else:
         squared, lengths, longest = _by_blocks(g, a)
-    ghost = squared.clamp(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square()
-    return ghost, longest
+    return with_rounding(squared, lengths, g.dtype), longest
+
+
+def with_rounding(squared: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """Squared norms by the Gram form, raised by about its rounding in that dtype.
+
+    Args:
+        lengths: sums of ``|g[i, t]| |a[i, t]|``.
+    """
+    return squared.clamp(min=0) + 4 * UNIT_ROUNDOFF[dtype] * lengths.square()
 
 
 def _compiled(g: Tensor, a: Tensor) -> Tensor:

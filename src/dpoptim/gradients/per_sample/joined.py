@@ -2,8 +2,8 @@
 
 Of biases, which are sums over positions, and of normalisations, for example.
 
-On accelerators a call takes longer than what it does with the gradients of a bias or of a
-normalisation, and models have a hundred of them.
+A call takes longer than what it does with the gradients of a bias or of a normalisation, most of
+all on accelerators, and models have a hundred of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,22 @@ from torch import Tensor
 
 from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.norms import NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.arithmetic.position_sums import sum_positions, sums_by_triton, triton_serves
+from dpoptim.gradients.arithmetic.position_sums import (
+    served_together,
+    sum_positions,
+    sums_side_by_side,
+)
 from dpoptim.gradients.arithmetic.precision import computed_in
 from dpoptim.gradients.arithmetic.products import Groups, add_weighted_rows
 from dpoptim.gradients.per_sample.per_sample_grads import Dense, PerSampleGrad, zero_outside
 
 SMALL = 1 << 16  # entries of a parameter
+SMALL_HERE = 1 << 12  # the same on the CPU, where a copy takes longer than a call from there on
 
 
 def over_positions(g: Tensor) -> PerSampleGrad:
     """Sums of ``g`` (B, T, n) over T."""
-    return OverPositions(g) if triton_serves(g) else Dense(sum_positions(g))
+    return OverPositions(g) if served_together(g) else Dense(sum_positions(g))
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def side_by_side(several: Sequence[Dense | OverPositions]) -> Tensor:
     if len({x.g.dtype for x in lazy}) != 1:
         return torch.cat([x.materialise(slice(None)) for x in several], 1)
     widths = [x.g.shape[2] for x in lazy]
-    formed = iter(sums_by_triton([x.g for x in lazy]).split(widths, 1))
+    formed = iter(sums_side_by_side([x.g for x in lazy]).split(widths, 1))
     parts = [
         next(formed) if isinstance(x, OverPositions) else x.materialise(slice(None))
         for x in several
@@ -87,7 +92,7 @@ class Joined:
 
     @classmethod
     def among(cls, gradients: Mapping[int, PerSampleGrad], units: Sequence[str]) -> "Joined | None":
-        """Those of a pass's gradients that are small and on an accelerator; None: fewer than two.
+        """Those of a pass's gradients that are small, and of one kind; None: fewer than two.
 
         Decided by types, shapes, devices and dtypes, which are public.
         """
@@ -128,10 +133,10 @@ class Joined:
 
 
 def is_small(each: Dense | OverPositions) -> bool:
-    """Whether the gradients are few, and on an accelerator."""
+    """Whether the gradients are few."""
     numbers = each.g if isinstance(each, OverPositions) else each.values
     entries = numbers.shape[2] if isinstance(each, OverPositions) else numbers[:1].numel()
-    return not numbers.is_cpu and numbers.dim() > 1 and entries <= SMALL
+    return numbers.dim() > 1 and entries <= (SMALL_HERE if numbers.is_cpu else SMALL)
 
 
 def kind_of(each: Dense | OverPositions) -> tuple[torch.device, torch.dtype]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dpoptim.runtime import compiled
 from dpoptim.runtime.compiled import Library
+from dpoptim.runtime.compiled_work import floats
 
 LEVELS = ("none", "vectors of 8", "vectors of 16")  # by `dpoptim_level`; of 4-byte numbers
 MOST_OF_PRODUCTS = 2  # level of vectors in `outer`; benchmarks lower it to that of others' products
@@ -148,7 +149,7 @@ def outer(g: Tensor, a: Tensor, out: Tensor, norms: Tensor, block: int) -> None:
     """
     found = loaded()
     (records, positions, rows), columns = g.shape, a.shape[2]
-    room = _outer_room(found, positions, rows)
+    room = floats(outer_room(positions, rows))
     found.functions.dpoptim_outer(
         *(records, positions, rows, columns),
         *(g.data_ptr(), g.stride(0), g.stride(1), a.data_ptr(), a.stride(0), a.stride(1)),
@@ -157,9 +158,9 @@ def outer(g: Tensor, a: Tensor, out: Tensor, norms: Tensor, block: int) -> None:
     )
 
 
-def _outer_room(found: Library, positions: int, rows: int) -> Tensor:
-    entries = found.functions.dpoptim_outer_room(positions, rows)
-    return torch.empty(entries, dtype=torch.float32, device="cpu")
+def outer_room(positions: int, rows: int) -> int:
+    """Float32 numbers of room that `outer` and `add_outer` need."""
+    return int(loaded().functions.dpoptim_outer_room(positions, rows))
 
 
 def add_outer(g: Tensor, a: Tensor, total: Tensor, weights: Sequence[float], piece: int) -> Tensor:
@@ -180,7 +181,7 @@ def add_outer(g: Tensor, a: Tensor, total: Tensor, weights: Sequence[float], pie
     """
     found = loaded()
     (records, positions, rows), columns = g.shape, a.shape[2]
-    room = _outer_room(found, positions, rows)
+    room = floats(outer_room(positions, rows))
     factors = (ctypes.c_float * len(weights))(*weights)
     pieces = -(-rows // piece)
     squares = torch.empty(pieces, records, dtype=torch.float64, device="cpu")

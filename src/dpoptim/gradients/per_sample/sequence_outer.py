@@ -125,29 +125,13 @@ class SequenceOuter(PerSampleGrad):
 
     def _by_positions(self, public: PublicSizes, positions: int) -> Self:
         p, d = self.g.shape[2], self.a.shape[2]
-        by_call = self._usual and public.worth_a_call(positions, p * d)
-        fits = by_call and public.whole_fits
-        in_cache = fits and self._compiles  # faster than all at once
-        if public.small(self.entries) and not in_cache:
+        here = self.g.device.type == "cpu" and self.dtype == torch.float32
+        compiled = native.serves(self.g.new_empty(0, dtype=self.dtype))
+        way = public.over_positions(positions, p, d, here=here, compiled=compiled)
+        if way is None:
             return self
-        claimed = by_call and self._worth_claiming(public, positions)
-        in_turn = fits and not claimed
         short = positions % INNER > 0 and positions < SHORT and p * d <= FEW_ENTRIES
-        ghost_norms = claimed or (not in_turn and public.worth_ghost_norms(positions, p, d))
-        alone = by_call and (in_turn or ghost_norms)
-        return replace(self, alone=alone, short=short, ghost_norms=ghost_norms)
-
-    @property
-    def _usual(self) -> bool:
-        return self.g.device.type == "cpu" and self.dtype == torch.float32
-
-    @property
-    def _compiles(self) -> bool:
-        return native.serves(self.g.new_empty(0, dtype=self.dtype))
-
-    def _worth_claiming(self, public: PublicSizes, positions: int) -> bool:
-        p, d = self.g.shape[2], self.a.shape[2]
-        return self._compiles and public.worth_claiming(positions, p, d)
+        return replace(self, alone=way.alone, short=short, ghost_norms=way.claimed)
 
     def in_turn(self) -> Self | None:
         return self if self.alone and not self.ghost_norms else None
