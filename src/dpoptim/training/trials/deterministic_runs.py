@@ -15,12 +15,12 @@ from dpoptim.runtime.torch_internals import local_part, parts_held
 from dpoptim.training.randomness.generators import (
     Generator,
     everywhere,
-    generators_in,
     of_torch,
     states_of,
 )
 from dpoptim.training.randomness.secret_randomness import put_generators_back, seed_torch
 from dpoptim.training.trials.fixed_noise import MIDDLE, RARE, FixedNoise
+from dpoptim.training.trials.own_generators import generators_of
 
 COPIED_PARAMETERS = 1 << 22
 MOVED = 1e-2  # of itself, a parameter
@@ -34,7 +34,7 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
     Args:
         own: the model's generators; None: to be found.
     """
-    own = generators_in(model) if own is None else own
+    own = generators_of(model) if own is None else own
     modes = {module: module.training for module in model.modules()}
     before, holders = copies_in(model), holders_in(model)
     elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
@@ -160,7 +160,7 @@ def quiet(
     whole model goes to evaluation mode, unless it is wanted ``as_trained``. ``uniform`` is as in
     `noise_of`. It runs with gradients, which losses with gradient penalties take, and without TF32.
     """
-    own = generators_in(model)
+    own = generators_of(model)
     with looked_at(model, own), ExitStack() as noise:
         draws, elsewhere = draws_random_numbers(run, own)
         found = Quieted()
@@ -184,7 +184,7 @@ def quiet_as_before(
     model: nn.Module, before: Quieted, uniform: float = MIDDLE
 ) -> Iterator[Quieted]:
     """Make the model deterministic as `quiet` did, without trying what it draws once more."""
-    with looked_at(model, generators_in(model)), ExitStack() as noise:
+    with looked_at(model, generators_of(model)), ExitStack() as noise:
         found = before
         if before.noise is not None:
             found = replace(before, noise=noise.enter_context(noise_of(uniform)))
