@@ -221,7 +221,7 @@ def engine_sums(
         totals=placement.trial_totals,
         placement=placement,
     )
-    engine.attach()
+    engine.attach(watched=False)
     try:
         engine.begin_microbatch(records)
         with parametrizations_kept(model):

@@ -205,7 +205,8 @@ def _draws() -> bool:
 
     with dispatch.drawing_operators_run_by(look):
         ones = F.dropout(torch.ones(4, 2), 0.5) * torch.rand(4, 2)
-        torch.func.vmap(lambda x: torch.rand_like(x), randomness="different")(ones)
+        drawn: Any = torch.rand_like
+        torch.func.vmap(drawn, randomness="different")(ones)
     torch.rand(1)
     return names == ["bernoulli_.float", "rand.default", "rand_like.default"] and bool(ones.all())
 

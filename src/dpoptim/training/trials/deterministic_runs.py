@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic.precision import no_tf32
 from dpoptim.gradients.hooks.computed_weights import follows_weights
+from dpoptim.gradients.watch.contents import Contents
 from dpoptim.runtime.parametrizations import parametrizations_kept
 from dpoptim.runtime.torch_internals import local_part, parts_held
 from dpoptim.training.randomness.generators import (
@@ -35,9 +36,10 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
         own: the model's generators; None: to be found.
     """
     own = generators_of(model) if own is None else own
-    modes = {module: module.training for module in model.modules()}
-    before, holders = copies_in(model), holders_in(model)
-    elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
+    found = Contents.of(model)
+    modes = [(module, module.training) for _, module in found.modules]
+    before, holders = copies_in(found), holders_in(found)
+    elsewhere = {p.device for _, p in found.parameters if p.device.type != "cpu"}
     try:
         with ExitStack() as generators, parametrizations_kept(model):
             generators.enter_context(put_generators_back(own))
@@ -48,8 +50,9 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
                 )
             yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        for module, training in modes:
+            if module.training is not training:
+                module.training = training
         for holder, held in holders:
             holder.update({name: t for name, t in held.items() if holder.get(name) is not t})
         with torch.no_grad():
@@ -60,14 +63,14 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
                     t.copy_(value)
 
 
-def holders_in(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def holders_in(model: Contents) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Where modules hold buffers and parameters, and which, but those that are first made later.
 
     Not of parameters that are spread: what gathers them puts others in their places.
     """
-    found: list[dict[str, Any]] = [module._buffers for module in model.modules()]
-    if not any(map(spread, model.parameters())):
-        found += [module._parameters for module in model.modules()]
+    found: list[dict[str, Any]] = [module._buffers for _, module in model.modules]
+    if not any(spread(p) for _, p in model.parameters):
+        found += [module._parameters for _, module in model.modules]
     return [
         (holder, {name: t for name, t in holder.items() if t is not None})
         for holder in found
@@ -75,10 +78,11 @@ def holders_in(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     ]
 
 
-def copies_in(model: nn.Module) -> dict[Tensor, Tensor]:
+def copies_in(model: Contents) -> dict[Tensor, Tensor]:
     """Copies of a model's buffers, and of its parameters if it is not very large."""
     # a forward pass has copies of parameters that are spread, and no way to write into those
-    copied, parameters = list(model.buffers()), [p for p in model.parameters() if not spread(p)]
+    copied = [buffer for _, buffer in model.buffers]
+    parameters: list[Tensor] = [p for _, p in model.parameters if not spread(p)]
     # of larger ones there may be no room for two
     if sum(p.numel() for p in parameters) <= COPIED_PARAMETERS:
         copied += parameters

@@ -152,7 +152,7 @@ def refuse_mixing_by_chance(model: nn.Module, sample: Sample, quieted: Quieted) 
     seeds = SEEDS if quieted.elsewhere else 1  # torch's numbers are the same with any
     for first, uniform in enumerate((RARE, HALF, 1 - RARE)):
         with quiet_as_before(model, trains, uniform), torch.no_grad():
-            own = generators_of(model, anew=True)
+            own = generators_of(model)
             for seed in range(first * seeds, (first + 1) * seeds):
                 with same_randomness(own, seed):
                     before = sample.outputs(model)

@@ -33,7 +33,12 @@ def generators_of(model: nn.Module, *, anew: bool = False) -> list[Generator]:
     known = _found.get()
     if known is None:
         return generators_in(model)
-    attributes = [id(value) for module in model.modules() for value in vars(module).values()]
+    attributes = [
+        id(value)
+        for module in model.modules()
+        for key, value in vars(module).items()
+        if key != "training"
+    ]
     before, found = known.get(id(model), ([], []))
     if anew or before != attributes:
         found = generators_in(model)
