@@ -121,7 +121,7 @@ def refuse_memory(model: nn.Module, sample: Sample) -> None:
     one, other = sample.records([0]), sample.records([1])
     found = []
     with quiet(model, lambda: one.outputs(model), as_trained=True):
-        own = generators_of(model, anew=True)  # also those that the first pass makes
+        own = generators_of(model)
         for each in (other, one, one):
             with same_randomness(own):
                 found.append(each.outputs(model))
