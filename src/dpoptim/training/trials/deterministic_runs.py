@@ -55,12 +55,17 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
                 module.training = training
         for holder, held in holders:
             holder.update({name: t for name, t in held.items() if holder.get(name) is not t})
-        with torch.no_grad():
-            for t, value in before.items():
-                if t.shape != value.shape:
-                    t.resize_(value.shape)
-                if not torch.equal(t, value):
-                    t.copy_(value)
+        write_back(before)
+
+
+@torch.no_grad()
+def write_back(values: dict[Tensor, Tensor]) -> None:
+    """Give tensors these values, and the shapes of these."""
+    for t, value in values.items():
+        if t.shape != value.shape:
+            t.resize_(value.shape)
+        if not torch.equal(t, value):
+            t.copy_(value)
 
 
 def holders_in(model: Contents) -> list[tuple[dict[str, Any], dict[str, Any]]]:
