@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim import attach  # imported before anything is patched
-from dpoptim.runtime import torch_internals
+from dpoptim.runtime import dispatch_internals, torch_internals
 from dpoptim.runtime.torch_features import FEATURES, require
 
 SOURCE = Path(dpoptim.__file__).parent
@@ -79,6 +79,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "is_functorch_tensor": (lambda x: False, "matrix products under torch.func"),
     "pytree": (None, "nested records"),
     "DispatchMode": (None, "measuring memory"),
+    "KEY": (torch._C.DispatchKey.PythonTLSSnapshot, "trials of models that draw noise"),
     "BEGIN": ("_nothing_calls_this", "activation checkpointing"),
     "checkpointing_served": (nullcontext, "activation checkpointing"),
     "convolution_backward": (lambda *a: [torch.zeros(())], "normalisation and convolution"),
@@ -90,7 +91,8 @@ BROKEN: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_lost_is_said_before_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken, lost = BROKEN[name]
-    monkeypatch.setattr(torch_internals, name, broken)
+    of = dispatch_internals if name == "KEY" else torch_internals
+    monkeypatch.setattr(of, name, broken)
     require.cache_clear()
     seen: list[int] = []
 

@@ -62,7 +62,7 @@ def test_the_rule_is_what_runs() -> None:
 
     register(rule)
     assert isinstance(
-        runner_for(BackwardRecorder(), nn.Bilinear(3, 4, 2), "", ["weight"], Isolation()),
+        runner_for(BackwardRecorder(), nn.Bilinear(3, 4, 2), "", Isolation()),
         RegisteredLayer,
     )
     check_layer_rule(nn.Bilinear(3, 4, 2), *bilinear_inputs())

@@ -42,13 +42,20 @@ ALLOWED = {
     "training/trials/isolation_trials.py": {"randn"},  # weights of made-up records
     # names of operators whose results it fixes
     "training/randomness/drawing_collates.py": {"random."},
-    "training/trials/fixed_noise.py": {"bernoulli", "multinomial", "randperm", "random."},
+    "training/trials/fixed_noise.py": {"bernoulli", "randperm", "random."},
+    "runtime/dispatch_internals.py": {"bernoulli", "multinomial"},
     # what not to draw from, in a message
     "training/trials/loss_refusals.py": {"torch.rand(", "random.", "np.random"},
     "training/trials/deterministic_runs.py": {
         "random."
     },  # torch.random.fork_rng: leaves the user's generator alone
-    "runtime/torch_features.py": {"random."},  # the same, where layers are made to be tried
+    "runtime/torch_features.py": {
+        "random.",
+        "bernoulli",
+        "torch.rand(",
+        "rand_like",
+    },  # the same, where layers
+    # are made to be tried; and what random operators return is replaced
     "training/randomness/secret_randomness.py": {"random."},  # dropout and augmentation
     "training/randomness/generators.py": {
         "random.",

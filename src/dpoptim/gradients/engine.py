@@ -121,18 +121,18 @@ class Engine:
         """Whether a backward pass may have any part of the rows that are open."""
         return self.partial_backward and self.rows_open > 0
 
-    def attach(self) -> None:
-        """Put the model's layers under hooks; `detach` takes every trace away, as an error does."""
+    def attach(self, *, watched: bool = True) -> None:
+        """Hook the model's layers, ``watched`` for `refuse_changes`; `detach` undoes it all."""
         with self.placement.in_forward():
             self.hooks = hooks_for(self.model, self.recorder, self.isolation)
         try:
             self.recorder.close = self._close
             self.placement.settle()
-            self.state = self.hooks.watch_state()
+            self.state = self.hooks.watch_state() if watched else None
         except BaseException:
             self.detach()
             raise
-        self.reads_in_turn = self.state.in_turn
+        self.reads_in_turn = self.state is not None and self.state.in_turn
 
     def detach(self) -> None:
         if self.hooks is not None:

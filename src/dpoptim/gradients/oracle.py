@@ -21,6 +21,7 @@ from dpoptim.gradients.expected_sums import (
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
+from dpoptim.gradients.watch.contents import Contents
 from dpoptim.noise.few_rows import FewRows, Vector, memory_of
 from dpoptim.runtime.parametrizations import parametrizations_kept
 
@@ -34,7 +35,7 @@ LARGE_BATCH = 1 << 12  # records
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return dict(Contents.of(model).trainable())
 
 
 def gradients_alone(model: nn.Module, loss: Loss, records: Iterable[Any]) -> list[Tensor]:
@@ -220,7 +221,7 @@ def engine_sums(
         totals=placement.trial_totals,
         placement=placement,
     )
-    engine.attach()
+    engine.attach(watched=False)
     try:
         engine.begin_microbatch(records)
         with parametrizations_kept(model):

@@ -7,6 +7,7 @@ from torch import nn
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic.precision import NARROW, computed_in
 from dpoptim.gradients.arithmetic.products import UNIT_ROUNDOFF
+from dpoptim.gradients.watch.contents import Contents
 
 
 class TrainedParameters:
@@ -66,7 +67,7 @@ class TrainedParameters:
 
 def trained(model: nn.Module, tied: Collection[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
     """A model's trainable parameters that stand for themselves, of dtypes with known rounding."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in tied]
+    named = [(name, p) for name, p in Contents.of(model).trainable() if p not in tied]
     if not named:
         raise ValueError(
             "model has no parameter that requires a gradient; there is nothing to train."

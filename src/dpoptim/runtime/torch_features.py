@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
+import dpoptim.runtime.dispatch_internals as dispatch
 import dpoptim.runtime.torch_internals as inside
 from dpoptim.errors import PrivacyError
 
@@ -195,6 +196,21 @@ def _dispatch() -> bool:
     return any("add" in name for name in names)
 
 
+def _draws() -> bool:
+    names: list[str] = []
+
+    def look(operator: Any, args: Any, kwargs: Any) -> Any:
+        names.append(operator.__name__)
+        return operator(*args, **kwargs).fill_(1)
+
+    with dispatch.drawing_operators_run_by(look):
+        ones = F.dropout(torch.ones(4, 2), 0.5) * torch.rand(4, 2)
+        drawn: Any = torch.rand_like
+        torch.func.vmap(drawn, randomness="different")(ones)
+    torch.rand(1)
+    return names == ["bernoulli_.float", "rand.default", "rand_like.default"] and bool(ones.all())
+
+
 def _backward_operations() -> bool:
     x = torch.arange(12.0, dtype=torch.float64).view(1, 4, 3).sin().requires_grad_()
     out = torch.cos(torch.arange(12.0, dtype=torch.float64)).view(1, 4, 3)
@@ -243,7 +259,8 @@ FEATURES = (
     Feature("value clipping's watch on checkpointing", _saved_tensors),
     Feature("the choice of matrix products under torch.func", _functorch),
     Feature("nested records", _trees),
-    Feature("measuring memory, and models that draw noise", _dispatch),
+    Feature("measuring memory", _dispatch),
+    Feature("trials of models that draw noise", _draws),
     Feature("activation checkpointing", _checkpointing),
     Feature("normalisation and convolution layers", _backward_operations),
 )

@@ -56,6 +56,7 @@ from dpoptim.training.trials.loss_check import (
     LossNotCheckedWarning,
     check_loss,
 )
+from dpoptim.training.trials.own_generators import found_once
 from dpoptim.training.trials.probe import positions_per_layer
 
 JOINED = enforced(
@@ -222,6 +223,7 @@ class Prepared:
         with (
             user_collectives_refused("the model, loss or collate_fn"),
             self.wrapping.trying(self._ranks),
+            found_once(),
             drawn,
             checkpointing_served(),
         ):

@@ -35,7 +35,7 @@ from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.layers.vmapped import VmapLayer
 from dpoptim.gradients.memory import give_back_before_loss
-from dpoptim.gradients.watch.contents import Contents
+from dpoptim.gradients.watch.contents import Contents, trainable_names
 from dpoptim.gradients.watch.model_watch import ModelWatch
 from dpoptim.runtime.torch_internals import SpectralNormalised, applied, pytree
 
@@ -163,19 +163,18 @@ class HookManager:
         return output if self._joined else None
 
     def _hook(self, module: nn.Module, name: str) -> None:
-        keys = [key for key, _ in Contents.of(module).trainable()]
         if module in self._hooked:
             return
-        if not keys:
+        if not any(p.requires_grad for p in module.parameters()):
             self._watch_frozen(module, name)
             self._speed_up_frozen(module)
             return
         self._hooked.add(module)
         label = name or type(module).__name__
         refusals.refuse_wrapped(module, label, serve_containers=True)
-        way = self._way(module, name, label, keys)
+        way = self._way(module, name, label)
         if way is None:
-            runner = runner_for(self.recorder, module, label, keys, self.isolation)
+            runner = runner_for(self.recorder, module, label, self.isolation)
             if runner is None or runner.hooks_children:
                 for key, child in module.named_children():
                     if key == "parametrizations" and is_parametrized(module):
@@ -185,20 +184,19 @@ class HookManager:
         if way is not None:
             self._replace_forward(module, PerSampleForward(module, way, self._see_part))
 
-    def _way(
-        self, module: nn.Module, name: str, label: str, keys: list[str]
-    ) -> Callable[..., Any] | None:
+    def _way(self, module: nn.Module, name: str, label: str) -> Callable[..., Any] | None:
         """How a module runs by `isolation`, or by its rule; None where neither says."""
         isolation, recorder = self.isolation, self.recorder
+        axis, of = isolation.batch_axis, (recorder, module, label)
         if name in isolation.by_vmap:
-            return self._runs(VmapLayer(recorder, module, label, keys, isolation.batch_axis))
+            return self._runs(VmapLayer(*of, trainable_names(module), axis))
         if name in isolation.by_loop and name in isolation.folded:
-            return self._runs(FoldedLayer(recorder, module, label, keys, LoopedLayer))
+            return self._runs(FoldedLayer(*of, trainable_names(module), LoopedLayer))
         if name in isolation.by_loop:
-            return self._runs(LoopedLayer(recorder, module, label, keys, isolation.batch_axis))
+            return self._runs(LoopedLayer(*of, trainable_names(module), axis))
         bare = partial(BareParameters, isolation=isolation, sees_records=False)
         if name in isolation.shared:
-            return self._runs(bare(recorder, module, label, keys))
+            return self._runs(bare(*of, trainable_names(module)))
         rule = None if has_own_forward(module) else rule_for(module)
         if rule is None:
             return None
@@ -211,7 +209,8 @@ class HookManager:
         elif name in isolation.time_first:
             run = partial(run_time_first, run)
         if name in isolation.both:
-            run = partial(run_either, self._runs(bare(recorder, module, label, keys)), run)
+            shared = self._runs(bare(*of, trainable_names(module)))
+            run = partial(run_either, shared, run)
         if name in isolation.outside:
             run = partial(self._run_alone, module, run)
         return run

@@ -1,6 +1,6 @@
 """Registry of layers with a rule; everything else with parameters is vectorised by ``vmap``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -27,6 +27,7 @@ from dpoptim.gradients.layers.normalisation import (
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
+from dpoptim.gradients.watch.contents import trainable_names
 
 RULES: dict[type[nn.Module], AnyRule] = {
     nn.Linear: LinearRule(),
@@ -54,15 +55,15 @@ def rule_for(module: nn.Module) -> AnyRule | None:
         return None
     if is_transposed_linear(module):
         return LinearRule(transposed=True)
-    own = {name for name, parameter in module.named_parameters() if parameter is not None}
-    if not own <= {"weight", "bias"}:
-        return None
-    if holds_statistics(module):
-        return RunningStatisticsRule()
-    for kind, rule in RULES.items():
+    rule: AnyRule | None = RunningStatisticsRule() if holds_statistics(module) else None
+    for kind, of_kind in () if rule is not None else RULES.items():
         if type(module).forward is kind.forward and isinstance(module, kind):
-            return rule
-    return None
+            rule = of_kind
+            break
+    if rule is None:  # most modules of a model, which may hold much
+        return None
+    own = {name for name, parameter in module.named_parameters() if parameter is not None}
+    return rule if own <= {"weight", "bias"} else None
 
 
 def takes_more_axes(rule: AnyRule) -> bool:
@@ -82,13 +83,12 @@ def runner_for(
     recorder: BackwardRecorder,
     module: nn.Module,
     label: str,
-    trainable: Sequence[str],
     isolation: Isolation,
 ) -> Runner | None:
     """Runs a module without a rule; None: its children hold all."""
     if is_parametrized(module) or computed_weights(module) is not None:
         # its weights are computed inside it
-        return BareParameters(recorder, module, label, trainable, isolation)
+        return BareParameters(recorder, module, label, trainable_names(module), isolation)
     by_class = not has_own_forward(module)
     own = registered_rule(module)
     if own is not None and by_class:
@@ -100,4 +100,4 @@ def runner_for(
         return CellLayer(recorder, module, label, isolation)
     if not places_of(module):
         return None
-    return BareParameters(recorder, module, label, trainable, isolation)
+    return BareParameters(recorder, module, label, trainable_names(module), isolation)

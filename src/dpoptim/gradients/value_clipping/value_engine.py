@@ -105,14 +105,14 @@ class ValueEngine(Engine):
         self._handles: list[RemovableHandle] = []
         self._attached: list[tuple[int, torch.dtype]] = []  # parameters, by id
 
-    def attach(self) -> None:
+    def attach(self, *, watched: bool = True) -> None:
         self._handles.append(self.model.register_forward_pre_hook(EngineHook(self, "start")))
         for i, layer in enumerate(self._layers):
             self._handles.append(layer.linear.register_forward_pre_hook(EngineHook(self, i)))
             self._handles.append(layer.linear.register_forward_hook(EngineHook(self, i)))
         self._handles.append(self.model.register_forward_hook(EngineHook(self, "end")))
         self._attached = [(id(p), p.dtype) for p in self.model.parameters()]
-        self.state = ModelWatch(self.model)
+        self.state = ModelWatch(self.model) if watched else None
 
     def detach(self) -> None:
         self.state = None

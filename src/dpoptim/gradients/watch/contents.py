@@ -49,3 +49,8 @@ class Contents:
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.parameters if p.requires_grad]
+
+
+def trainable_names(module: nn.Module) -> list[str]:
+    """Names of the parameters that train in a module."""
+    return [name for name, _ in Contents.of(module).trainable()]

@@ -8,7 +8,6 @@ from dpoptim.errors import NotByThisWayError, SamplesInteractError
 from dpoptim.losses import without_single_axes
 from dpoptim.training.batches import records as forms
 from dpoptim.training.randomness.drawing_collates import DRAWS, HeldDraws
-from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.trials.compared_batches import Batches
 from dpoptim.training.trials.deterministic_runs import Remembered, looked_at
 from dpoptim.training.trials.fixed_noise import MIDDLE, see_one_row
@@ -22,6 +21,7 @@ from dpoptim.training.trials.other_numbers import (
     sizes_in,
     sizes_of_batches,
 )
+from dpoptim.training.trials.own_generators import generators_of
 from dpoptim.training.trials.program import Program, compare_if_possible, if_possible, in_turn
 from dpoptim.training.trials.tolerances import computed_dtypes, tolerance_of
 from dpoptim.training.trials.variations import Units
@@ -81,7 +81,7 @@ def refuse_deciding_numbers(program: Program, records: Units) -> None:
 def watch(program: Program, records: Units, count: int) -> NumbersOfBatches:
     """Run the program once, to see whether any number of the batch decides something."""
     model = program.model
-    with looked_at(model, generators_in(model)):
+    with looked_at(model, generators_of(model)):
         return runs_of(program, records, count).watched(inside=not isolated(program))
 
 

@@ -10,17 +10,18 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.arithmetic.precision import no_tf32
 from dpoptim.gradients.hooks.computed_weights import follows_weights
+from dpoptim.gradients.watch.contents import Contents
 from dpoptim.runtime.parametrizations import parametrizations_kept
 from dpoptim.runtime.torch_internals import local_part, parts_held
 from dpoptim.training.randomness.generators import (
     Generator,
     everywhere,
-    generators_in,
     of_torch,
     states_of,
 )
 from dpoptim.training.randomness.secret_randomness import put_generators_back, seed_torch
 from dpoptim.training.trials.fixed_noise import MIDDLE, RARE, FixedNoise
+from dpoptim.training.trials.own_generators import generators_of
 
 COPIED_PARAMETERS = 1 << 22
 MOVED = 1e-2  # of itself, a parameter
@@ -34,10 +35,11 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
     Args:
         own: the model's generators; None: to be found.
     """
-    own = generators_in(model) if own is None else own
-    modes = {module: module.training for module in model.modules()}
-    before, holders = copies_in(model), holders_in(model)
-    elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
+    own = generators_of(model) if own is None else own
+    found = Contents.of(model)
+    modes = [(module, module.training) for _, module in found.modules]
+    before, holders = copies_in(found), holders_in(found)
+    elsewhere = {p.device for _, p in found.parameters if p.device.type != "cpu"}
     try:
         with ExitStack() as generators, parametrizations_kept(model):
             generators.enter_context(put_generators_back(own))
@@ -48,26 +50,32 @@ def put_back(model: nn.Module, own: Sequence[Generator] | None = None) -> Iterat
                 )
             yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        for module, training in modes:
+            if module.training is not training:
+                module.training = training
         for holder, held in holders:
             holder.update({name: t for name, t in held.items() if holder.get(name) is not t})
-        with torch.no_grad():
-            for t, value in before.items():
-                if t.shape != value.shape:
-                    t.resize_(value.shape)
-                if not torch.equal(t, value):
-                    t.copy_(value)
+        write_back(before)
 
 
-def holders_in(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+@torch.no_grad()
+def write_back(values: dict[Tensor, Tensor]) -> None:
+    """Give tensors these values, and the shapes of these."""
+    for t, value in values.items():
+        if t.shape != value.shape:
+            t.resize_(value.shape)
+        if not torch.equal(t, value):
+            t.copy_(value)
+
+
+def holders_in(model: Contents) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Where modules hold buffers and parameters, and which, but those that are first made later.
 
     Not of parameters that are spread: what gathers them puts others in their places.
     """
-    found: list[dict[str, Any]] = [module._buffers for module in model.modules()]
-    if not any(map(spread, model.parameters())):
-        found += [module._parameters for module in model.modules()]
+    found: list[dict[str, Any]] = [module._buffers for _, module in model.modules]
+    if not any(spread(p) for _, p in model.parameters):
+        found += [module._parameters for _, module in model.modules]
     return [
         (holder, {name: t for name, t in holder.items() if t is not None})
         for holder in found
@@ -75,10 +83,11 @@ def holders_in(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     ]
 
 
-def copies_in(model: nn.Module) -> dict[Tensor, Tensor]:
+def copies_in(model: Contents) -> dict[Tensor, Tensor]:
     """Copies of a model's buffers, and of its parameters if it is not very large."""
     # a forward pass has copies of parameters that are spread, and no way to write into those
-    copied, parameters = list(model.buffers()), [p for p in model.parameters() if not spread(p)]
+    copied = [buffer for _, buffer in model.buffers]
+    parameters: list[Tensor] = [p for _, p in model.parameters if not spread(p)]
     # of larger ones there may be no room for two
     if sum(p.numel() for p in parameters) <= COPIED_PARAMETERS:
         copied += parameters
@@ -160,7 +169,7 @@ def quiet(
     whole model goes to evaluation mode, unless it is wanted ``as_trained``. ``uniform`` is as in
     `noise_of`. It runs with gradients, which losses with gradient penalties take, and without TF32.
     """
-    own = generators_in(model)
+    own = generators_of(model)
     with looked_at(model, own), ExitStack() as noise:
         draws, elsewhere = draws_random_numbers(run, own)
         found = Quieted()
@@ -184,7 +193,7 @@ def quiet_as_before(
     model: nn.Module, before: Quieted, uniform: float = MIDDLE
 ) -> Iterator[Quieted]:
     """Make the model deterministic as `quiet` did, without trying what it draws once more."""
-    with looked_at(model, generators_in(model)), ExitStack() as noise:
+    with looked_at(model, generators_of(model)), ExitStack() as noise:
         found = before
         if before.noise is not None:
             found = replace(before, noise=noise.enter_context(noise_of(uniform)))

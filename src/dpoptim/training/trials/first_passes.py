@@ -12,12 +12,12 @@ from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.gradients.hooks.computed_weights import follows_weights
 from dpoptim.gradients.watch.model_watch import fix_of_kept
 from dpoptim.gradients.watch.values import Values
-from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.randomness.secret_randomness import same_randomness
 from dpoptim.training.trials.deterministic_runs import Quieted, put_back, quiet, quiet_as_before
 from dpoptim.training.trials.fixed_noise import RARE
 from dpoptim.training.trials.made_up_records import Sample, samples
 from dpoptim.training.trials.neighbours import moved, with_another_record
+from dpoptim.training.trials.own_generators import generators_of
 
 NOT_FIRST = "its outputs do not have the batch axis first"
 # Draws that are tried for each of three of torch's: of numpy's and Python's generators.
@@ -75,6 +75,7 @@ def first_sample(
                 module.eval()
         found = working_sample(model, train_set, batch_axis, collate, loss)
         refuse_written(values, model)
+    generators_of(model, anew=True)  # also those that a first pass makes
     return found
 
 
@@ -120,7 +121,7 @@ def refuse_memory(model: nn.Module, sample: Sample) -> None:
     one, other = sample.records([0]), sample.records([1])
     found = []
     with quiet(model, lambda: one.outputs(model), as_trained=True):
-        own = generators_in(model)  # also those that the first pass makes
+        own = generators_of(model)
         for each in (other, one, one):
             with same_randomness(own):
                 found.append(each.outputs(model))
@@ -151,7 +152,7 @@ def refuse_mixing_by_chance(model: nn.Module, sample: Sample, quieted: Quieted) 
     seeds = SEEDS if quieted.elsewhere else 1  # torch's numbers are the same with any
     for first, uniform in enumerate((RARE, HALF, 1 - RARE)):
         with quiet_as_before(model, trains, uniform), torch.no_grad():
-            own = generators_in(model)
+            own = generators_of(model)
             for seed in range(first * seeds, (first + 1) * seeds):
                 with same_randomness(own, seed):
                     before = sample.outputs(model)

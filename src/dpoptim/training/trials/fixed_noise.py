@@ -1,17 +1,18 @@
 """Random numbers that never change, to compare runs of a model, or batches, that draw noise."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from dpoptim.gradients.hooks.forwards import AS_THEY_ARE
 from dpoptim.gradients.layers.looped import RECORD
-from dpoptim.runtime.torch_internals import DispatchMode, pytree
+from dpoptim.runtime.dispatch_internals import DRAWN, drawing_operators_run_by
+from dpoptim.runtime.torch_internals import pytree
 
 MIDDLE = 0.625
 RARE = 2.0**-10  # below the probability of all but rare events
@@ -19,11 +20,6 @@ UNEVEN = 0.25
 # Steps from a row's numbers to the next one's, and from place to place in it: any share of them is
 # below it, in each row at other places.
 GOLDEN_RATIO, PLASTIC_RATIO = 0.618033988749895, 0.754877666246693
-# how names of operators begin whose results are random numbers, and nothing else
-DRAWN = (
-    *("bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial"),
-    *("normal", "poisson", "rand", "uniform", "_sample_dirichlet", "_standard_gamma"),
-)
 ROWS: ContextVar[Sequence[int] | None] = ContextVar("whose numbers are drawn", default=None)
 
 
@@ -43,15 +39,16 @@ def rows_that_run() -> Sequence[int] | None:
     return rows if rows is None or place is None else [rows[place]]
 
 
-class FixedNoise(DispatchMode):
+class FixedNoise:
     """Fills what random operators return with constants, the same for a record in any batch.
 
-    Dropout keeps everything, permutations turn the order round, so that what mixes
-    records by them is seen; ranges, means and deviations are kept, as a batch may decide them.
-    What draws inside a fused kernel stays random. Within `drawn_for`, uniform, normal and whole
-    numbers are each row's own, where they have an axis of rows: what adds them up, such as the
-    number of positions that are masked in a batch, is seen. An axis that is as long as for another
-    number of rows, before, is none of rows, though it may have as many (Informer's sampled keys).
+    While it is entered, in this thread. Dropout keeps everything, permutations turn the order
+    round, so that what mixes records by them is seen; ranges, means and deviations are kept, as a
+    batch may decide them. What draws inside a fused kernel stays random. Within `drawn_for`,
+    uniform, normal and whole numbers are each row's own, where they have an axis of rows: what adds
+    them up, such as the number of positions that are masked in a batch, is seen. An axis that is as
+    long as for another number of rows, before, is none of rows, though it may have as many
+    (Informer's sampled keys).
 
     Args:
         uniform: in (0, 1), what is drawn instead of a uniform or a normal number, on its scale.
@@ -74,7 +71,7 @@ class FixedNoise(DispatchMode):
         alike: bool = False,
         own_coins: bool = False,
     ) -> None:
-        super().__init__()
+        self._entered = ExitStack()
         self._uniform, self._quantile = uniform, quantile
         self._alike, self._own_coins = alike, own_coins
         self._most = 0  # rows of a run
@@ -84,19 +81,18 @@ class FixedNoise(DispatchMode):
         self._rows_of: dict[tuple[str, torch.Size], int] = {}
         self.drew = self.by_others = self.shared = False
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def __enter__(self) -> Self:
+        self._entered.enter_context(drawing_operators_run_by(self._draw))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._entered.close()
+
+    def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = drawn_by(func)
-        if not name:
-            return func(*args, **kwargs)
         self.drew = True
         if name in COMPUTED:
+            func(*pytree.tree_map_only(Tensor, Tensor.clone, args))  # modes may refuse it
             return COMPUTED[name](*args)
         self.by_others |= kwargs.get("generator") not in (None, torch.default_generator)
         names = [argument.name for argument in func._schema.arguments]

@@ -11,6 +11,7 @@ from dpoptim.errors import NotByThisWayError, PrivacyError, SamplesInteractError
 from dpoptim.gradients.watch.values import Values
 from dpoptim.training.batches.user_code import shows_private
 from dpoptim.training.losses.meeting_places import refuse_meeting
+from dpoptim.training.randomness.secret_randomness import seed_torch
 from dpoptim.training.trials.compared_batches import Batches, shapes_in
 from dpoptim.training.trials.first_passes import refuse_written
 
@@ -196,7 +197,7 @@ def same_losses(
         return seen[0]
 
     def losses() -> Tensor:
-        torch.manual_seed(0)
+        seed_torch(0)
         found = run()
         refuse_written(values, model)
         return found

@@ -23,6 +23,7 @@ from dpoptim.training.trials.missing_numbers import (
     watch_loss,
 )
 from dpoptim.training.trials.other_numbers import sizes_in
+from dpoptim.training.trials.own_generators import generators_of
 from dpoptim.training.trials.program import (
     CheckResult,
     Program,
@@ -111,6 +112,7 @@ def try_made_up(
     found, invented, skipped = first_compared(program, invented)
     if found is None:
         return MadeUp(skipped=skipped, zero=skipped == NO_GRADIENT)
+    generators_of(program.model, anew=True)  # also those that this loss makes
     program = replace(program, reductions=found.reductions)
     with saying("on made-up records, with numbers that collate_fn draws"):
         if sequences:

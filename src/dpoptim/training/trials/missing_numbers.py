@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from dpoptim.training.batches import records as forms
-from dpoptim.training.randomness.generators import generators_in
 from dpoptim.training.trials.batch_sizes import Work
 from dpoptim.training.trials.compared_numbers import (
     BOTH_SIDES,
@@ -27,6 +26,7 @@ from dpoptim.training.trials.compared_numbers import (
     representable,
 )
 from dpoptim.training.trials.deterministic_runs import looked_at
+from dpoptim.training.trials.own_generators import generators_of
 from dpoptim.training.trials.program import Program
 from dpoptim.training.trials.variations import Units, is_float
 
@@ -195,7 +195,7 @@ def watch_loss(program: Program, records: Units) -> Watched:
     row, found = records[0][0], defaultdict[forms.Path, set[float]](set)
     model, paths = program.model, [path for path, _ in forms.leaves_of(row)]
     try:
-        with looked_at(model, generators_in(model)), torch.enable_grad():
+        with looked_at(model, generators_of(model)), torch.enable_grad():
             batch = program.collate([row for rows in records for row in rows])
             leaves = [leaf for _, leaf in forms.leaves_of(batch)]
             followed = ComparedNumbers(model, leaves, BOTH_SIDES, (*MOVES, *SELECTS))

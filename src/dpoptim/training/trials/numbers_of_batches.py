@@ -6,7 +6,7 @@ each such number has another one, as if some more record had been in the batch, 
 run on as if that were the number, wherever it decides something.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +43,7 @@ KINKS = frozenset(
         *("round", "trunc", "sign", "sgn", "heaviside", "threshold", "hardtanh"),
     )
 )
+HOLD_NONE = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size}
 SMALLER = 1e-6  # times itself, where no number can be below zero
 MOST_OF_HALF = 1e4
 COUNTED = 1000  # more, of what is counted
@@ -73,9 +74,10 @@ class Change:
         """The number as it would be beside some record, with the gradient that it has."""
         if out.dtype == torch.bool:
             return {"any": torch.ones_like(out), "all": torch.zeros_like(out)}.get(name, out)
+        if not is_sized(name, out, given):
+            return out
         if not out.is_floating_point():
-            counted = name in ("sum", "count_nonzero") and given[0].dtype == torch.bool
-            return out + COUNTED if counted and self.counts and not self.down else out
+            return out + COUNTED if self.counts and not self.down else out
         half = torch.finfo(out.dtype).max < 1e6
         size = min(self.size, MOST_OF_HALF) if half else self.size
         if name in (*LARGEST, *LEAST):
@@ -83,6 +85,12 @@ class Change:
         if self.down and bool((out.detach() >= 0).all()) and not any(has_below_zero(given)):
             return out + (SMALLER - 1) * out.detach()
         return out + (-size if self.down else size)
+
+
+def is_sized(name: str, out: Tensor, given: list[Tensor]) -> bool:
+    """Whether a number may be changed by some size, up or down: a float, or a count of flags."""
+    counted = name in ("sum", "count_nonzero") and given[0].dtype == torch.bool
+    return out.is_floating_point() or counted
 
 
 def has_below_zero(given: list[Tensor]) -> Iterator[bool]:
@@ -106,15 +114,16 @@ class NumbersOfBatches(TorchFunctionMode):
     Attributes:
         decided: how often a number of the batch did.
         reads: whether Python read what is no such number, such as all losses.
+        sized: whether any that did was changed by some size, or up or down.
         calls: of functions, so far.
     """
 
     def __init__(self, rows: int, change: Change | None = None, *, backwards: bool = False) -> None:
         super().__init__()
         self._rows, self._change, self._backwards = rows, change, backwards
-        self._other = WeakIdKeyDictionary()
+        self._other = WeakIdKeyDictionary()  # and whether that is `is_sized`
         self._paused = 0
-        self.reads = False
+        self.reads = self.sized = False
         self.decided = self.calls = 0
 
     def __torch_function__(
@@ -129,20 +138,23 @@ class NumbersOfBatches(TorchFunctionMode):
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
-        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        numbers = [t for t in given if t in self._other]
+        given = tensors_among((args, kwargs))
+        numbers = [t for t in given if t in self._other] if self._other else []
         of_records = any(map(self._has_rows, given))
+        sized = any(self._other[t][1] for t in numbers)
         if numbers and (of_records or decides(name, given, numbers)):
             self.decided += 1
+            self.sized |= sized
             result = func(*self._others(args), **self._others(kwargs))
-            self._follow(result, result)
+            self._follow(result, result, sized)
             return result
         self.reads |= name in READS and bool(given)
         result = func(*args, **kwargs)
         if numbers:
-            self._run_beside(func, name, result, args, kwargs)
+            self._run_beside(func, name, result, args, kwargs, sized)
         elif of_records and reduces(func, name, given):
-            self._follow(result, self._changed(name, result, given))
+            sized = any(is_sized(name, t, given) for t in tensors_among([result]))
+            self._follow(result, self._changed(name, result, given), sized)
         return result
 
     @contextmanager
@@ -165,30 +177,32 @@ class NumbersOfBatches(TorchFunctionMode):
             for hook in hooks:
                 hook.remove()
 
-    def _run_beside(self, func: Any, name: str, result: Any, args: Any, kwargs: Any) -> None:
+    def _run_beside(
+        self, func: Any, name: str, result: Any, args: Any, kwargs: Any, sized: bool
+    ) -> None:
         """Run a function on the other numbers, too; what it writes into stays as it is."""
         others = self._others(args)
         if writes(name) and isinstance(others[0], Tensor):
             written = others[0].clone()
             func(written, *others[1:], **self._others(kwargs))
-            self._follow(args[0], written)
+            self._follow(args[0], written, sized)
         else:
-            self._follow(result, func(*others, **self._others(kwargs)))
+            self._follow(result, func(*others, **self._others(kwargs)), sized)
 
     def _has_rows(self, t: Tensor) -> bool:
         return any(size and size % self._rows == 0 for size in t.shape)
 
     def _others(self, values: Any) -> Any:
         return pytree.tree_map(
-            lambda x: self._other.get(x, x) if isinstance(x, Tensor) else x, values
+            lambda x: self._other.get(x, (x,))[0] if isinstance(x, Tensor) else x, values
         )
 
-    def _follow(self, result: Any, other: Any) -> None:
+    def _follow(self, result: Any, other: Any, sized: bool) -> None:
         """Note what else a function's tensors without records would be."""
         leaves = zip(pytree.tree_leaves(result), pytree.tree_leaves(other), strict=True)
         for t, instead in leaves:
             if isinstance(t, Tensor) and not self._has_rows(t):
-                self._other[t] = instead
+                self._other[t] = instead, sized
 
     def _changed(self, name: str, result: Any, given: list[Tensor]) -> Any:
         if self._change is None:
@@ -200,6 +214,21 @@ class NumbersOfBatches(TorchFunctionMode):
             for each, t in zip(names, leaves, strict=True)
         ]
         return pytree.tree_unflatten(others, form)
+
+
+def tensors_among(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors of a call; a function has thousands."""
+    found = list[Tensor]()
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) in (tuple, list):
+            found += tensors_among(value)
+        elif type(value) is dict:
+            found += tensors_among(value.values())
+        elif type(value) not in HOLD_NONE:
+            found += (t for t in pytree.tree_leaves(value) if isinstance(t, Tensor))
+    return found
 
 
 def writes(name: str) -> bool:

@@ -28,19 +28,6 @@ LEAST_SIZE = 7  # of batches
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Results of a run.
-
-    Attributes:
-        numbers: one loss a record, if there are such; gradients.
-        calls: of functions.
-    """
-
-    numbers: list[Tensor]
-    calls: int
-
-
-@dataclass(frozen=True)
 class Runs:
     """Runs of a model on one batch.
 
@@ -82,27 +69,33 @@ class Runs:
 
     def _changes(self, *, inside: bool) -> Iterator[bool]:
         """Whether anything changes, for each change that can be run."""
-        own = self._outcome(None, inside=inside)
-        if not all(bool(t.isfinite().all()) for t in own.numbers):
+        mode = NumbersOfBatches(self.count, backwards=inside)
+        own = self._numbers(mode, inside=inside)
+        if not mode.decided or not all(bool(t.isfinite().all()) for t in own):
             return
-        most = MORE_CALLS * own.calls + SOME_CALLS
+        most = MORE_CALLS * mode.calls + SOME_CALLS
         for size, down in itertools.product(SIZES, (False, True)):
             for counts in (True, False):  # by which shapes are, perhaps
+                mode = NumbersOfBatches(
+                    self.count, Change(size, down, counts, most), backwards=inside
+                )
                 try:
                     with within_memory():
-                        found = self._outcome(Change(size, down, counts, most), inside=inside)
+                        found = self._numbers(mode, inside=inside)
                 except Exception:  # whatever the user's code raises on numbers that do not fit
                     continue
-                yield not same(own.numbers, found.numbers, self.within)
+                yield not same(own, found, self.within)
+                if not mode.sized:  # the other ways change nothing else
+                    return
                 break
 
-    def _outcome(self, change: Change | None, *, inside: bool) -> Outcome:
-        mode = NumbersOfBatches(self.count, change, backwards=inside)
+    def _numbers(self, mode: NumbersOfBatches, *, inside: bool) -> list[Tensor]:
+        """Results of a run: one loss a record, if there are such; gradients."""
         with self._under(mode, inside=inside):
             losses = self.losses()
             parts = self._gradients(losses)
-        several = [losses.detach().double()] if losses.dim() else []
-        return Outcome([*several, *(part.detach().double() for part in parts)], mode.calls)
+        several = [losses.detach()] if losses.dim() else []
+        return [x.double() for x in (*several, *parts)]
 
     def _gradients(self, losses: Tensor) -> list[Tensor]:
         return self.placement.gradients(losses.sum(), list(trainable(self.model).values()))
