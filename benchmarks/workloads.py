@@ -360,6 +360,13 @@ WORKLOADS = {
         Workload("MLP 784-256-10", mlp, image(256, 784), labels(256, 10), classes),
         Workload("small CNN", mnist_net, image(256, 1, 28, 28), labels(256, 10), classes),
         Workload("GPT", gpt, words, words, tokens),
+        Workload(
+            "small GPT",
+            lambda: gpt(64, vocabulary=500, length=32),
+            labels(32, 500, 32),
+            labels(32, 500, 32),
+            tokens,
+        ),
         Workload("GPT, tied", lambda: gpt(tied=True), words, words, tokens),
         Workload("GPT, LoRA", lambda: adapted(gpt()), words, words, tokens),
         Workload("Llama-like", llama, words, words, tokens),
