@@ -326,5 +326,5 @@ def test_fits_for_others_by_new_estimators_do_not_add_up() -> None:
     assert [text.split(": ")[1].split()[0] for text in words] == ["2", "3", "4", "5"]
     assert "epsilon=" in words[0].split("Fix")[0]
     for text in words[1:]:
-        assert "all together: they protect other units or neighbours, and do not add up" in text
+        assert "no ledger adds them up; they protect other units or neighbours, and do not" in text
         assert "epsilon=" not in text.split("Fix")[0]

@@ -17,7 +17,7 @@ from scipy.sparse import issparse
 from dpoptim.accounting.guarantee import neighboring_name
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.estimators.repeats import LEDGER, CountsFits, Fit, FitCount, kinds_of, price_together
-from dpoptim.training.other_runs import OtherRunsWarning
+from dpoptim.training.other_runs import DO_NOT_ADD_UP, OtherRunsWarning
 
 FIX = "Each privacy_ is of its own fit. Fix: find settings on public records, or by dpoptim.tuning"
 
@@ -97,10 +97,12 @@ def warn_of_other_fits(learner: CountsFits, data: tuple[Any, ...], before: int) 
     other_kind = not kinds_of([this.fit]) <= kinds_of(earlier)
     if not other_kind and not math.log2(len(fits)).is_integer():
         return
+    price = price_together(fits)
+    cost = price if price == DO_NOT_ADD_UP else f"all together: {price}"
     relation = neighboring_name(this.fit.guarantee.neighboring)
     words = (
         f"{type(learner).__name__}: {len(fits)} fits of this process so far learnt from the same "
-        f"records, and no ledger adds them up; all together: {price_together(fits)}. "
+        f"records, and no ledger adds them up; {cost}. "
         f"{FIX}{LEDGER.format(relation)}."
     )
     warnings.warn(words, OtherRunsWarning, stacklevel=4)
