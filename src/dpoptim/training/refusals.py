@@ -63,11 +63,11 @@ def refuse_unsupported(
 
 def refuse_model(model: nn.Module) -> None:
     """Wrappers that would send gradients around the gate, and models that are attached already."""
-    if not isinstance(model, nn.Module):
-        fix = ""
-        if isinstance(model, torch.optim.Optimizer):
-            fix = " Fix: attach(plan, model, optimizer, train_set), the model first."
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.{fix}")
+    given: object = model  # what a caller without a type checker may have passed
+    if not isinstance(given, nn.Module):
+        swapped = isinstance(given, torch.optim.Optimizer)
+        fix = " Fix: attach(plan, model, optimizer, train_set), the model first." if swapped else ""
+        raise TypeError(f"model must be a torch.nn.Module, got {type(given).__name__}.{fix}")
     if isinstance(model, nn.DataParallel):
         raise PrivacyError(
             "model is wrapped in DataParallel, whose copies of the model no hook reaches. Fix: "
