@@ -5,9 +5,11 @@ first, and returns plain values.
 import fcntl
 import gc
 import itertools
+import json
 import os
 import shutil
 import signal
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
@@ -21,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
@@ -264,6 +267,39 @@ def largest_shift(attacks: Sequence[int] = (0, 1), way: str = "per block") -> fl
             sums.append((whole(model) - before) * plan.batch_size)
         largest = max(largest, float((sums[0] - sums[1]).double().norm()) / 0.5)
     return largest
+
+
+def certified(rank: int, way: str, path: str) -> dict[str, bool]:
+    """Whether whole weights, gathered in various ways, are known to be those that the run left."""
+    held: list[Any] = []
+
+    def look(private: Any, model: nn.Module) -> None:
+        held[:] = [private, model]
+
+    dist_options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    train("flat", way, steps=2, noise_multiplier=1.0, look=look)
+    private, model = held
+    weights = get_model_state_dict(model, options=dist_options)
+    found = {}
+    if rank == 0:
+        last = next(name for name in weights if name.endswith("head.weight"))
+        other = weights | {last: weights[last].clone()}
+        other[last][-1, -1] += 1e-3  # on the last rank
+        for name, each in {
+            "gathered": weights,
+            "wrapped": {f"module.{key}": value for key, value in weights.items()},
+            "one number": other,
+            "one less": {key: value for key, value in weights.items() if key != last},
+            "one more": weights | {"more": torch.zeros(1)},
+            "other kind": {key: value.double() for key, value in weights.items()},
+        }.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                folder = dpoptim.certify(private, Path(path) / name, data="made up", weights=each)
+            said = json.loads((folder / "certificate.json").read_text())
+            found[name] = "weights" not in said["training"]
+    dist.barrier()
+    return found
 
 
 def rounded_shift(rank: int) -> float:

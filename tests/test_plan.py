@@ -12,6 +12,7 @@ import pytest
 import dpoptim
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.documents import with_digest
+from dpoptim.privacy_unit import Unit
 
 GOOD: dict[str, Any] = {
     "n": 60_000,
@@ -245,5 +246,18 @@ def test_enormous_epsilons_can_be_described() -> None:
 
 
 def test_a_delta_above_one_in_n_is_remarked_on() -> None:
-    plan = make(n=100, batch_size=10, steps=10, delta=0.05)
+    with pytest.warns(UserWarning, match=r"delta 0.05 is above 1/\(10 n\).*Fix: at most 0.001"):
+        plan = make(n=100, batch_size=10, steps=10, delta=0.05)
     assert "publishing a record at random" in str(plan.guarantee)
+
+
+@pytest.mark.filterwarnings("error:delta:UserWarning")
+def test_a_delta_below_one_in_n_or_without_noise_is_not_warned_of() -> None:
+    assert "publishing a record" in str(make(n=100, batch_size=10, steps=10, delta=0.005).guarantee)
+    make(n=100, batch_size=10, steps=10, delta=0.05, epsilon=..., noise_multiplier=0)
+
+
+def test_n_counts_whom_the_plan_protects() -> None:
+    told = dataclasses.replace(make(), unit=Unit("person", 2)).describe()
+    assert "n = 60000 (n counts persons), expected batch 512" in told
+    assert "n = 60000, expected batch" in make().describe()

@@ -57,6 +57,16 @@ def test_without_noise_sharded_models_train_as_in_one_process(
             assert float((result - expected).abs().max()) < 1e-6, case
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_whole_weights_are_known_to_be_what_the_run_left(size: int, tmp_path: Path) -> None:
+    """One rank alone writes the certificate: what the others had left, it knows by digests."""
+    found = run_ranks(size, work.certified, "per block", str(tmp_path))[0]
+    assert found == {
+        name: name in ("gathered", "wrapped")
+        for name in ("gathered", "wrapped", "one number", "one less", "one more", "other kind")
+    }
+
+
 @pytest.mark.variants
 def test_a_sharded_tensor_moves_as_far_by_adam_bc_as_a_whole_one() -> None:
     alone = work.by_adam_bc(0)

@@ -287,3 +287,44 @@ def test_columns_chosen_anew_are_known_by_the_labels() -> None:
         for columns in (["a", "b"], ["b", "c"]):
             logistic().fit(frame[columns], frame["y"])
     assert len(words) == 1
+
+
+PERSONS = np.arange(300) // 3
+OTHER_KINDS: Any = [
+    ({}, {"persons": PERSONS}, {}),
+    ({"neighboring": "zero-out"}, {}, {"neighboring": "replace-one"}),
+    ({"neighboring": "replace-one"}, {"persons": PERSONS}, {}),
+]
+
+
+@pytest.mark.parametrize(("settings", "whose", "then"), OTHER_KINDS)
+def test_fits_for_others_do_not_add_up(
+    settings: Any, whose: Any, then: Any, tmp_path: Path
+) -> None:
+    """They were counted, and left out of the sum: so it was that of the last fit alone."""
+    one = logistic(**settings).fit(X.copy(), Y.copy())
+    with heard() as words:
+        stated = one.set_params(**then).fit(X, Y, **whose).privacy_
+    said = "all 2 fits of it and its clones so far: they protect other units or neighbours"
+    assert len(words) == 1
+    assert said in words[0]
+    assert any(note.startswith(said) for note in stated.notes)
+    dpoptim.certify(one, tmp_path / "run", data="made up")
+    assert said in (tmp_path / "run" / "certificate.json").read_text()
+    with heard() as words:
+        clone(one).fit(X, Y)  # nor is there a sum of those that are alike, beside others
+    assert str(one.privacy_).count("epsilon=") == 1
+    assert all("epsilon=" not in text.split(dpoptim.estimators.repeats.FIX)[0] for text in words)
+
+
+def test_fits_for_others_by_new_estimators_do_not_add_up() -> None:
+    x, y = X.copy(), Y.copy()
+    with heard_of_others() as words:
+        for whose in ({}, {}, {"persons": PERSONS}, {}):
+            logistic().fit(x, y, **whose)
+        network(neighboring="add-or-remove-one", n=300).fit(x, y)
+    assert [text.split(": ")[1].split()[0] for text in words] == ["2", "3", "4", "5"]
+    assert "epsilon=" in words[0].split("Fix")[0]
+    for text in words[1:]:
+        assert "no ledger adds them up; they protect other units or neighbours, and do not" in text
+        assert "epsilon=" not in text.split("Fix")[0]

@@ -65,3 +65,11 @@ def test_other_figures_are_refused_and_nothing_is_written(name: str) -> None:
     with pytest.raises(dpoptim.PrivacyError, match=f"'{name}' is not known to be public.*Fix"):
         logged(lambda figures, step: calls.append(figures), {"eval_loss": 1.0, name: 1.0})
     assert not calls
+
+
+def test_the_guide_names_all_that_is_written_by_itself() -> None:
+    written: list[set[str]] = []
+    logged(lambda figures, step: written.append(set(figures)), {})
+    guide = (Path(__file__).parents[2] / "docs/guides/own-loop.md").read_text(encoding="utf-8")
+    said = guide.split("`PublicLogger` writes", 1)[1].split(" by itself", 1)[0]
+    assert set(said.split("`")[1::2]) == written[-1]

@@ -197,6 +197,7 @@ def test_steps_that_learn_are_refused_wherever_they_are_held() -> None:
         (union, "step 'first__a__deep', a TargetEncoder, .* Fix: DPOneHot"),
         (inner, "step 'first__own', a PCA, .* Fix: fit it on public data, .*FrozenEstimator"),
         (OneHotEncoder(), "OneHotEncoder, .* with a list of categories and handle_unknown='ignore"),
+        (SimpleImputer(strategy="constant"), "DPImputer.*, keep_empty_features=True .* is kept"),
         (Centred(), "a Centred, .* if its fit learns nothing, .* tags say requires_fit=False"),
     ):
         with pytest.raises(ValueError, match=said):

@@ -135,8 +135,10 @@ def test_what_the_loop_releases_instead_is_said(tmp_path: Path) -> None:
 def test_the_runs_own_weights_handed_over_are_its_own(tmp_path: Path) -> None:
     private = trained()
     own = {name: w.clone() for name, w in private.model.state_dict().items()}
-    folder = dpoptim.certify(private, tmp_path / "run", data="made up", weights=own)
-    assert not other_weights_in(folder)
+    for prefix in ("", "module.", "_orig_mod."):  # as DistributedDataParallel and compile name it
+        named = {prefix + name: w for name, w in own.items()}
+        folder = dpoptim.certify(private, tmp_path / "run", data="made up", weights=named)
+        assert not other_weights_in(folder)
 
 
 def test_entries_that_are_no_tensors_are_compared_by_what_they_hold() -> None:

@@ -554,6 +554,8 @@ def test_what_cannot_be_made_private_is_refused_by_name() -> None:
         dpoptim.attach(1.0, model, sgd, data)
     with pytest.raises(TypeError, match="got a DataLoader"):
         dpoptim.attach(plan(), model, sgd, DataLoader(data))
+    with pytest.raises(TypeError, match=r"got SGD. Fix: attach\(plan, model, optimizer, train_set"):
+        dpoptim.attach(plan(), sgd, model, data)
     with pytest.raises(TypeError, match="optimizer must be"):
         dpoptim.attach(plan(), model, {"sgd": sgd}, data)
     with pytest.raises(TypeError, match="ledger must be"):

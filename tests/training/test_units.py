@@ -374,7 +374,9 @@ def test_whoever_has_no_finite_numbers_does_not_decide_whether_a_run_starts(
 def test_a_public_number_of_persons_must_be_the_planned_one() -> None:
     data = TensorDataset(torch.randn(40, FEATURES), torch.randint(0, CLASSES, (40,)))
     model = model_of()
-    with pytest.raises(ValueError, match="4 persons but the plan was made for n=5"):
+    with pytest.raises(
+        ValueError, match="4 persons but the plan was made for n=5, and n counts persons"
+    ):
         dpoptim.attach(
             plan(5, batch_size=2, neighboring="zero-out"),
             model,

@@ -16,8 +16,8 @@ from scipy.sparse import issparse
 
 from dpoptim.accounting.guarantee import neighboring_name
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.estimators.repeats import LEDGER, CountsFits, Fit, FitCount, price_together
-from dpoptim.training.other_runs import OtherRunsWarning
+from dpoptim.estimators.repeats import LEDGER, CountsFits, Fit, FitCount, kinds_of, price_together
+from dpoptim.training.other_runs import DO_NOT_ADD_UP, OtherRunsWarning
 
 FIX = "Each privacy_ is of its own fit. Fix: find settings on public records, or by dpoptim.tuning"
 
@@ -72,7 +72,8 @@ _known: list[KnownFit] = []  # of this process, oldest first
 def warn_of_other_fits(learner: CountsFits, data: tuple[Any, ...], before: int) -> None:
     """Remember the fit that was just made, and warn if others learnt from the same records.
 
-    It comes with the 2nd, 4th, 8th, ... fit on them.
+    It comes with the 2nd, 4th, 8th, ... fit on them, and with the first for other units or
+    neighbours.
 
     Args:
         data: that ``fit`` was given. before: fits that were counted before it.
@@ -91,13 +92,17 @@ def warn_of_other_fits(learner: CountsFits, data: tuple[Any, ...], before: int) 
     _known.append(this)
     if not any(one.adds_nothing_up_with(this) for one in others):
         return
-    fits = [*(one.fit for one in others), this.fit]
-    if not math.log2(len(fits)).is_integer():
+    earlier = [one.fit for one in others]
+    fits = [*earlier, this.fit]
+    other_kind = not kinds_of([this.fit]) <= kinds_of(earlier)
+    if not other_kind and not math.log2(len(fits)).is_integer():
         return
+    price = price_together(fits)
+    cost = price if price == DO_NOT_ADD_UP else f"all together: {price}"
     relation = neighboring_name(this.fit.guarantee.neighboring)
     words = (
         f"{type(learner).__name__}: {len(fits)} fits of this process so far learnt from the same "
-        f"records, and no ledger adds them up; all together: {price_together(fits)}. "
+        f"records, and no ledger adds them up; {cost}. "
         f"{FIX}{LEDGER.format(relation)}."
     )
     warnings.warn(words, OtherRunsWarning, stacklevel=4)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
-from dp_accounting import DpEvent
+from dp_accounting import DpEvent, NeighboringRelation
 from sklearn.base import BaseEstimator
 
 from dpoptim.accounting.accountant import compute_epsilon
@@ -27,6 +27,7 @@ from dpoptim.accounting.guarantee import Guarantee, neighboring_name, rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_records import delta_of, scope_on_ledger
 from dpoptim.estimators.table import READ_OFF
+from dpoptim.training.other_runs import DO_NOT_ADD_UP
 
 ON_TRUST = "on trust: preprocessing and settings were not read off these records"
 ALONE = "this fit alone: others on the same records add to it, and no ledger counts them"
@@ -62,7 +63,8 @@ class RepeatedFitWarning(UserWarning):
     """Clones of an estimator were fitted, as a search does: what all fits cost together.
 
     It comes after 2, 4, 8, ... fits, and after one on more records than all before, which ends a
-    search (if that is a clone's second fit, after the next clone's first). The notes of every
+    search (if that is a clone's second fit, after the next clone's first); and after the first for
+    another unit or relation, with which none of them adds up. The notes of every
     ``privacy_`` have it, too. An error by ``warnings``' filters, it comes when a fit is done and
     charged.
     """
@@ -137,15 +139,16 @@ class FitCount:
         """
         # after 2, 4, 8, ... fits; and for the whole table after its folds, as a search ends
         largest = max((each.records for each in self._fits), default=0)
+        other_kind = bool(self._fits) and not kinds_of([fit]) <= kinds_of(self._fits)
         self._fits.append(fit)
         self._ledgers.add("" if ledger is None else ledger.id)
-        self._due |= math.log2(len(self._fits)).is_integer() or fit.records > largest
+        self._due |= math.log2(len(self._fits)).is_integer() or fit.records > largest or other_kind
         scope = self._scope(ledger, fit)
         relation = neighboring_name(fit.guarantee.neighboring)
         self._fix = FIX + (LEDGER.format(relation) if ledger is None else "")
         if self._arrived:  # always the same words, which are shown once in each process
             self._unsaid = ARRIVED
-        elif self._has_company and self._due and not by_hand:
+        elif self._has_company and self._due and (other_kind or not by_hand):
             self._due = False
             self._unsaid = "; ".join(note for note in scope if note != ALONE)
         return with_scope(fit.guarantee, scope)
@@ -188,23 +191,26 @@ def scope_of(fit: Fit, ledger: Ledger | None) -> tuple[str, ...]:
     return (*restated, *scope_on_ledger(ledger, own.delta))
 
 
-def price_together(fits: Sequence[Fit]) -> Guarantee:
-    """The price of all fits that protect the same units in the same relation as the last.
+def kinds_of(fits: Sequence[Fit]) -> set[tuple[NeighboringRelation, str]]:
+    """The relations and units of fits; of more than one kind, they do not add up."""
+    return {(each.guarantee.neighboring, each.guarantee.unit) for each in fits}
+
+
+def price_together(fits: Sequence[Fit]) -> str:
+    """The price of all fits, in words; none of fits for other units or relations.
 
     **Guarantee.** By composition, at the last fit's delta, whoever the records are; those that
-    only some fits have seen are protected better.
+    only some fits have seen are protected better. A fit of another kind costs the last one's units
+    too, and no theorem here says how much: so there is no sum, not even of those that are alike.
     """
     last = fits[-1].guarantee
-    alike = [
-        each
-        for each in fits
-        if (each.guarantee.neighboring, each.guarantee.unit) == (last.neighboring, last.unit)
-    ]
+    if len(kinds_of(fits)) > 1:
+        return DO_NOT_ADD_UP
     whole = spent(
-        None, [each.event for each in alike], last.delta, neighboring_name(last.neighboring)
+        None, [each.event for each in fits], last.delta, neighboring_name(last.neighboring)
     )
-    unproven = [each.guarantee.status for each in alike if each.guarantee.status != "proven"]
-    return replace(whole, unit=last.unit, status=[*unproven, whole.status][0])
+    unproven = [each.guarantee.status for each in fits if each.guarantee.status != "proven"]
+    return str(replace(whole, unit=last.unit, status=[*unproven, whole.status][0]))
 
 
 def arrived(name: str = "", process: int = 0) -> FitCount:

@@ -1,6 +1,7 @@
 """A training method: a sampler, clipping, a mechanism and what a run must remember."""
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 
 from dp_accounting import NeighboringRelation
 
+from dpoptim.accounting.public_numbers import doubts
 from dpoptim.assumptions import NOISE, Assumption, bounded, enforced
 from dpoptim.clipping import Clipping, ClippingRule, Groups, Style, style_of
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
@@ -182,6 +184,9 @@ class TrainingMethod(KnowsOpacus, ABC):
 
         Raises:
             ValueError, TypeError: naming the argument and the fix.
+
+        Warns:
+            UserWarning: delta is above 1/n.
         """
         plan = make_plan(
             self,
@@ -194,6 +199,9 @@ class TrainingMethod(KnowsOpacus, ABC):
             noise_multiplier=noise_multiplier,
             neighboring=neighboring,
         )
+        if plan.noise_multiplier > 0 and plan.delta * plan.n > 1:
+            (said,) = doubts(1.0, plan.delta, plan.n)  # of delta alone
+            warnings.warn(f"{said}.", stacklevel=3)
         if self.policy is not None:
             self.policy.refuse_if_drowned(
                 batch_size=plan.batch_size,

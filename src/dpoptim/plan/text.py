@@ -177,9 +177,10 @@ def plan_in_words(plan: Plan, basis: Sequence[Assumption]) -> str:
         for field in fields(plan.method)  # type: ignore[arg-type]
         if (value := getattr(plan.method, field.name)) != field.default
     ]
+    whom = "" if plan.unit.name == RECORD.name else f" (n counts {plan.unit.name}s)"
     lines = [
         f"{type(plan.method).__name__}({', '.join(chosen)})",
-        f"  data         n = {plan.n}, expected batch {plan.batch_size}",
+        f"  data         n = {plan.n}{whom}, expected batch {plan.batch_size}",
         f"  length       {plan.steps} steps, about {plan.epochs:.4g} epochs",
         f"  noise        noise multiplier {plan.noise_multiplier:.6g}",
         f"  guarantee    {plan.guarantee}",

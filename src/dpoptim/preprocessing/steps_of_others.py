@@ -29,7 +29,8 @@ INSTEAD = {  # what does the same, by the name of what learns
     "RobustScaler": "DPStandardScaler(lower=, upper=)",
     "MinMaxScaler": "DPMinMaxScaler(lower=, upper=)",
     "MaxAbsScaler": "DPMinMaxScaler(lower=, upper=)",
-    "SimpleImputer": "DPImputer(lower=, upper=)",
+    "SimpleImputer": "DPImputer(lower=, upper=), or it with strategy='constant', "
+    "keep_empty_features=True (a column without any value is kept) and add_indicator=False",
     "OneHotEncoder": f"DPOneHot(categories), or it {LISTED.format('ignore')}",
     "OrdinalEncoder": f"DPOneHot(categories), or it {LISTED.format('use_encoded_value')}",
     "TargetEncoder": "DPOneHot(categories)",

@@ -27,7 +27,6 @@ from dpoptim.runs.result import LedgerEntry, RunResult
 from dpoptim.runs.train import package_versions
 from dpoptim.runs.vouching import vouchers
 from dpoptim.training.assumptions import in_order
-from dpoptim.training.model_as_left import same_entries
 from dpoptim.training.private_training import PrivateTraining
 
 NOT_AS_LEFT = (
@@ -63,7 +62,7 @@ def certify(
         weights: what is to be released, as a state dict; None: the model's, as it is now. If
             these are not the weights that the run left (nor its random iterate), what they are
             made of is taken on trust: a line of the basis says so, for somebody to vouch for, and
-            a warning. Of a model spread by ``fully_shard``, a whole one.
+            a warning. Of a model spread by ``fully_shard``, a whole one, after the ``with``.
         settings: other settings for people, all public: learning rate, schedule, preparation.
         vouched_by: who vouches for what is taken on trust: one name for all of it, or names by a
             part of the line that each vouches for. The report has a place for those not named.
@@ -154,9 +153,7 @@ def _(
             "certify yet. Fix: call it after the last optimizer.step()."
         )
     content = file_of(trained.model.state_dict() if weights is None else weights)
-    own = trained.model_is_as_left and (
-        weights is None or same_entries(weights, trained.model.state_dict())
-    )
+    own = trained.model_is_as_left if weights is None else trained.left_weights(weights)
     digest = hashlib.sha256(content).hexdigest()
     return "model.pt", content, result_of(trained, data, settings, digest, own)
 

@@ -1,11 +1,12 @@
 """Everything that a run hangs on a model and its optimizers, put on and taken off together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
+from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.user_collectives import inside_of, user_collectives_refused
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.errors import PrivacyError
@@ -15,9 +16,10 @@ from dpoptim.runtime.torch_internals import checkpointing_served
 from dpoptim.runtime.watched_calls import backward_watched, scaling_watched
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.losses.bare_losses import BareLosses
-from dpoptim.training.model_as_left import ModelAsLeft
+from dpoptim.training.model_as_left import ModelAsLeft, same_entries, without_wrappers
 from dpoptim.training.optimizer_hooks import OptimizerHooks
 from dpoptim.training.released_gradients import ReleasedGradients
+from dpoptim.training.spread_weights import Part, are_whole, parts_of
 from dpoptim.training.steps import Steps
 from dpoptim.training.trials.isolation import Chosen
 from dpoptim.training.trials.probe import show_the_batch_axis
@@ -54,6 +56,7 @@ class Attached:
         self._steps, self._gradients, self._iterates = steps, gradients, iterates
         self._hooks: OptimizerHooks | None = None
         self._left_as: ModelAsLeft | None = None
+        self._parts: list[Part] = []  # of a model that no process holds whole, as it was left
         self._meanwhile = ExitStack()
 
     @property
@@ -63,6 +66,7 @@ class Attached:
 
     def put_on(self) -> None:
         """Add the hooks to the model, then to the optimizers."""
+        self._parts = []
         self._wrapping.switch_off()  # first: the engine tells hooks that come later from others
         self._meanwhile.enter_context(checkpointing_served())
         self._meanwhile.enter_context(backward_watched(self._losses.around))
@@ -95,6 +99,20 @@ class Attached:
             self._hooks.remove()
             self._hooks = None
             self._left_as = ModelAsLeft(self._engine.model)
+
+    def share_parts(self, ranks: Ranks) -> None:
+        """Tell all ranks by digests what each has left of a model that none holds whole."""
+        if self._wrapping.spread:
+            own = without_wrappers(self._engine.model.state_dict())
+            mine = parts_of(self._wrapping.in_boxes(own))
+            self._parts = [part for each in ranks.all_gather(mine) for part in each]
+
+    def left(self, weights: Mapping[str, Any]) -> bool:
+        """Whether a whole state dict is known to hold what the run left."""
+        own, found = map(without_wrappers, (self._engine.model.state_dict(), weights))
+        if self._wrapping.spread:
+            return are_whole(self._parts, own, found)
+        return self.is_as_left and same_entries(found, own)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
@@ -152,7 +170,7 @@ class Attached:
 
     def swap_iterate(self) -> None:
         """Exchange the model's parameters with the iterate that is kept: both are the run's."""
-        own = self.is_as_left
+        own, self._parts = self.is_as_left, []
         self._iterates.swap()
         if own and not self.on:
             self._left_as = ModelAsLeft(self._engine.model)

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from dpoptim.gradients.watch.model_watch import other_entries
 from dpoptim.gradients.watch.values import Values, digest
 
+WRAPPED = "module."  # of the names in DistributedDataParallel
+
 
 class ModelAsLeft:
     """The contents of a model's state dict at one time: names, shapes, values, extra state.
@@ -39,6 +41,17 @@ def values_of(model: nn.Module) -> Values:
 
 def names_in(values: Values) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
     return [(name, each.dtype, tuple(each.shape)) for name, each in values.tensors]
+
+
+def without_wrappers(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict by its model's own names, where a wrapper or `torch.compile` puts words before.
+
+    A model that is itself one module of the name "module" loses it, as anything compared does.
+    """
+    plain = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
+    if all(name.startswith(WRAPPED) for name in plain):
+        plain = {name.removeprefix(WRAPPED): value for name, value in plain.items()}
+    return plain if len(plain) == len(state) else dict(state)
 
 
 def same_entries(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -29,6 +29,7 @@ ONE_LEDGER = (
     "Each run's epsilon is of itself alone. Fix: give all runs on these records one ledger, "
     "attach(..., ledger=ledger); or find settings on public records."
 )
+DO_NOT_ADD_UP = "they protect other units or neighbours, and do not add up"
 _runs: list["Run"] = []  # of this process, oldest first
 
 
@@ -137,7 +138,7 @@ class OtherRuns:
         what = f"{count} of this process released sums of the same records, on another ledger"
         kinds = {(run.plan.neighboring, run.unit) for run in (mine, *others)}
         if len(kinds) > 1:
-            return f"{what}; they protect other units or neighbours, and do not add up"
+            return f"{what}; {DO_NOT_ADD_UP}"
         events = [run.plan.event for run in (*others, mine)]
         whole = spent(None, events, plan.delta, plan.neighboring)
         return f"{what}; all together: {whole}"

@@ -186,8 +186,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             path: an older checkpoint there is replaced, anything else refused; readable by its
                 owner alone.
 
-        Of several processes, all call it after the same step; each writes a part beside the file,
-        which belongs to it.
+        Of several processes, all call it after the same step; each writes a part beside the file.
 
         Raises:
             RankError: another process does something else; named.
@@ -239,8 +238,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
     def swap_random_iterate(self) -> None:
         """Exchange the trained parameters with the iterate that ``random_iterate`` has kept.
 
-        A second call undoes it, as training that goes on, and `save`, ask for. Inside the ``with``
-        or after it.
+        A second call undoes it, as training that goes on, and `save`, ask for.
 
         Raises:
             PrivacyError: none is kept.
@@ -348,3 +346,5 @@ class PrivateTraining(BatchLoop, HoldOutScores):
                 self._steps.gate.finish()  # else it may go on from the checkpoint
         finally:
             self.detach()
+        if error is None:
+            self._attached.share_parts(self._ranks)

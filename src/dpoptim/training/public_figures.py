@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -147,6 +147,10 @@ class PublicFigures:
     def model_is_as_left(self) -> bool:
         """Whether the model still is what the run made of it: see `Attached.is_as_left`."""
         return self._attached.is_as_left
+
+    def left_weights(self, weights: Mapping[str, Any]) -> bool:
+        """Whether a state dict is known to be what the run left: see `Attached.left`."""
+        return self._attached.left(weights)
 
     @property
     def stated_plan(self) -> Plan:

@@ -63,8 +63,11 @@ def refuse_unsupported(
 
 def refuse_model(model: nn.Module) -> None:
     """Wrappers that would send gradients around the gate, and models that are attached already."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    given: object = model  # what a caller without a type checker may have passed
+    if not isinstance(given, nn.Module):
+        swapped = isinstance(given, torch.optim.Optimizer)
+        fix = " Fix: attach(plan, model, optimizer, train_set), the model first." if swapped else ""
+        raise TypeError(f"model must be a torch.nn.Module, got {type(given).__name__}.{fix}")
     if isinstance(model, nn.DataParallel):
         raise PrivacyError(
             "model is wrapped in DataParallel, whose copies of the model no hook reaches. Fix: "
@@ -209,8 +212,9 @@ def refuse_other_size(plan: Plan, count: int, name: str) -> None:
         count: records or persons; ``name`` says which.
     """
     if plan.neighboring != "add-or-remove-one" and count != plan.n:
+        counts = f", and n counts {name}s" if name == "person" else ""
         raise ValueError(
-            f"train_set has {count} {name}s but the plan was made for n={plan.n}; under "
+            f"train_set has {count} {name}s but the plan was made for n={plan.n}{counts}; under "
             f"{plan.neighboring} they must agree. Fix: plan(n={count}, ...)."
         )
 
