@@ -163,7 +163,8 @@ class PublicFigures:
         ranks = basis_of_ranks(
             self._ranks.size, sharded=self._sharded, by_person=self._units.persons is not None
         )
-        slots = () if caveats["varies"] else basis_of_slots(self.plan)
+        checked = not caveats["collate"]
+        slots = () if caveats["varies"] else basis_of_slots(self.plan, collate_checked=checked)
         of_model = (ESCAPES, *WRITES[self._engine.reads_in_turn], *self._chosen.basis)
         return in_order(
             (
