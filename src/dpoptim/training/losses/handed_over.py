@@ -276,8 +276,10 @@ def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
     if engine.rows_open:
         return not_one_each(f"{axes_of(losses)} of another length")
     return PrivacyError(
-        "private.backward was called again for rows that went through it already, or without a "
-        "batch from private.batches(): their gradients would count twice. Fix: "
+        "private.backward was called again for rows that went through it already (as they do in "
+        "torch.autograd.grad(loss, parameters), which has no gradients of an attached model to "
+        "return), or without a batch from private.batches(): their gradients would count twice. "
+        "Fix: "
         f"{BOTH_LOSSES}, private.backward(first + second); iterate over "
         f"private.batches() in place of a loader of your own; {BY_INPUTS}."
     )
