@@ -214,7 +214,9 @@ class BatchLoop(PublicFigures):
 
         **Guarantee.** Each record adds a gradient of at most the clip norm, for every loss in
         which its term depends on that record alone. A vector's terms may still have been made of
-        each other (``attach(..., loss=)`` checks that).
+        each other: ``attach(..., loss=)`` checks that of the function it is given, and not of what
+        a loop does to its values afterwards (weights over their mean, a choice of the hardest, a
+        sum over processes), which is listed among what is taken on trust.
         """
         self._require_attached()
         self._handed_over.backward(self._engine, losses)

@@ -29,6 +29,7 @@ from dpoptim.training.attached import Attached
 from dpoptim.training.batches.batch_loader import BatchLoader
 from dpoptim.training.batches.privacy_units import Units
 from dpoptim.training.batches.slots import basis_of_slots, less_lost_delta
+from dpoptim.training.losses.handed_over import HandedOver
 from dpoptim.training.other_runs import OtherRuns
 from dpoptim.training.prepared import Prepared
 from dpoptim.training.progress import show_progress
@@ -55,6 +56,7 @@ class PublicFigures:
     _loader: BatchLoader
     _attached: Attached
     _chosen: Chosen
+    _handed_over: HandedOver
     _loss: LossCheck | None
     _reduction: Reduction | None
     _seeded: bool
@@ -226,4 +228,5 @@ class PublicFigures:
             phases=self._phases,
         )
         found["varies"], found["left"] = self._loader.shapes_vary, self._left
+        found["adds"] = self._handed_over.adds
         return {key: value or self._caveats.get(key, False) for key, value in found.items()}
