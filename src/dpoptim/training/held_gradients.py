@@ -1,4 +1,4 @@
-"""What a model's parameters hold in ``.grad``, left as it was by trials."""
+"""Gradients that a model's parameters hold, left as they were by trials."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
