@@ -22,7 +22,7 @@ from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.watch import values
 from dpoptim.gradients.watch.model_watch import ModelWatch
 from dpoptim.gradients.watch.values import Values
-from dpoptim.training.batches import batch_loader
+from dpoptim.training.batches import batch_loader, empty_slots
 from dpoptim.training.losses import coupled_losses, handed_over
 from dpoptim.training.losses.bare_losses import BareLosses
 from dpoptim.training.losses.handed_over import HandedOver
@@ -272,6 +272,11 @@ def empty_slots_counted() -> AbstractContextManager[Any]:
         "shares",
         lambda self, records, present, device: honest(self, records, None, device),
     )
+
+
+def moving_collates_taken() -> AbstractContextManager[Any]:
+    """Nobody looks where a collate function puts the made-up records of empty slots."""
+    return patch.object(empty_slots, "refuse_moving", lambda *given: {})
 
 
 def seeds_of_the_program() -> AbstractContextManager[Any]:

@@ -678,6 +678,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "empty_slots",
     ),
     Mutant(
+        "records moved into empty slots by collating",
+        "slot_places.refuse_moving",
+        _i.moving_collates_taken,
+        "isolation",
+        "sorted_into_empty_slots",
+    ),
+    Mutant(
         "one record's flags taken for all",
         "LoopedLayer._same_for_all",
         _i.flags_of_the_last,

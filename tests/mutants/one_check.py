@@ -19,6 +19,7 @@ STATISTICS = import_module("dpoptim.audit.statistics")
 SUMS = (
     "rows_of_an_earlier_pass",
     "empty_slots",
+    "sorted_into_empty_slots",
     "dropout_by_a_public_seed",
     "sorted_for_one_layer",
     "formed_a_few_at_once",

@@ -104,10 +104,10 @@ def test_dataclasses_are_records() -> None:
 
 
 def test_shapes_and_made_up_records_inside_dataclasses() -> None:
-    data, collate = empty_slots.fixed_shape(Records(), None, 3)
+    data, collate = empty_slots.fixed_shape(Records(), None, 3, own=False)
     empty = data[NO_ROW]
-    assert empty.x.eq(1).all()
-    assert empty.rest["kept"].label == 1
+    assert collate.empty.x.eq(1).all()
+    assert collate.empty.rest["kept"].label == 1
     collate([data[1], empty, data[2]])
     with pytest.raises(dpoptim.PrivacyError, match="different shapes"):
         collate([data[1], empty])

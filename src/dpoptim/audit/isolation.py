@@ -13,8 +13,10 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.audit.finding import refuted_by
 from dpoptim.audit.refused_loops import FEATURES, accepted
-from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, sum_of_a_step
+from dpoptim.audit.small_runs import CLIP_NORM, linear_of_zeros, parameters_of, sum_of_a_step
 from dpoptim.errors import PrivacyError
+from dpoptim.methods.dp_sgd import DPSGD
+from dpoptim.training.attach import attach_own
 from dpoptim.training.losses.per_sample import per_sample
 from dpoptim.training.trials.isolation import IsolationWarning
 from dpoptim.training.trials.loss_check import OwnMeansWarning
@@ -52,6 +54,7 @@ def isolation() -> str:
     sums = (
         rows_of_an_earlier_pass,
         empty_slots,
+        sorted_into_empty_slots,
         dropout_by_a_public_seed,
         sorted_for_one_layer,
         formed_a_few_at_once,
@@ -95,6 +98,39 @@ def empty_slots() -> str:
         for some in (x, x[:-1])
     ]
     return moved_beyond_bound("a record in an empty slot", *sums)
+
+
+def sorted_into_empty_slots() -> str:
+    """A record that is the first where records are sorted, after it was said which slots are empty.
+
+    There are twice as many slots as records, and each record pulls another way than the next.
+    """
+
+    def collate(records: list[Tensor]) -> Tensor:
+        return torch.stack(sorted(records, key=lambda record: float(record[0])))
+
+    x = torch.full((12, FEATURES), 4.0)
+    x[::2] = -4.0
+    x[:, 0] = -torch.arange(12)
+    sums = []
+    for some in (x, x[:-1]):
+        model = linear_of_zeros(FEATURES, 1)
+        plan = DPSGD(clip_norm=CLIP_NORM).plan(
+            n=24, batch_size=24, steps=1, noise_multiplier=0, delta=1e-5
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        records: Any = [*some]
+        try:
+            with attach_own(
+                plan, model, optimizer, records, collate_fn=collate, noise_seed=0
+            ) as private:
+                for batch in private.batches(fixed_shape=True):
+                    private.backward(model(batch)[:, 0].sigmoid())
+                    optimizer.step()
+        except PrivacyError:
+            return ""
+        sums.append(-24 * parameters_of(model))
+    return moved_beyond_bound("a record that others are sorted behind", *sums)
 
 
 class Scales(Folded):

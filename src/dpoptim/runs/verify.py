@@ -26,7 +26,7 @@ from dpoptim.runs.unfinished import PLAN, is_unfinished, state_of_unfinished
 from dpoptim.runs.verify_files import check_files
 from dpoptim.runs.vouching import vouched_in, who_vouches
 from dpoptim.training.assumptions import LOOP, PACKAGE
-from dpoptim.training.batches.slots import SAME_SHAPES, less_lost_delta
+from dpoptim.training.batches.slots import had_slots, less_lost_delta
 
 T = TypeVar("T")
 
@@ -149,7 +149,7 @@ def result_by_certificate(plan: Promise, written: dict[str, Any]) -> RunResult:
     )
     said = [*written["guarantee"]["notes"], *written["basis"]["unproven"]]
     guarantee = plan.guarantee
-    if isinstance(plan, Plan) and SAME_SHAPES.text in written["basis"]["enforced"]:
+    if isinstance(plan, Plan) and had_slots(written["basis"]):
         guarantee = less_lost_delta(plan, guarantee)
     # wherever it is said, it holds
     if any("seeded" in text for text in said) and SEEDED not in guarantee.notes:

@@ -76,3 +76,34 @@ def scaling_watched(watch: Scaled) -> Iterator[None]:
         _Scale.watches.remove(watch)
         if not _Scale.watches:
             patched.scale = _Scale.honest
+
+
+Plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+Measured = Callable[[torch.optim.Optimizer, Any], None]
+
+
+class _Plateau:
+    """A stand-in for ``ReduceLROnPlateau.step``."""
+
+    honest = staticmethod(Plateau.step)
+    watches: ClassVar[list[Measured]] = []
+
+    @staticmethod
+    def run(scheduler: Plateau, metrics: Any, *args: Any, **kwargs: Any) -> None:
+        for watch in tuple(_Plateau.watches):
+            watch(scheduler.optimizer, metrics)
+        _Plateau.honest(scheduler, metrics, *args, **kwargs)
+
+
+@contextmanager
+def plateaus_watched(watch: Measured) -> Iterator[None]:
+    """Call ``watch`` with the optimizer and the metrics of a ReduceLROnPlateau; may overlap."""
+    _Plateau.watches.append(watch)
+    patched: Any = Plateau
+    patched.step = _Plateau.run
+    try:
+        yield
+    finally:
+        _Plateau.watches.remove(watch)
+        if not _Plateau.watches:
+            patched.step = _Plateau.honest

@@ -39,8 +39,13 @@ NOT_CHECKED = (
 )
 
 CHECKED = (
-    "the loop computes the loss that was checked: in it, no record's gradient depended on others "
-    "(on {})"
+    "the loop computes the loss that was checked, and multiplies it by nothing that others decide: "
+    "in it, no record's gradient depended on others (on {})"
+)
+ADDED = (
+    "what the loop does to the loss that was checked, whose last operation is another one than of "
+    "what it hands over, is public or of each record alone: no weights over a batch's mean, no "
+    "choice of its hardest records, no sum over processes"
 )
 COLLATE = (
     "collate_fn not checked: what it makes of a record is the same beside any others (padding, "
@@ -107,14 +112,14 @@ def basis_of_loss(
         checked: what `attach` found out about the loss that it was given, if it was.
         declared: what `attach` was told.
         caveats: ``"bare"`` (a loss was differentiated by itself), ``"scalar"`` (a mean or sum was
-            handed over), ``"mean"``, ``"rows"`` (a record has several), and ``"collate"`` (what
-            collated was not checked).
+            handed over), ``"mean"``, ``"rows"`` (a record has several), ``"collate"`` (what
+            collated was not checked), and ``"adds"`` (to the loss that was checked).
         isolation: records that pass alone have no other one in their loss.
     """
     kept = basis_of_kept(checked)
     if isolation.alone:
         return (SHAPE, *map(of_program, (LAYERS, NOTHING_ELSE, START, LOOP, RANDOM)), *kept)
-    items = [of_program(NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
+    items = [*map(of_program, basis_of_check(checked, adds=caveats["adds"]))]
     if caveats["collate"]:
         items.append(of_program(COLLATE))
     if caveats["bare"]:
@@ -139,6 +144,13 @@ def basis_of_loss(
     if caveats["mean"] or declared == "mean":
         items.append(trusted(MEAN))
     return (*items, *kept)
+
+
+def basis_of_check(checked: LossCheck | None, *, adds: bool) -> list[str]:
+    """Whether the loss was checked, and whether the loop adds to it."""
+    if checked is None:
+        return [NOT_CHECKED]
+    return [CHECKED.format(checked.text), *([ADDED] if adds else [])]
 
 
 def basis_of_kept(checked: LossCheck | None) -> list[Assumption]:

@@ -77,9 +77,10 @@ def attach(
         loss: ``loss(model, batch)``, as the loop computes it: one value a record, shape (rows,),
             or a scalar. It is checked here, as `check` does, on made-up records (also of unequal
             lengths) and on a few of ``train_set``, collated alone and with others: no record's
-            gradient may depend on other records. That it passed on the data set is one bit about
-            the program, and listed as such. None: "loss not checked" heads what is taken on trust,
-            and a warning says so.
+            gradient may depend on other records. What the loop does to its values afterwards is
+            not (weights over their mean, a sum over processes), so do it in here. That it passed
+            on the data set is one bit about the program, and listed as such. None: "loss not
+            checked" heads what is taken on trust, and a warning says so.
         collate_fn: what makes a batch of a list of records, for ``private.batches``; checked with
             ``loss``, and otherwise listed among what is taken on trust. None: torch's.
         loss_reduction: for losses that are not handed over as one value a record: whether the

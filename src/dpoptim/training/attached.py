@@ -13,11 +13,13 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.watch.plain_values import PlainValues
 from dpoptim.runtime.torch_internals import checkpointing_served
-from dpoptim.runtime.watched_calls import backward_watched, scaling_watched
+from dpoptim.runtime.watched_calls import backward_watched, plateaus_watched, scaling_watched
+from dpoptim.training.held_gradients import gradients_put_back
 from dpoptim.training.iterates import Iterates
 from dpoptim.training.losses.bare_losses import BareLosses
 from dpoptim.training.model_as_left import ModelAsLeft, same_entries, without_wrappers
 from dpoptim.training.optimizer_hooks import OptimizerHooks
+from dpoptim.training.private_schedules import PrivateSchedules
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.spread_weights import Part, are_whole, parts_of
 from dpoptim.training.steps import Steps
@@ -54,6 +56,7 @@ class Attached:
         self._wrapping, self._optimizers = wrapping, tuple(optimizers)
         self._engine, self._chosen = engine, chosen
         self._steps, self._gradients, self._iterates = steps, gradients, iterates
+        self._schedules = PrivateSchedules(self._optimizers)
         self._hooks: OptimizerHooks | None = None
         self._left_as: ModelAsLeft | None = None
         self._parts: list[Part] = []  # of a model that no process holds whole, as it was left
@@ -71,6 +74,7 @@ class Attached:
         self._meanwhile.enter_context(checkpointing_served())
         self._meanwhile.enter_context(backward_watched(self._losses.around))
         self._meanwhile.enter_context(scaling_watched(self._losses.refuse_scale))
+        self._meanwhile.enter_context(plateaus_watched(self._schedules.see))
         inside = inside_of(self._engine.model)
         self._meanwhile.enter_context(user_collectives_refused("the model", inside))
         try:
@@ -125,29 +129,25 @@ class Attached:
         engine.refuse_changes(everything=True)
         assert engine.state is not None
         begins = engine.state.step_begins
-        held = [(p, p.grad) for p in engine.model.parameters() if p.grad is not None]
-        for p, _ in held:
-            p.grad = None
-        engine.detach()
-        values = PlainValues(engine.model)  # without the hooks, which hold values of their own
-        try:
-            kinds = {p.device.type for p in engine.parameters}
-            with ExitStack() as digits:  # a loop may ask for its batches under autocast
-                for kind in kinds:
-                    digits.enter_context(torch.autocast(kind, enabled=False))
-                yield
-        finally:
-            values.put(values.before)
+        with gradients_put_back(engine.model):
+            engine.detach()
+            values = PlainValues(engine.model)  # without the hooks, which hold values of their own
             try:
-                engine.attach()
-            except BaseException:  # nothing may go on with a model that nobody watches
-                self.take_off()
-                raise
-            engine.state.step_begins = begins  # a trial begins no step
-            show_the_batch_axis(engine.model, self._chosen.sample if engine.hooks else None)
-            self._wrapping.settle()
-            for p, grad in held:
-                p.grad = grad
+                kinds = {p.device.type for p in engine.parameters}
+                with ExitStack() as digits:  # a loop may ask for its batches under autocast
+                    for kind in kinds:
+                        digits.enter_context(torch.autocast(kind, enabled=False))
+                    yield
+            finally:
+                values.put(values.before)
+                try:
+                    engine.attach()
+                except BaseException:  # nothing may go on with a model that nobody watches
+                    self.take_off()
+                    raise
+                engine.state.step_begins = begins  # a trial begins no step
+                show_the_batch_axis(engine.model, self._chosen.sample if engine.hooks else None)
+                self._wrapping.settle()
 
     @property
     def is_as_left(self) -> bool:

@@ -60,10 +60,12 @@ class BatchLoop(PublicFigures):
             fixed_shape: give every physical batch the same public number of rows: records take
                 random slots, and what stays empty holds made-up records, which count as zero
                 whatever the loss makes of them. Then nobody's rounding can depend on who else is
-                there, and a mean needs no trust; shapes are static. It costs the empty slots'
-                arithmetic: up to half as much time again up to an expected batch of 1,024, up to a
-                quarter at 4,096, nothing at 16,384. None: where it costs under 5 % and all records
-                have one shape for certain (a ``TensorDataset``, collated as usual).
+                there, and a mean needs no trust; shapes are static. A slot is told by its place: a
+                collate_fn that sorts or shuffles records is refused, and a loop must not do so
+                after it (without ``loss=`` for `attach`, that is on trust). It costs the empty
+                slots' arithmetic: up to half as much time again up to an expected batch of 1,024,
+                up to a quarter at 4,096, nothing at 16,384. None: where it costs under 5 % and all
+                records have one shape for certain (a ``TensorDataset``, collated as usual).
 
         Returns:
             an iterator; ``len`` is the number of steps that remain, where each is one batch. One
@@ -212,7 +214,9 @@ class BatchLoop(PublicFigures):
 
         **Guarantee.** Each record adds a gradient of at most the clip norm, for every loss in
         which its term depends on that record alone. A vector's terms may still have been made of
-        each other (``attach(..., loss=)`` checks that).
+        each other: ``attach(..., loss=)`` checks that of the function it is given, and not of what
+        a loop does to its values afterwards (weights over their mean, a choice of the hardest, a
+        sum over processes), which is listed among what is taken on trust.
         """
         self._require_attached()
         self._handed_over.backward(self._engine, losses)

@@ -1,7 +1,7 @@
-"""Hooks before ``optimizer.step()``: after the last microbatch the gate releases."""
+"""Calls of ``optimizer.step()``: after the last microbatch the gate releases, before none run."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,12 +16,18 @@ from dpoptim.training.optimizer_settings import settings_of
 from dpoptim.training.other_libraries import NO_SCALER, say_skipped
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.same_on_ranks import SameOnRanks
+from dpoptim.training.step_calls import StepCalls
 from dpoptim.training.steps import Steps
 
 STEP_TAKES_NO_LOSS = (
     "optimizer.step(loss=...): losses are private, and reach no optimizer. Fix: "
     "private.backward(losses), then optimizer.step()."
 )
+PASSED_BY = (
+    "optimizer.step was taken before dpoptim.attach, or is called by its class, and would run "
+    "between two microbatches of a step, whose number is private. Fix: optimizer.step()."
+)
+Turn = Literal["share", "release", "none"]  # "none": before a step's last microbatch
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -52,12 +58,14 @@ class OptimizerHooks:
         self._pass_on()
         # of each optimizer, at the first microbatch of a step
         self._settings: dict[int, dict[str, list[Any]]] = {}
-        self._groups: dict[int, list[dict[str, Any]]] = {}  # where step() has nothing to do yet
+        self._decided: tuple[torch.optim.Optimizer, Turn] | None = None
         self._handles: list[RemovableHandle] = []
+        self._calls: list[StepCalls] = []
         for optimizer in optimizers:
             before = optimizer.register_step_pre_hook(self._before_step)
             put_first(optimizer, before)
             self._handles += [before, optimizer.register_step_post_hook(self._after_step)]
+            self._calls.append(StepCalls(optimizer, self._called))
 
     def _pass_on(self) -> None:
         shares = self._steps.noise_shares
@@ -76,18 +84,61 @@ class OptimizerHooks:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+        for calls in self._calls:
+            calls.restore()
         say_skipped(self._wrappers, False)
         self._handles = []
+
+    def _called(
+        self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], *given: Any, **named: Any
+    ) -> Any:
+        """``optimizer.step(...)``, of which nothing runs before a step's last microbatch.
+
+        How many microbatches a step has is private, and whatever ran might count them: the
+        optimizer in its state or attributes, and hooks of its user's.
+        """
+        turn, changed = self._turn(optimizer, (optimizer, *given), named)
+        if turn == "none":
+            say_skipped(self._wrappers, True)
+            return None if changed is None else PrivateLoss(())
+        if changed is not None:
+            (_, *given), named = changed  # type: ignore[assignment]
+        self._decided = optimizer, turn
+        try:
+            return step(*given, **named)
+        finally:
+            self._decided = None
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Arguments | None:
+        changed = None
+        if self._decided is not None and self._decided[0] is optimizer:
+            (_, turn), self._decided = self._decided, None
+        else:
+            turn, changed = self._turn(optimizer, args, kwargs)
+        if turn == "none":
+            raise PrivacyError(PASSED_BY)
+        if turn == "release":
+            self._settings.clear()
+            self._steps.release(self._same)
+            self._pass_on()
+            if self._steps.moved:
+                self._iterates.leave()
+            self._gradients.begin(optimizer, moves=self._steps.moved)
+            self._steps.settle()
+        return changed
+
+    def _turn(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Turn, Arguments | None]:
+        """An optimizer's turn, and the arguments to go on with where its closure has run."""
         if "loss" in kwargs:
             raise PrivacyError(STEP_TAKES_NO_LOSS)
         self._iterates.refuse_swapped()
         # another one let the gate release; this one's share is in .grad
         if self._gradients.take(optimizer):
-            return None
+            return "share", None
         self._steps.refuse_interrupted()
         changed = run_closure(args, kwargs)
         self._steps.moved = False
@@ -103,18 +154,7 @@ class OptimizerHooks:
         if self._steps.microbatches == 1:  # of a step that may have been interrupted before
             self._settings.pop(id(optimizer), None)
         self._refuse_other_settings(optimizer)
-        if self._steps.state == "complete":
-            self._settings.clear()
-            self._groups.clear()
-            self._steps.release(self._same)
-            self._pass_on()
-            if self._steps.moved:
-                self._iterates.leave()
-            self._gradients.begin(optimizer, moves=self._steps.moved)
-            self._steps.settle()
-        else:
-            self._groups[id(optimizer)] = [dict(group) for group in optimizer.param_groups]
-        return changed
+        return ("release" if self._steps.state == "complete" else "none"), changed
 
     def _refuse_other_settings(self, optimizer: torch.optim.Optimizer) -> None:
         """A schedule that counts microbatches would tell how many there were."""
@@ -134,12 +174,7 @@ class OptimizerHooks:
     ) -> None:
         if self._steps.moved:
             self._gradients.used(optimizer)
-        say_skipped(self._wrappers, self._steps.state == "open")
-        # without gradients it moved nothing, but some count their calls in here, as timm's Lamb
-        before = self._groups.pop(id(optimizer), ())
-        for group, kept in zip(optimizer.param_groups, before, strict=False):
-            group.clear()
-            group.update(kept)
+        say_skipped(self._wrappers, False)
 
 
 def run_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:

@@ -29,6 +29,7 @@ from dpoptim.training.agreed import agree_on_run
 from dpoptim.training.batches.privacy_units import units_of
 from dpoptim.training.checkpoints.checkpoint import identity_of
 from dpoptim.training.engines import engine_for, training_method
+from dpoptim.training.held_gradients import gradients_put_back
 from dpoptim.training.refusals import (
     refuse_engine,
     refuse_other_unit,
@@ -226,6 +227,7 @@ class Prepared:
             found_once(),
             drawn,
             checkpointing_served(),
+            gradients_put_back(self.model),
         ):
             try:
                 yield values

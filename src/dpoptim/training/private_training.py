@@ -75,10 +75,10 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             whole=plan.batch_size >= plan.n,
             returned=getattr(found.chosen.sample, "returned", ()),
             means=0 if found.loss is None else found.loss.means,
+            last="" if found.loss is None else found.loss.last,
         )
         self._ranks, self._sharded, self._key = ranks, request.sharded, request.checkpoint_key
         self._streams = streams = RunStreams(ranks, request.noise_seed, earlier)
-        self._seeded = streams.seed is not None
         queue = queue_of(plan, self._units, ranks, streams, sharded=self._sharded)
         self._iterates = Iterates(
             dict(zip(self._engine.names, self._engine.parameters, strict=True)),
@@ -90,7 +90,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._engine, self.optimizers, self._iterates.project
         )
         ranks.arrive("dpoptim.attach")
-        self._owns_ledger = request.ledger is None
+        self._owns_ledger, self._seeded = request.ledger is None, streams.seed is not None
         ledger = request.ledger or Ledger(neighboring=plan.neighboring)
         self._ledger = ranks.ledger(ledger.of_units(found.units.name))
         if self._owns_ledger:

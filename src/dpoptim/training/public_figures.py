@@ -29,6 +29,7 @@ from dpoptim.training.attached import Attached
 from dpoptim.training.batches.batch_loader import BatchLoader
 from dpoptim.training.batches.privacy_units import Units
 from dpoptim.training.batches.slots import basis_of_slots, less_lost_delta
+from dpoptim.training.losses.handed_over import HandedOver
 from dpoptim.training.other_runs import OtherRuns
 from dpoptim.training.prepared import Prepared
 from dpoptim.training.progress import show_progress
@@ -55,6 +56,7 @@ class PublicFigures:
     _loader: BatchLoader
     _attached: Attached
     _chosen: Chosen
+    _handed_over: HandedOver
     _loss: LossCheck | None
     _reduction: Reduction | None
     _seeded: bool
@@ -167,7 +169,8 @@ class PublicFigures:
         ranks = basis_of_ranks(
             self._ranks.size, sharded=self._sharded, by_person=self._units.persons is not None
         )
-        slots = () if caveats["varies"] else basis_of_slots(self.plan)
+        checked = not caveats["collate"]
+        slots = () if caveats["varies"] else basis_of_slots(self.plan, collate_checked=checked)
         of_model = (ESCAPES, *WRITES[self._engine.reads_in_turn], *self._chosen.basis)
         return in_order(
             (
@@ -229,4 +232,5 @@ class PublicFigures:
             phases=self._phases,
         )
         found["varies"], found["left"] = self._loader.shapes_vary, self._left
+        found["adds"] = self._handed_over.adds
         return {key: value or self._caveats.get(key, False) for key, value in found.items()}

@@ -116,6 +116,12 @@ def refuse_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
                 "of torch.optim, or what wraps one, such as fastai's opt_func=partial("
                 "OptimWrapper, opt=torch.optim.AdamW)."
             )
+        if any(kind.__name__ == "PostLocalSGDOptimizer" for kind in type(optimizer).__mro__):
+            raise PrivacyError(
+                "PostLocalSGDOptimizer averages models that processes have moved apart, each by "
+                "gradients of its own; here all take the same noisy step. Fix: give attach the "
+                "optimizer inside, optimizer.optim, and step that."
+            )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise PrivacyError(
                 "LBFGS evaluates its closure several times a step, and every evaluation would need "

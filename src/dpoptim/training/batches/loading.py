@@ -80,7 +80,9 @@ def load_microbatches(
     else:
         dataset = Quiet(dataset)
         if fixed_items is not None:
-            dataset, collate_fn = fixed_shape(dataset, collate_fn, fixed_items)
+            dataset, collate_fn = fixed_shape(
+                dataset, collate_fn, fixed_items, own=options.collate_fn is not None
+            )
     collate_fn = CollatePresent(collate_fn or collate_records)
     loader = DataLoader(
         dataset,

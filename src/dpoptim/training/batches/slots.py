@@ -32,7 +32,7 @@ at most q where processes have shards of their own, and E adds up over processes
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,9 +50,15 @@ from dpoptim.training.batches.privacy_units import NO_ROW, present_rows
 
 # empty slots for each record, up to which steps were measured to take under 5 % longer
 WORTH_PADDING = 0.06
-SAME_SHAPES = enforced(
+SAME = (
     "shapes, and every record's place in them, are the same whether or not another record takes "
     "part"
+)
+SAME_SHAPES = enforced(SAME)
+# what it moves is looked for on made-up records, and in the rows of empty slots: see `slot_places`
+SAME_IF_COLLATED_SO = trusted(
+    f"{SAME}, as collate_fn, which was not checked, leaves records in the order in which it gets "
+    "them: an empty slot is told by its place"
 )
 SHARE = 2.0**-20  # of delta, for batches that outgrow their slots
 
@@ -129,15 +135,24 @@ def less_lost_delta(plan: Plan, guarantee: Guarantee) -> Guarantee:
     return replace(guarantee, epsilon=plan.guarantee_at(guarantee.delta - lost).epsilon)
 
 
-def basis_of_slots(plan: Plan) -> tuple[Assumption, ...]:
-    """Assumptions of a run whose physical batches all had a fixed shape."""
+def basis_of_slots(plan: Plan, *, collate_checked: bool = True) -> tuple[Assumption, ...]:
+    """Assumptions of a run whose physical batches all had a fixed shape.
+
+    Args:
+        collate_checked: whether no collate function was used that `attach` had not checked.
+    """
     apart = "kernels are deterministic and treat the rows of a batch apart"
     most = (
         f"the data set has at most {plan.n} records, so that delta includes batches that outgrow "
         "their slots"
     )
-    items = [SAME_SHAPES, trusted(apart)]
+    items = [SAME_SHAPES if collate_checked else SAME_IF_COLLATED_SO, trusted(apart)]
     return (*items, trusted(most)) if lost_delta(plan) else tuple(items)
+
+
+def had_slots(basis: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a basis, as texts of each kind, is of such a run."""
+    return any(item.text in basis[item.kind] for item in (SAME_SHAPES, SAME_IF_COLLATED_SO))
 
 
 class SlotSampler:

@@ -13,6 +13,7 @@ from dpoptim.gradients.hooks.hook_manager import HookManager
 from dpoptim.losses import without_single_axes
 from dpoptim.training.losses.coupled_losses import coupled, refuse_coupled_losses
 from dpoptim.training.losses.label_means import LabelMeans, own_means
+from dpoptim.training.losses.last_operation import last_operation
 from dpoptim.training.losses.meeting_places import compares_outputs, refuse_broadcast
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.losses.reduction import IN_PARTS, ONE_BY_ONE, Reading, read_reduction
@@ -56,10 +57,12 @@ class HandedOver:
         whole: whether every record is in every batch, so that no other length will show itself.
         returned: where records were found in what the model returns.
         means: over labels, that the checked loss has; see `label_means`.
+        last: the last operation of the checked loss; "": not known.
 
     Attributes:
         steps: where a step is; None: each batch is whole.
         cut: whether batches were asked for that are cut to fit memory.
+        adds: whether losses had another last operation than the one that was checked.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class HandedOver:
         whole: bool = False,
         returned: Collection[Returned] = (),
         means: int = 0,
+        last: str = "",
     ) -> None:
         self.declared, self.checked, self._whole = declared, checked in ("mean", "sum"), whole
         self._widths = None if checked else set[int]()  # see `refuse_broadcast`; private
@@ -79,6 +83,7 @@ class HandedOver:
         self._warned = self._warned_of_vector = False
         self._lengths, self.cut = Lengths(), False
         self.steps: Microbatches | None = None
+        self._last, self.adds = last, False
 
     def backward(self, engine: Engine, losses: Tensor) -> None:
         """Let the engine differentiate losses; see `BatchLoop.backward`."""
@@ -102,6 +107,7 @@ class HandedOver:
 
         Where records pass alone there are none.
         """
+        self.adds |= bool(self._last) and last_operation(losses) not in ("", self._last)
         hooks = engine.hooks
         edges = hooks.outputs.edges if isinstance(hooks, HookManager) else []
         refuse_coupled_losses(engine, losses, self.returned)
@@ -276,8 +282,10 @@ def other_length(engine: Engine, losses: Tensor) -> PrivacyError:
     if engine.rows_open:
         return not_one_each(f"{axes_of(losses)} of another length")
     return PrivacyError(
-        "private.backward was called again for rows that went through it already, or without a "
-        "batch from private.batches(): their gradients would count twice. Fix: "
+        "private.backward was called again for rows that went through it already (as they do in "
+        "torch.autograd.grad(loss, parameters), which has no gradients of an attached model to "
+        "return), or without a batch from private.batches(): their gradients would count twice. "
+        "Fix: "
         f"{BOTH_LOSSES}, private.backward(first + second); iterate over "
         f"private.batches() in place of a loader of your own; {BY_INPUTS}."
     )

@@ -25,6 +25,7 @@ from dpoptim.training.batches.records import made_up, refuse_sparse, with_finite
 from dpoptim.training.batches.streams import StreamRecords
 from dpoptim.training.batches.user_code import SWITCH, shows_private
 from dpoptim.training.losses.handed_over import disagreement, unclear_factor
+from dpoptim.training.losses.last_operation import last_of_checked
 from dpoptim.training.losses.loss_argument import refuse_other_arguments
 from dpoptim.training.losses.other_parameters import refuse_other_parameters
 from dpoptim.training.other_libraries import hint_of
@@ -86,6 +87,7 @@ class LossCheck:
             `label_means`; 0: there is no such mean. means: how many of them.
         lengths: trials of those that batches will have; None: none are to be tried, as where what
             gathers parts of a model waits for all processes, of which each has its own lengths.
+        last: its last operation; "": not known.
     """
 
     loss_reduction: str
@@ -95,6 +97,7 @@ class LossCheck:
     means: int = 0
     keeps: tuple[str, ...] = ()
     lengths: LengthTrials | None = None
+    last: str = ""
 
     @property
     def scalar_reduction(self) -> Reduction | None:
@@ -176,12 +179,14 @@ def check_loss(
     if tried.skipped:
         on.append(f"not on made-up ones: {tried.skipped}{READ_OFF}")
     text, means = "; ".join(on), (found.labels, found.means)
+    rows = units.rows.per_record
     return LossCheck(
         found.loss_reduction,
         collate_fn,
         text,
         *means,
         lengths=None if wrapping.spread else tried.lengths,
+        last=last_of_checked(model, loss, collate, row, rows, spread=wrapping.spread),
     )
 
 
