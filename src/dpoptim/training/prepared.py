@@ -209,8 +209,7 @@ class Prepared:
             return self._chosen_isolation(self._a_row(), self._request.batch_axis)
 
     def _chosen_isolation(self, row: Any, batch_axis: int | None) -> Chosen:
-        one: Any = [row]
-        asked = self._request
+        one, asked = list[Any]([row]), self._request
         return choose_isolation(
             *(self.model, one, asked.isolation, batch_axis, self.wrapping, asked.collate_fn),
             loss=asked.loss,
@@ -235,10 +234,7 @@ class Prepared:
                 values.put(values.before)
 
     def _a_row(self) -> Any:
-        """A row for its form: rank 0's, since in shards others may have another form.
-
-        Ranks that try the model on rows of two forms may find two ways to keep records apart.
-        """
+        """A row for its form, rank 0's: those that try two forms may find two isolations."""
         row = self.units.a_row(self.train_set)
         if self.wrapping.spread:
             return self.wrapping.trial_rows([row], self._ranks)[0]
