@@ -209,7 +209,8 @@ class Prepared:
             return self._chosen_isolation(self._a_row(), self._request.batch_axis)
 
     def _chosen_isolation(self, row: Any, batch_axis: int | None) -> Chosen:
-        one, asked = list[Any]([row]), self._request
+        one: Any = [row]
+        asked = self._request
         return choose_isolation(
             *(self.model, one, asked.isolation, batch_axis, self.wrapping, asked.collate_fn),
             loss=asked.loss,
