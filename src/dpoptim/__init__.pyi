@@ -31,6 +31,9 @@ from dpoptim.training.attach import attach as attach
 from dpoptim.training.checkpoints.earlier_part import released_weights as released_weights
 from dpoptim.training.losses.per_sample import per_sample as per_sample
 from dpoptim.training.other_runs import OtherRunsWarning as OtherRunsWarning
+from dpoptim.training.private_schedules import (
+    PrivateScheduleWarning as PrivateScheduleWarning,
+)
 from dpoptim.training.private_training import PrivateTraining as PrivateTraining
 from dpoptim.training.trials.check import check as check
 from dpoptim.training.trials.isolation import IsolationWarning as IsolationWarning
