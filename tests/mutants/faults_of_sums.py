@@ -443,12 +443,15 @@ def roundings_unseen() -> AbstractContextManager[Any]:
 @contextmanager
 def functional_use_unseen() -> Iterator[None]:
     """Neither the hook on the parameter nor the look at .grad before the step."""
-    honest = OptimizerHooks._before_step
+    honest, turn, escaped = OptimizerHooks._before_step, OptimizerHooks._turn, list[Any]()
 
-    def before_step(self: OptimizerHooks, *step: Any) -> Any:
-        escaped = [p.grad for p in self._engine.parameters]
+    def looked_away(self: OptimizerHooks, *step: Any) -> Any:
+        escaped[:] = [p.grad for p in self._engine.parameters]
         for p in self._engine.parameters:
             p.grad = None
+        return turn(self, *step)
+
+    def before_step(self: OptimizerHooks, *step: Any) -> Any:
         changed = honest(self, *step)
         for p, g in zip(self._engine.parameters, escaped, strict=True):
             if g is not None and p.grad is not None:
@@ -458,7 +461,8 @@ def functional_use_unseen() -> Iterator[None]:
     seen = patch.object(
         HookManager, "_reached", lambda self, name, parameter, g: self.recorder.reached(parameter)
     )
-    with seen, patch.object(OptimizerHooks, "_before_step", before_step):
+    not_looked = patch.object(OptimizerHooks, "_turn", looked_away)
+    with seen, not_looked, patch.object(OptimizerHooks, "_before_step", before_step):
         yield
 
 
