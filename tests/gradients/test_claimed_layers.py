@@ -191,3 +191,22 @@ def test_a_small_model_is_clipped_as_by_ordinary_backward_passes() -> None:
     found = engine.split(engine.take_sums()[0])
     for total, of in zip(found, expected, strict=True):
         torch.testing.assert_close(total.float(), of, rtol=1e-2, atol=1e-4)
+
+
+def test_a_claim_does_not_depend_on_the_place_in_the_batch() -> None:
+    """Those of many layers are added in one order, also at the end of a batch."""
+    torch.manual_seed(0)
+    sides = [(torch.randn(64, 9, 20), torch.randn(64, 9, 30)) for _ in range(9)]
+
+    def claimed(records: int) -> Tensor:
+        several = {
+            place: SequenceOuter(g[:records], a[:records], ghost_norms=True, alone=True)
+            for place, (g, a) in enumerate(sides)
+        }
+        found = ClaimedLayers.among(several, ["all"] * 9)
+        assert found is not None
+        return found.measure(LONG_BLOCK)["all"]
+
+    whole = claimed(64)
+    for records in range(1, 64):
+        assert torch.equal(claimed(records), whole[:records])

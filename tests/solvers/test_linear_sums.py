@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -152,3 +153,49 @@ def test_rows_may_lie_in_any_way(x: Tensor) -> None:
     model, y = LinearModel("logistic", 4), torch.zeros(len(x))
     found = model.clipped_sum(x, y, points(model), 0.5, capacity=9)
     assert found.equal(model.clipped_sum(x.contiguous(), y, points(model), 0.5, capacity=9))
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_shapes_that_do_not_fit_are_refused_by_name(
+    serves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled functions would read other records' numbers, or what lies behind."""
+    if not serves:
+        monkeypatch.setattr(linear_sums, "serve", lambda *given: False)
+    x, n = torch.randn(8, 5), 8
+    softmax, one, three = (
+        LinearModel("softmax", 5, 3),
+        LinearModel("squared", 5),
+        LinearModel("squared", 5, 3),
+    )
+
+    def summed(model: LinearModel, x: Tensor, y: Tensor, **known: Any) -> Tensor:
+        w = torch.zeros(known.pop("entries", model.dimension), dtype=torch.float64)
+        return model.clipped_sum(x, y, [(1.0, w)], 1.0, capacity=n, **known)
+
+    labels, targets = torch.randint(0, 3, (n, 1)), torch.randn(n, 3)
+    for model, y in ((softmax, labels), (one, targets), (three, targets[:, :2]), (one, x[:7, 0])):
+        with pytest.raises(ValueError, match=r"^y must have shape"):
+            summed(model, x, y)
+    for wrong in (x[:, :4], torch.randn(n, 400), x[:, 0]):
+        with pytest.raises(ValueError, match=r"^x must have shape"):
+            summed(one, wrong, targets[:, 0])
+    with pytest.raises(ValueError, match="dimension"):
+        summed(one, x, targets[:, 0], entries=5)
+    for name in ("squared_row_norms", "shares", "weights"):
+        with pytest.raises(ValueError, match=name):
+            summed(one, x, targets[:, 0], **{name: torch.ones(1, dtype=torch.float64)})
+    same = summed(three, x, targets[:, :1].expand(-1, 3))
+    assert torch.equal(summed(three, x, targets[:, :1]), same)
+    assert torch.equal(summed(three, x, targets[:, 0]), same)
+
+
+def test_what_is_prepared_is_not_the_callers_array() -> None:
+    """Its norms are measured once: what was written into it later would be longer."""
+    x, y = np.random.default_rng(0).normal(size=(30, 5)), np.zeros(30)
+    problem = LinearProblem(LinearModel("logistic", 5), capacity=30)
+    batch = problem.prepare((x, y))
+    terms = [(1.0, torch.zeros(6, dtype=torch.float64))]
+    before = problem.clipped_sum(batch, terms, 1.0)
+    x *= 1000
+    assert torch.equal(problem.clipped_sum(batch, terms, 1.0), before)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpoptim.clipping import Units
 from dpoptim.gradients.accumulation.sums import Sums
-from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK, taper
+from dpoptim.gradients.arithmetic.norms import LONG_BLOCK, NORM_BLOCK, added_in_turn, taper
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
 from dpoptim.gradients.per_sample.claimed_layers import ClaimedLayers
 from dpoptim.gradients.per_sample.fused_outer import FusedOuter, fused_among
@@ -46,7 +46,7 @@ class Norms:
 
     def whole(self) -> Tensor:
         """Squared norms of the records' whole gradients, (B,)."""
-        return torch.stack(list(self.squared.values())).sum(0)
+        return added_in_turn([*self.squared.values()])
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class ClippedSum:
 
     def _added(self, parts: list[Tensor]) -> Tensor:
         """The sum of several squared norms, in new memory, so that it may be added to."""
-        return parts[0].clone() if len(parts) == 1 else self._stacked(parts).sum(0)
+        return added_in_turn(parts) if parts else self._stacked(parts)[0]
 
     def _stacked(self, parts: list[Tensor]) -> Tensor:
         """Vectors (B,) one above the other; a row of zeros where there is none."""

@@ -192,12 +192,14 @@ class LinearModel:
         of it is float64, and no row is rounded differently beside others.)
         """
         bound, scale = bound_and_power(bound)
+        y = self._targets(x, y)
+        self._refuse_shapes(x, [w for _, w in terms], squared_row_norms, shares, weights)
         if linear_sums.serve(x, self.outputs, self.columns):
             rows = self.squared_row_norms(x) if squared_row_norms is None else squared_row_norms
             share = margin(torch.float64, capacity, common_factor=False)
             total = linear_sums.clipped_sum(
                 x,
-                y if y.dim() == 1 else y.flatten(1),
+                y,
                 [w for _, w in terms],
                 [c * scale for c, _ in terms],
                 Clipping(bound).in_c(share),
@@ -235,6 +237,33 @@ class LinearModel:
                 torch.mv(g.double().T, factors, out=total[:, -1])
             return total.view(-1).mul_(1 / scale)
 
+    def _targets(self, x: Tensor, y: Tensor) -> Tensor:
+        """Targets with one number a record, (B,), or one for each output, (B, p)."""
+        rows = x.shape[:1]
+        one_label = self.loss in ("softmax", "logistic")
+        columns = 1 if y.dim() == 1 else math.prod(y.shape[1:])
+        fits = y.dim() == 1 if one_label else y.dim() > 0 and columns in (1, self.outputs)
+        if y.shape[:1] != rows or not fits:
+            shape = "(B,)" if one_label else f"(B,) or (B, {self.outputs})"
+            raise ValueError(
+                f"y must have shape {shape} for loss={self.loss!r} and {self.outputs} outputs, "
+                "with as many records as x."
+            )
+        if one_label or self.outputs == 1:
+            return y.reshape(rows)
+        return (y[:, None] if y.dim() == 1 else y.flatten(1)).expand(-1, self.outputs)
+
+    def _refuse_shapes(self, x: Tensor, points: Sequence[Tensor], *known: Tensor | None) -> None:
+        """Refuse what does not fit: compiled functions read numbers without asking for shapes."""
+        if x.dim() != 2 or x.shape[1] != self.features:
+            raise ValueError(
+                f"x must have shape (B, {self.features}), as this LinearModel has features."
+            )
+        if any(w.numel() != self.dimension for w in points):
+            raise ValueError(f"terms: each w must have {self.dimension} entries (dimension).")
+        if any(each is not None and each.shape != x.shape[:1] for each in known):
+            raise ValueError("squared_row_norms, shares and weights must have shape (B,), as x.")
+
     def _combined(self, x: Tensor, y: Tensor, terms: Sequence[tuple[float, Tensor]]) -> Tensor:
         """``sum_j c_j r_j`` of each record, (B, p), in x's dtype; differences taken in float64."""
         if len(terms) == 1:
@@ -264,15 +293,5 @@ def as_rows(values: Any) -> Tensor:
 
 
 def as_tensor(values: Any) -> Tensor:
-    """A tensor as it is, a dense array as one, anything else as a copy: maps may not be written."""
-    if isinstance(values, Tensor):
-        return values
-    return torch.from_numpy(values if held_densely(values) else np.array(values))
-
-
-def held_densely(values: Any) -> bool:
-    """Whether it is an array that PyTorch can read where it lies, and no view of a memory map."""
-    if type(values) is not np.ndarray or not values.dtype.isnative:
-        return False
-    base = values.base
-    return values.flags.carray and (base is None or held_densely(base))
+    """A tensor as it is, anything else as a copy: norms are measured once, and hold for it."""
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))

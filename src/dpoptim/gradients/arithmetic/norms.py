@@ -175,6 +175,18 @@ def most_lost_by_each(entries: Sequence[int], block: int) -> tuple[Tensor, Tenso
     return factors[:, None], terms[:, None]
 
 
+def added_in_turn(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of vectors, one at least, in new memory.
+
+    Each entry's terms are added in this order, wherever it lies: `torch.sum` over them adds those
+    at a vector's end otherwise.
+    """
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
 def in_float64(rows: Tensor) -> Tensor:
     """Squared norms of rows of float32, raised by what 2^22 additions in float64 can lose."""
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpoptim.gradients.accumulation.sums import Sums
 from dpoptim.gradients.arithmetic.multiplication import plain
-from dpoptim.gradients.arithmetic.norms import most_lost_by_each
+from dpoptim.gradients.arithmetic.norms import added_in_turn, most_lost_by_each
 from dpoptim.gradients.arithmetic.products import GROUP_ROWS, Groups
 from dpoptim.gradients.choose_formula import CLAIMED_POSITIONS
 from dpoptim.gradients.per_sample import native
@@ -128,10 +128,10 @@ class ClaimedLayers:
         factors, terms = self._most_lost(self._layers)
         ghost = with_rounding(squared, lengths, torch.float32)
         self._claims = ghost.mul_(factors).add_(terms).mul_(1 + GHOST_SLACK)
-        by_unit: dict[str, list[int]] = {}
-        for row, unit in enumerate(self._unit_of):
-            by_unit.setdefault(unit, []).append(row)
-        return {unit: self._claims[rows].sum(0) for unit, rows in by_unit.items()}
+        by_unit: dict[str, list[Tensor]] = {}
+        for claims, unit in zip(self._claims, self._unit_of, strict=True):
+            by_unit.setdefault(unit, []).append(claims)
+        return {unit: added_in_turn(of_unit) for unit, of_unit in by_unit.items()}
 
     def longest(self) -> Tensor:
         """The squared length of each record's longest ``g[i, t]``, once it is measured."""
@@ -201,7 +201,7 @@ class ClaimedLayers:
         work = sum([each.positions * each.entries for each in layers])
         rooms = max([native.outer_room(each.positions, each.rows) for each in layers])
         run_in_turn(self._given(packed, group), [Task(self._add, records * work, rooms)])
-        measured = torch.stack([each.sum(0) for each in squares.split(pieces)])
+        measured = torch.stack([added_in_turn(each.unbind()) for each in squares.split(pieces)])
         factors, terms = self._most_lost(layers)
         held = measured.mul_(factors).add_(terms) <= claims  # not where it is NaN
         counts = torch.stack([*weights]) != 0
