@@ -188,7 +188,7 @@ def test_rows_of_what_is_timed(bench: Callable[[str], ModuleType]) -> None:
     assert named("mixed_precision_cuda.csv", "variant") <= {(name,) for name in made.VARIANTS}
     made = bench("step_time")
     assert {row["variant"] for row in rows_of("step_time.csv")} == set(made.COLUMNS)
-    assert {row["workload"] for row in rows_of("step_time.csv")} == set(made.WORKLOADS)
+    assert {row["workload"] for row in rows_of("step_time.csv")} == set(made.ROWS)
     assert {row["workers"] for row in rows_of("loader_speed.csv")} == {"0", "2"}
     made = bench("sparse_rows")
     assert named("sparse_rows.csv", "variant") >= {(name,) for name in made.METHODS}
