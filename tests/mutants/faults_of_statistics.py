@@ -25,6 +25,7 @@ from dpoptim.preprocessing import class_counts, private_step, standard_scaler
 from dpoptim.preprocessing.imputer import DPImputer
 from dpoptim.preprocessing.min_max_scaler import DPMinMaxScaler
 from dpoptim.preprocessing.private_step import BoundedColumns
+from dpoptim.solvers import linear_sums
 from dpoptim.solvers import problem as problem_module
 from dpoptim.solvers import sufficient_statistics as sums_module
 from dpoptim.solvers.linear_model import LinearModel, as_tensor
@@ -274,6 +275,16 @@ def weights_after_clipping() -> Iterator[None]:
 
     with patch.object(LinearModel, "clipped_sum", clipped_sum):
         yield
+
+
+def compiled_rows_read_low() -> AbstractContextManager[Any]:
+    """The compiled sum takes rows for half as long as they are."""
+    honest = linear_sums.clipped_sum
+
+    def clipped_sum(*given: Any, squared_row_norms: Any, **known: Any) -> Any:
+        return honest(*given, squared_row_norms=squared_row_norms / 4, **known)
+
+    return patch.object(linear_sums, "clipped_sum", clipped_sum)
 
 
 @contextmanager

@@ -780,6 +780,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "shares",
     ),
     Mutant(
+        "rows read low by the compiled sum of linear models",
+        "solvers.linear_sums.clipped_sum",
+        _t.compiled_rows_read_low,
+        "shares",
+    ),
+    Mutant(
         "weights of rows in sums not cut",
         "estimators.weights.weights_of_rows",
         _t.weights_in_sums_not_cut,

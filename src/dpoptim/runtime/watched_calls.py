@@ -10,11 +10,38 @@ from torch import Tensor
 Around = Callable[[Tensor, bool], AbstractContextManager[None]]
 
 
-class _Backward:
+class StandIn:
+    """Call in the place of a function while anybody watches it.
+
+    Attributes:
+        honest: the function.
+        run: the stand-in.
+        watches: told of calls; they may overlap.
+    """
+
+    honest: ClassVar[Any]
+    run: ClassVar[Any]
+    watches: ClassVar[list[Any]]
+
+
+@contextmanager
+def in_place_of(owner: object, name: str, stand_in: type[StandIn], watch: object) -> Iterator[None]:
+    """Put a stand-in where others look a function up, until its last watch goes."""
+    stand_in.watches.append(watch)
+    setattr(owner, name, stand_in.run)
+    try:
+        yield
+    finally:
+        stand_in.watches.remove(watch)
+        if not stand_in.watches:
+            setattr(owner, name, stand_in.honest)
+
+
+class _Backward(StandIn):
     """A stand-in for ``torch.autograd.backward``, which ``loss.backward()`` calls."""
 
     honest = staticmethod(torch.autograd.backward)
-    around: ClassVar[list[Around]] = []
+    watches: ClassVar[list[Around]] = []
 
     @staticmethod
     def run(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -22,34 +49,26 @@ class _Backward:
         loss = tensors[0] if alone else tensors
         with ExitStack() as inside:
             if grad_tensors is None and isinstance(loss, Tensor):
-                for each in tuple(_Backward.around):
+                for each in tuple(_Backward.watches):
                     inside.enter_context(each(loss, kwargs.get("inputs") is None))
             _Backward.honest(tensors, grad_tensors, *args, **kwargs)
 
 
-@contextmanager
-def backward_watched(around: Around) -> Iterator[None]:
-    """Run every ``loss.backward()`` of the program inside of what ``around`` returns; may overlap.
+def backward_watched(around: Around) -> AbstractContextManager[None]:
+    """Run every ``loss.backward()`` of the program inside of what ``around`` returns.
 
     Not those that are given what to multiply gradients by.
 
     Args:
         around: of a loss, and whether all leaves get their gradients (no ``inputs=`` are named).
     """
-    _Backward.around.append(around)
-    vars(torch.autograd)["backward"] = _Backward.run
-    try:
-        yield
-    finally:
-        _Backward.around.remove(around)
-        if not _Backward.around:
-            vars(torch.autograd)["backward"] = _Backward.honest
+    return in_place_of(torch.autograd, "backward", _Backward, around)
 
 
 Scaled = Callable[[Tensor], None]
 
 
-class _Scale:
+class _Scale(StandIn):
     """A stand-in for ``GradScaler.scale``, of any device."""
 
     honest = staticmethod(torch.amp.GradScaler.scale)
@@ -64,25 +83,16 @@ class _Scale:
         return _Scale.honest(scaler, outputs)
 
 
-@contextmanager
-def scaling_watched(watch: Scaled) -> Iterator[None]:
-    """Call ``watch`` with each tensor that a GradScaler which is on will scale; may overlap."""
-    _Scale.watches.append(watch)
-    patched: Any = torch.amp.GradScaler
-    patched.scale = _Scale.run
-    try:
-        yield
-    finally:
-        _Scale.watches.remove(watch)
-        if not _Scale.watches:
-            patched.scale = _Scale.honest
+def scaling_watched(watch: Scaled) -> AbstractContextManager[None]:
+    """Call ``watch`` with each tensor that a GradScaler which is on will scale."""
+    return in_place_of(torch.amp.GradScaler, "scale", _Scale, watch)
 
 
 Plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
 Measured = Callable[[torch.optim.Optimizer, Any], None]
 
 
-class _Plateau:
+class _Plateau(StandIn):
     """A stand-in for ``ReduceLROnPlateau.step``."""
 
     honest = staticmethod(Plateau.step)
@@ -95,15 +105,6 @@ class _Plateau:
         _Plateau.honest(scheduler, metrics, *args, **kwargs)
 
 
-@contextmanager
-def plateaus_watched(watch: Measured) -> Iterator[None]:
-    """Call ``watch`` with the optimizer and the metrics of a ReduceLROnPlateau; may overlap."""
-    _Plateau.watches.append(watch)
-    patched: Any = Plateau
-    patched.step = _Plateau.run
-    try:
-        yield
-    finally:
-        _Plateau.watches.remove(watch)
-        if not _Plateau.watches:
-            patched.step = _Plateau.honest
+def plateaus_watched(watch: Measured) -> AbstractContextManager[None]:
+    """Call ``watch`` with the optimizer and the metrics of a ReduceLROnPlateau."""
+    return in_place_of(Plateau, "step", _Plateau, watch)
